@@ -1,0 +1,170 @@
+# `make demo` and `make test` do everything from an empty clone, in an
+# environment of their own below .venv/. For the rest, see CONTRIBUTING.md.
+#
+#   TORCH=torch==2.15.0 make test           another PyTorch, another environment
+#   PYTHON=python3.12 make test             another Python, for a new environment
+#   make test PYTEST_ARGS="-k push -x"
+
+TORCH ?= torch==2.13.0
+PYTHON ?= python3
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+# torch==2.13.0 lives in .venv/torch-2.13.0.
+ENV := $(shell printf '%s' '$(TORCH)' | sed 's/==/-/; s/[^A-Za-z0-9.+-]/_/g')
+VENV := .venv/$(ENV)
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# What the environment's programs start (ninja, cmake) is the environment's too.
+export PATH := $(BIN):$(PATH)
+unexport PYTHONPATH PYTHONHOME
+
+# Stamps: each says that its step is done for this environment. The binaries in
+# torchkv/ are of one torch at a time, so `built` exists for one environment.
+INSTALLED := $(VENV)/installed
+LINT_TOOLS := $(VENV)/lint-tools
+BUILT := build/stamps/built-$(ENV)
+
+CPP := build/cpp/$(ENV)
+TIDY := build/tidy/$(ENV)
+HEADERS := $(shell find csrc -name '*.h')
+SOURCES := $(shell find csrc -name '*.cpp')
+FORMATTED := $(HEADERS) $(SOURCES) $(shell find tests -name '*.h' -o -name '*.cpp')
+
+.PHONY: help env build test python-test cpp-test demo sanitize sanitize-address \
+  sanitize-thread lint lint-format lint-python lint-types lint-spelling tidy format \
+  clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo      train a small network through the store'
+	@echo 'make test      all Python tests, then the C++ tests'
+	@echo 'make build     install torchkv, editable, into $(VENV)'
+	@echo 'make cpp-test  the C++ tests only'
+	@echo 'make sanitize  the C++ tests under the address, undefined and thread sanitizers'
+	@echo 'make lint      clang-format, clang-tidy, ruff, mypy and codespell, checking only'
+	@echo 'make format    clang-format and ruff, rewriting'
+	@echo 'make clean     remove what was built; .venv/ stays'
+
+# --- Environment and build ------------------------------------------------------
+
+# need: $(call need,command that succeeds,what is wrong otherwise)
+need = @$(1) >/dev/null 2>&1 || { echo "torchkv: $(strip $(2))" >&2; exit 1; }
+
+$(BIN)/python:
+	$(call need,command -v $(PYTHON),$(PYTHON) was not found: apt install python3 python3-venv)
+	$(call need,$(PYTHON) -c 'import sys; assert sys.version_info >= (3$(comma) 11)',\
+	  Python 3.11 or newer is needed; name one: make PYTHON=python3.12)
+	$(call need,$(PYTHON) -c 'import ensurepip$(comma) venv',\
+	  Python has no venv module: apt install python3-venv)
+	$(call need,$(PYTHON) -c 'import os$(comma) sysconfig; \
+	  os.stat(sysconfig.get_path("include") + "/Python.h")',\
+	  Python.h is missing: apt install python3-dev)
+	$(call need,command -v $${CXX:-c++},a C++ compiler is needed: apt install g++)
+	$(PYTHON) -m venv --clear $(VENV)
+
+comma := ,
+
+$(INSTALLED): | $(BIN)/python
+	$(PIP) install '$(TORCH)' 'setuptools>=77' ninja
+	@touch $@
+
+env: $(INSTALLED)
+
+$(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) csrc/sources.txt $(wildcard cmake/*) \
+  setup.py pyproject.toml
+	$(PIP) install --no-build-isolation --editable '.[test,examples]'
+	@mkdir -p $(@D) && rm -f $(@D)/built-* && touch $@
+
+build: $(BUILT)
+
+# --- Tests and demo -------------------------------------------------------------
+
+# In this order under make -j as well: each wants all cores.
+test:
+	$(MAKE) --no-print-directory python-test
+	$(MAKE) --no-print-directory cpp-test
+
+python-test: $(BUILT)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: $(BUILT)
+	$(BIN)/python examples/train_digits.py $(DEMO_ARGS)
+
+# configure: $(call configure,folder,sanitizer)
+configure = googletest=$$(tools/get_googletest) && cmake -S . -B $(1) -G Ninja \
+  -DTORCHKV_PYTHON=$(BIN)/python -DTORCHKV_GOOGLETEST="$$googletest" \
+  -DTORCHKV_SANITIZE=$(2)
+
+cpp-test: $(BUILT)
+	$(call configure,$(CPP)/plain,)
+	cmake --build $(CPP)/plain
+	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
+	$(CPP)/plain/tests/cpp/torchkv_stress
+
+# --- Sanitizers -----------------------------------------------------------------
+
+sanitize:
+	$(MAKE) --no-print-directory sanitize-address
+	$(MAKE) --no-print-directory sanitize-thread
+
+sanitize-address: export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1
+sanitize-address: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
+sanitize-address: $(BUILT)
+	$(call configure,$(CPP)/address,address)
+	cmake --build $(CPP)/address
+	$(CPP)/address/tests/cpp/torchkv_tests --gtest_brief=1
+	$(CPP)/address/tests/cpp/torchkv_stress
+
+# Old thread sanitizers do not start where the kernel spreads addresses widely,
+# so the spreading is switched off where that is allowed.
+sanitize-thread: export TSAN_OPTIONS := second_deadlock_stack=1
+sanitize-thread: $(BUILT)
+	$(call configure,$(CPP)/thread,thread)
+	cmake --build $(CPP)/thread --target torchkv_stress
+	if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
+	  $$fixed $(CPP)/thread/tests/cpp/torchkv_stress
+
+# --- Lint -----------------------------------------------------------------------
+
+$(LINT_TOOLS): $(BUILT) pyproject.toml
+	$(PIP) install --no-build-isolation --editable '.[lint]'
+	@touch $@
+
+# All of them, also after the first that complains.
+lint: $(LINT_TOOLS)
+	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-python lint-types \
+	  lint-spelling tidy
+
+lint-format:
+	clang-format --dry-run -Werror $(FORMATTED)
+
+lint-python:
+	ruff check .
+	ruff format --check .
+
+lint-types:
+	mypy torchkv
+
+lint-spelling:
+	codespell
+
+tidy: $(SOURCES:%.cpp=$(TIDY)/%.ok)
+
+$(TIDY)/%.ok: %.cpp $(HEADERS) .clang-tidy $(TIDY)/compile_commands.json
+	clang-tidy -p $(TIDY) --quiet $<
+	@mkdir -p $(@D) && touch $@
+
+$(TIDY)/compile_commands.json: $(LINT_TOOLS) CMakeLists.txt tests/cpp/CMakeLists.txt \
+  csrc/sources.txt tools/torch_flags.py
+	$(call configure,$(TIDY),) >/dev/null
+	@touch $@
+
+format: $(LINT_TOOLS)
+	clang-format -i $(FORMATTED)
+	ruff check --fix .
+	ruff format .
+
+clean:
+	rm -rf build dist *.egg-info torchkv/include torchkv/lib torchkv/share torchkv/_C*.so

@@ -1,0 +1,173 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../arguments.h"
+
+namespace torchkv {
+
+// The forms in which keys and values may be given, once for all doors. A Door
+// tells what it knows of its objects:
+//
+//   using Object = ...;                       // cheap to copy
+//   std::optional<Key> as_key(op, object);    // none: not an int or a str
+//   const at::Tensor* as_tensor(object);      // null: not a tensor
+//   bool is_list(object);                     // a list or a tuple
+//   int64_t size(object);                     // REQUIRES: is_list
+//   Object item(object, i);                   // REQUIRES: is_list
+//   std::string type_name(object);
+//
+//   key            value
+//   k              tensor | [tensor, ...]                        one per
+//   replica [k, ...]       [tensor, ...] | [[tensor, ...], ...]          one
+//   per key
+template <class Door>
+class ArgumentParser {
+ public:
+  using Object = typename Door::Object;
+
+  explicit ArgumentParser(const char* op) : op_(op) {}
+
+  // TypeError for what is no key; ValueError for an empty list.
+  Keys keys(const Object& object) const {
+    Keys result;
+    if (!Door::is_list(object)) {
+      result.list.push_back(key(object));
+      return result;
+    }
+    result.single = false;
+    const int64_t size = Door::size(object);
+    TORCH_CHECK_VALUE(
+        size != 0, op_, ": expected at least one key, but got an empty list");
+    result.list.reserve(size);
+    for (int64_t i = 0; i < size; ++i) {
+      result.list.push_back(key(Door::item(object, i)));
+    }
+    return result;
+  }
+
+  // A key by itself. TypeError where it is a list or anything else.
+  Key key(const Object& object) const {
+    auto result = Door::as_key(op_, object);
+    TORCH_CHECK_TYPE(
+        result.has_value(),
+        op_,
+        ": expected a key of type int or str, but got ",
+        Door::type_name(object));
+    return *std::move(result);
+  }
+
+  // The tensors of `keys`; `what` is "value" or "out", for messages. TypeError
+  // for what is no tensor; ValueError for an empty list, a wrong number, lists
+  // beside tensors and lists that are nested too deep.
+  Tensors tensors(const Keys& keys, const Object& object, const char* what)
+      const {
+    Tensors result;
+    if (keys.single) {
+      append_group(result, keys.list[0], object, what);
+      return result;
+    }
+    TORCH_CHECK_VALUE(
+        Door::is_list(object),
+        op_,
+        ": expected a list of ",
+        keys.size(),
+        " ",
+        what,
+        "s, one for each key, but got ",
+        Door::type_name(object),
+        " ",
+        keys.context());
+    const int64_t size = Door::size(object);
+    TORCH_CHECK_VALUE(
+        size == keys.size(),
+        op_,
+        ": expected ",
+        keys.size(),
+        " ",
+        what,
+        "s, one for each key, but got ",
+        size,
+        " ",
+        keys.context());
+    const bool nested = Door::is_list(Door::item(object, 0));
+    for (int64_t i = 0; i < size; ++i) {
+      const Object item = Door::item(object, i);
+      const Key& key = keys.list[i];
+      // A thing that is neither is refused as such below.
+      TORCH_CHECK_VALUE(
+          Door::is_list(item) == nested ||
+              (!Door::is_list(item) && Door::as_tensor(item) == nullptr) ||
+              i == 0,
+          op_,
+          ": expected ",
+          what,
+          "s that are all tensors or all lists of tensors, but got ",
+          Door::type_name(item),
+          " after ",
+          Door::type_name(Door::item(object, 0)),
+          " ",
+          key.context());
+      append_group(result, key, item, what);
+    }
+    return result;
+  }
+
+ private:
+  void append_group(
+      Tensors& result,
+      const Key& key,
+      const Object& object,
+      const char* what) const {
+    if (!Door::is_list(object)) {
+      result.append(tensor(key, object, what));
+      result.end_group();
+      return;
+    }
+    const int64_t size = Door::size(object);
+    TORCH_CHECK_VALUE(
+        size != 0,
+        op_,
+        ": expected at least one tensor as ",
+        what,
+        ", but got an empty list ",
+        key.context());
+    for (int64_t i = 0; i < size; ++i) {
+      const Object item = Door::item(object, i);
+      TORCH_CHECK_VALUE(
+          !Door::is_list(item),
+          op_,
+          ": expected a tensor or a list of tensors as ",
+          what,
+          ", but got lists nested too deep ",
+          key.context());
+      result.append(tensor(key, item, what));
+    }
+    result.end_group();
+  }
+
+  const at::Tensor& tensor(
+      const Key& key,
+      const Object& object,
+      const char* what) const {
+    const at::Tensor* result = Door::as_tensor(object);
+    TORCH_CHECK_TYPE(
+        result != nullptr,
+        op_,
+        ": expected a tensor or a list of tensors as ",
+        what,
+        ", but got ",
+        Door::type_name(object),
+        " ",
+        key.context());
+    return *result;
+  }
+
+  const char* op_;
+};
+
+} // namespace torchkv

@@ -1,0 +1,408 @@
+// The Python door: torchkv._C. It unpacks Python objects by hand, because
+// pybind11's casters for nested lists of tensors cost more than a small push.
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../errors.h"
+#include "../kvstore.h"
+#include "../script_updater.h"
+#include "argument_parser.h"
+
+namespace torchkv {
+namespace {
+
+struct PythonDoor {
+  using Object = PyObject*; // borrowed
+
+  // Anything with __index__ counts as int, except a bool.
+  static std::optional<Key> as_key(const char* op, Object object) {
+    if (PyUnicode_Check(object)) {
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+      if (text == nullptr) {
+        throw py::error_already_set();
+      }
+      return Key(std::string(text, size));
+    }
+    if (PyBool_Check(object) || !PyIndex_Check(object)) {
+      return std::nullopt;
+    }
+    if (THPVariable_Check(object) &&
+        !c10::isIntegralType(
+            THPVariable_Unpack(object).scalar_type(), /*includeBool=*/false)) {
+      return std::nullopt;
+    }
+    // __index__ may run Python code that drops the list the object is in.
+    const auto held = py::reinterpret_borrow<py::object>(object);
+    const auto index =
+        py::reinterpret_steal<py::object>(PyNumber_Index(object));
+    if (!index) {
+      throw py::error_already_set();
+    }
+    int overflow = 0;
+    const int64_t id = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    TORCH_CHECK_VALUE(
+        overflow == 0,
+        op,
+        ": expected a key that fits in 64 bits, but got ",
+        py::str(index).cast<std::string>());
+    return Key(id);
+  }
+  static const at::Tensor* as_tensor(Object object) {
+    return THPVariable_Check(object) ? &THPVariable_Unpack(object) : nullptr;
+  }
+  static bool is_list(Object object) {
+    return PyList_Check(object) || PyTuple_Check(object);
+  }
+  static int64_t size(Object object) {
+    return PyList_Check(object) ? PyList_GET_SIZE(object)
+                                : PyTuple_GET_SIZE(object);
+  }
+  static Object item(Object object, int64_t i) {
+    TORCH_CHECK_VALUE(
+        i < size(object), "expected a list that does not change during a call");
+    return PyList_Check(object) ? PyList_GET_ITEM(object, i)
+                                : PyTuple_GET_ITEM(object, i);
+  }
+  static std::string type_name(Object object) {
+    return Py_TYPE(object)->tp_name;
+  }
+};
+
+using Parser = ArgumentParser<PythonDoor>;
+
+py::object to_python(const Key& key) {
+  if (key.kind() == KeyKind::kInt) {
+    return py::int_(key.id());
+  }
+  return py::str(key.text());
+}
+
+py::object to_python(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+// A Python callable as updater. It may be freed by any thread.
+class PythonUpdater final : public OpaqueUpdater {
+ public:
+  explicit PythonUpdater(py::object callable)
+      : OpaqueUpdater(object_of(callable)), callable_(std::move(callable)) {}
+  ~PythonUpdater() override {
+    PyObject* callable = callable_.release().ptr();
+    if (Py_IsInitialized() == 0) {
+      return; // the interpreter is gone, and its objects with it
+    }
+    const PyGILState_STATE gil = PyGILState_Ensure();
+    Py_DECREF(callable);
+    PyGILState_Release(gil);
+  }
+  PythonUpdater(const PythonUpdater&) = delete;
+  PythonUpdater& operator=(const PythonUpdater&) = delete;
+  PythonUpdater(PythonUpdater&&) = delete;
+  PythonUpdater& operator=(PythonUpdater&&) = delete;
+
+  void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
+      override {
+    const py::gil_scoped_acquire gil;
+    callable_(to_python(key), to_python(input), to_python(stored));
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return std::nullopt;
+  }
+  at::Tensor serialize() const override {
+    const py::gil_scoped_acquire gil;
+    TORCH_CHECK_TYPE(
+        false,
+        "save: expected an updater that can be copied (None, a TorchScript "
+        "function or module), but got the Python callable ",
+        py::repr(callable_).cast<std::string>(),
+        "; call set_updater(None) first and set_updater(...) on the copy");
+  }
+
+ private:
+  // Every look at `object.method` makes another method of the same object.
+  static const void* object_of(const py::object& callable) {
+    return PyMethod_Check(callable.ptr()) ? PyMethod_GET_SELF(callable.ptr())
+                                          : callable.ptr();
+  }
+
+  py::object callable_;
+};
+
+std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
+  if (updater.is_none()) {
+    return nullptr;
+  }
+  if (const auto module = torch::jit::as_module(updater)) {
+    return std::make_shared<ScriptUpdater>(*module);
+  }
+  if (py::isinstance<torch::jit::StrongFunctionPtr>(updater)) {
+    return std::make_shared<ScriptUpdater>(
+        py::cast<torch::jit::StrongFunctionPtr>(updater));
+  }
+  TORCH_CHECK_TYPE(
+      PyCallable_Check(updater.ptr()) != 0,
+      "set_updater: expected None, a callable (key, input, stored) or a "
+      "TorchScript function or module, but got ",
+      PythonDoor::type_name(updater.ptr()));
+  return std::make_shared<PythonUpdater>(updater);
+}
+
+// Raises Python's own exception for an error that TorchScript code raised by
+// its name (`raise ValueError("...")`); returns false where it has none.
+bool raise_script_error(const torch::jit::JITException& error) {
+  const auto qualified = error.getPythonClassName();
+  const auto message = error.getOriginalMsg();
+  if (!qualified || !message) {
+    return false;
+  }
+  const std::string class_name = qualified->substr(qualified->rfind('.') + 1);
+  const auto type = py::module_::import("builtins")
+                        .attr("__dict__")
+                        .attr("get")(class_name, py::none());
+  if (!PyExceptionClass_Check(type.ptr())) {
+    return false;
+  }
+  PyErr_SetString(type.ptr(), message->c_str());
+  return true;
+}
+
+// NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11's signature
+void translate_exception(std::exception_ptr pointer) {
+  if (!pointer) {
+    return;
+  }
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const UnknownKeyError& error) {
+    PyErr_SetString(PyExc_KeyError, error.what_without_backtrace());
+  } catch (const torch::jit::JITException& error) {
+    if (!raise_script_error(error)) {
+      throw; // to torch's own translator
+    }
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(pointer);
+  }
+}
+
+using Self = c10::intrusive_ptr<KVStore>;
+
+void init(const Self& self, py::handle key, py::handle value) {
+  const Parser parser("init");
+  const Keys keys = parser.keys(key.ptr());
+  const Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const py::gil_scoped_release no_gil;
+  self->init(keys, values);
+}
+
+void push(
+    const Self& self,
+    py::handle key,
+    py::handle value,
+    int64_t priority) {
+  const Parser parser("push");
+  const Keys keys = parser.keys(key.ptr());
+  Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const py::gil_scoped_release no_gil;
+  self->push(keys, std::move(values), priority);
+}
+
+py::object pull(
+    const Self& self,
+    py::handle key,
+    py::handle out,
+    int64_t priority) {
+  const Parser parser("pull");
+  const Keys keys = parser.keys(key.ptr());
+  if (!out.is_none()) {
+    const Tensors outs = parser.tensors(keys, out.ptr(), "out");
+    {
+      const py::gil_scoped_release no_gil;
+      self->pull(keys, outs, priority);
+    }
+    return py::none();
+  }
+  std::vector<at::Tensor> pulled;
+  {
+    const py::gil_scoped_release no_gil;
+    pulled = self->pull(keys, priority);
+  }
+  if (keys.single) {
+    return to_python(pulled[0]);
+  }
+  py::list result;
+  for (const auto& tensor : pulled) {
+    result.append(to_python(tensor));
+  }
+  return result;
+}
+
+void pushpull(
+    const Self& self,
+    py::handle key,
+    py::handle value,
+    py::handle out,
+    int64_t priority) {
+  const Parser parser("pushpull");
+  const Keys keys = parser.keys(key.ptr());
+  Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const Tensors outs =
+      out.is_none() ? values : parser.tensors(keys, out.ptr(), "out");
+  const py::gil_scoped_release no_gil;
+  self->pushpull(keys, std::move(values), outs, priority);
+}
+
+void broadcast(
+    const Self& self,
+    py::handle key,
+    py::handle value,
+    py::handle out,
+    int64_t priority) {
+  const Parser parser("broadcast");
+  const Keys keys = parser.keys(key.ptr());
+  const Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const Tensors outs = parser.tensors(keys, out.ptr(), "out");
+  const py::gil_scoped_release no_gil;
+  self->broadcast(keys, values, outs, priority);
+}
+
+void erase(const Self& self, py::handle key) {
+  const Keys keys = Parser("delete").keys(key.ptr());
+  const py::gil_scoped_release no_gil;
+  self->erase(keys);
+}
+
+py::list keys(const Self& self) {
+  std::vector<Key> keys;
+  {
+    const py::gil_scoped_release no_gil;
+    keys = self->keys();
+  }
+  py::list result;
+  for (const auto& key : keys) {
+    result.append(to_python(key));
+  }
+  return result;
+}
+
+bool contains(const Self& self, py::handle key) {
+  const Key parsed = Parser("in").key(key.ptr());
+  const py::gil_scoped_release no_gil;
+  return self->contains(parsed);
+}
+
+py::tuple shape(const Self& self, py::handle key) {
+  const Key parsed = Parser("shape").key(key.ptr());
+  std::vector<int64_t> sizes;
+  {
+    const py::gil_scoped_release no_gil;
+    sizes = self->shape(parsed);
+  }
+  return py::tuple(py::cast(sizes));
+}
+
+py::object dtype(const Self& self, py::handle key) {
+  const Key parsed = Parser("dtype").key(key.ptr());
+  c10::ScalarType type{};
+  {
+    const py::gil_scoped_release no_gil;
+    type = self->dtype(parsed);
+  }
+  return py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
+}
+
+void set_updater(const Self& self, const py::object& updater) {
+  auto parsed = parse_updater(updater);
+  const py::gil_scoped_release no_gil;
+  self->set_updater(std::move(parsed));
+}
+
+StoreState::Tuple state(const Self& self) {
+  const py::gil_scoped_release no_gil;
+  return self->state().to_tuple();
+}
+
+Self from_state(StoreState::Tuple tuple) {
+  const py::gil_scoped_release no_gil;
+  return KVStore::from_state(StoreState::from_tuple(std::move(tuple)));
+}
+
+py::object script_object(const Self& self) {
+  return torch::jit::toPyObject(c10::IValue(self));
+}
+
+Self from_script_object(const py::object& object) {
+  TORCH_CHECK_TYPE(
+      py::isinstance<torch::jit::Object>(object),
+      "from_script_object: expected a torch.ScriptObject, but got ",
+      PythonDoor::type_name(object.ptr()));
+  const c10::IValue value(py::cast<torch::jit::Object>(object)._ivalue());
+  const auto& expected = c10::getCustomClassType<Self>();
+  TORCH_CHECK_TYPE(
+      *value.type() == *expected,
+      "from_script_object: expected a torch.ScriptObject of type ",
+      expected->annotation_str(),
+      ", but got one of type ",
+      value.type()->annotation_str());
+  return value.toCustomClass<KVStore>();
+}
+
+} // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::register_local_exception_translator(&translate_exception);
+
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<KVStore, Self>(m, "KVStore")
+      .def(
+          // py::str: a std::string would take bytes, too.
+          py::init([](const py::str& type) {
+            return c10::make_intrusive<KVStore>(type.cast<std::string>());
+          }),
+          py::arg("type"))
+      .def_property_readonly("type", &KVStore::type)
+      .def("init", &init, py::arg("key"), py::arg("value"))
+      .def("push", &push, py::arg("key"), py::arg("value"), py::arg("priority"))
+      .def("pull", &pull, py::arg("key"), py::arg("out"), py::arg("priority"))
+      .def(
+          "pushpull",
+          &pushpull,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("out"),
+          py::arg("priority"))
+      .def(
+          "broadcast",
+          &broadcast,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("out"),
+          py::arg("priority"))
+      .def("delete", &erase, py::arg("key"))
+      .def("keys", &keys)
+      .def("contains", &contains, py::arg("key"))
+      .def("size", &KVStore::size, release)
+      .def("shape", &shape, py::arg("key"))
+      .def("dtype", &dtype, py::arg("key"))
+      .def("set_updater", &set_updater, py::arg("updater"))
+      .def("barrier", &KVStore::barrier, release)
+      .def("repr", &KVStore::repr, release)
+      .def("close", &KVStore::close, release)
+      .def("state", &state)
+      .def_static("from_state", &from_state, py::arg("state"))
+      .def("script_object", &script_object)
+      .def_static("from_script_object", &from_script_object, py::arg("object"));
+}
+
+} // namespace torchkv

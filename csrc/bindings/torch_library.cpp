@@ -1,0 +1,206 @@
+// The TorchScript door: torch.classes.torchkv.KVStore. Keys and values are
+// declared as Any, so that TorchScript code reads like Python.
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../kvstore.h"
+#include "../script_updater.h"
+#include "argument_parser.h"
+
+namespace torchkv {
+namespace {
+
+struct ScriptDoor {
+  using Object = c10::IValue;
+
+  static std::optional<Key> as_key(const char* /*op*/, const Object& object) {
+    if (object.isInt()) {
+      return Key(object.toInt());
+    }
+    if (object.isString()) {
+      return Key(object.toStringRef());
+    }
+    return std::nullopt;
+  }
+  static const at::Tensor* as_tensor(const Object& object) {
+    return object.isTensor() ? &object.toTensor() : nullptr;
+  }
+  static bool is_list(const Object& object) {
+    return object.isList() || object.isTuple();
+  }
+  static int64_t size(const Object& object) {
+    return static_cast<int64_t>(
+        object.isList() ? object.toListRef().size()
+                        : object.toTupleRef().elements().size());
+  }
+  static Object item(const Object& object, int64_t i) {
+    return object.isList() ? object.toListRef()[i]
+                           : object.toTupleRef().elements()[i];
+  }
+  static std::string type_name(const Object& object) {
+    return object.type()->annotation_str();
+  }
+};
+
+using Parser = ArgumentParser<ScriptDoor>;
+using Self = c10::intrusive_ptr<KVStore>;
+using c10::IValue;
+
+void init(const Self& self, const IValue& key, const IValue& value) {
+  const Parser parser("init");
+  const Keys keys = parser.keys(key);
+  self->init(keys, parser.tensors(keys, value, "value"));
+}
+
+void push(
+    const Self& self,
+    const IValue& key,
+    const IValue& value,
+    int64_t priority) {
+  const Parser parser("push");
+  const Keys keys = parser.keys(key);
+  self->push(keys, parser.tensors(keys, value, "value"), priority);
+}
+
+IValue pull(
+    const Self& self,
+    const IValue& key,
+    const IValue& out,
+    int64_t priority,
+    bool /*ignore_sparse: there are no sparse outs yet*/) {
+  const Parser parser("pull");
+  const Keys keys = parser.keys(key);
+  if (!out.isNone()) {
+    self->pull(keys, parser.tensors(keys, out, "out"), priority);
+    return {};
+  }
+  std::vector<at::Tensor> pulled = self->pull(keys, priority);
+  if (keys.single) {
+    return pulled[0];
+  }
+  return pulled;
+}
+
+void pushpull(
+    const Self& self,
+    const IValue& key,
+    const IValue& value,
+    const IValue& out,
+    int64_t priority) {
+  const Parser parser("pushpull");
+  const Keys keys = parser.keys(key);
+  const Tensors values = parser.tensors(keys, value, "value");
+  self->pushpull(
+      keys,
+      values,
+      out.isNone() ? values : parser.tensors(keys, out, "out"),
+      priority);
+}
+
+void broadcast(
+    const Self& self,
+    const IValue& key,
+    const IValue& value,
+    const IValue& out,
+    int64_t priority) {
+  const Parser parser("broadcast");
+  const Keys keys = parser.keys(key);
+  self->broadcast(
+      keys,
+      parser.tensors(keys, value, "value"),
+      parser.tensors(keys, out, "out"),
+      priority);
+}
+
+void erase(const Self& self, const IValue& key) {
+  self->erase(Parser("delete").keys(key));
+}
+
+IValue keys(const Self& self) {
+  if (self->key_kind() == KeyKind::kStr) {
+    c10::List<std::string> result;
+    for (const auto& key : self->keys()) {
+      result.push_back(key.text());
+    }
+    return result;
+  }
+  c10::List<int64_t> result;
+  for (const auto& key : self->keys()) {
+    result.push_back(key.id());
+  }
+  return result;
+}
+
+bool contains(const Self& self, const IValue& key) {
+  return self->contains(Parser("in").key(key));
+}
+
+void set_updater(const Self& self, const IValue& updater) {
+  if (updater.isNone()) {
+    self->set_updater(nullptr);
+    return;
+  }
+  TORCH_CHECK_TYPE(
+      updater.isModule(),
+      "set_updater: expected None or a scripted submodule, but got ",
+      ScriptDoor::type_name(updater));
+  self->set_updater(std::make_shared<ScriptUpdater>(updater.toModule()));
+}
+
+} // namespace
+
+TORCH_LIBRARY(torchkv, m) {
+  using torch::arg;
+  m.class_<KVStore>("KVStore")
+      .def(
+          torch::init([](const std::string& type) {
+            return c10::make_intrusive<KVStore>(type);
+          }),
+          "",
+          {arg("type") = "local"})
+      .def("type", [](const Self& self) { return std::string(self->type()); })
+      .def("init", &init, "", {arg("key"), arg("value")})
+      .def("push", &push, "", {arg("key"), arg("value"), arg("priority") = 0})
+      .def(
+          "pull",
+          &pull,
+          "",
+          {arg("key"),
+           arg("out") = IValue(),
+           arg("priority") = 0,
+           arg("ignore_sparse") = true})
+      .def(
+          "pushpull",
+          &pushpull,
+          "",
+          {arg("key"),
+           arg("value"),
+           arg("out") = IValue(),
+           arg("priority") = 0})
+      .def(
+          "broadcast",
+          &broadcast,
+          "",
+          {arg("key"), arg("value"), arg("out"), arg("priority") = 0})
+      .def("delete", &erase, "", {arg("key")})
+      .def("keys", &keys)
+      .def("__contains__", &contains, "", {arg("key")})
+      .def("__len__", [](const Self& self) { return self->size(); })
+      .def("__repr__", [](const Self& self) { return self->repr(); })
+      .def("set_updater", &set_updater, "", {arg("updater")})
+      .def("barrier", [](const Self& self) { self->barrier(); })
+      .def("close", [](const Self& self) { self->close(); })
+      .def_pickle(
+          [](const Self& self) { return self->state().to_tuple(); },
+          [](StoreState::Tuple tuple) {
+            return KVStore::from_state(
+                StoreState::from_tuple(std::move(tuple)));
+          });
+}
+
+} // namespace torchkv

@@ -1,0 +1,158 @@
+#include "check.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <string>
+
+namespace torchkv {
+namespace {
+
+// "torch.float32"
+std::string dtype_name(c10::ScalarType dtype) {
+  return c10::str("torch.", c10::getDtypeNames(dtype).first);
+}
+
+// Quantised, packed (fp4) and bits dtypes have no sum.
+bool can_add(c10::ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/true) ||
+      c10::isComplexType(dtype) || c10::isFloat8Type(dtype) ||
+      dtype == c10::kHalf || dtype == c10::kBFloat16 || dtype == c10::kFloat ||
+      dtype == c10::kDouble;
+}
+
+void check_shape(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(
+      tensor.sizes() == c10::IntArrayRef(meta.sizes),
+      op,
+      ": expected shape ",
+      c10::IntArrayRef(meta.sizes),
+      ", but got ",
+      tensor.sizes(),
+      " ",
+      key.context());
+}
+
+} // namespace
+
+void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(
+      tensor.defined(),
+      op,
+      ": expected a tensor, but got an undefined one ",
+      key.context());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == c10::kStrided,
+      op,
+      ": expected a dense tensor, but got one of layout ",
+      tensor.layout(),
+      ", which is not supported yet ",
+      key.context());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+          !tensor.key_set().has(c10::DispatchKey::Functionalize) &&
+          tensor.has_storage() && !tensor.is_nested(),
+      op,
+      ": expected a plain tensor with memory of its own, but got a wrapper "
+      "(such as a FakeTensor, DTensor, nested tensor or a tensor under torch.func); "
+      "hand over the tensor inside it ",
+      key.context());
+  const c10::Device device = tensor.device();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device.is_cpu() ||
+          (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())),
+      op,
+      ": expected a tensor with data, on the CPU or an accelerator, but got one "
+      "on device ",
+      device,
+      " ",
+      key.context());
+  const c10::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      can_add(dtype),
+      op,
+      ": expected a dtype that can be added, but got ",
+      dtype_name(dtype),
+      " ",
+      key.context());
+  TORCH_CHECK_VALUE(
+      tensor.numel() == 0 || tensor.storage().nbytes() != 0,
+      op,
+      ": expected a tensor of ",
+      tensor.numel(),
+      " elements, but got one whose memory was freed (its storage was resized "
+      "to 0) ",
+      key.context());
+}
+
+void check_value(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const at::Tensor& value) {
+  check_storable(op, key, value);
+  check_shape(op, key, meta, value);
+  TORCH_CHECK_TYPE(
+      c10::canCast(value.scalar_type(), meta.dtype),
+      op,
+      ": expected a value that converts to ",
+      dtype_name(meta.dtype),
+      ", but got ",
+      dtype_name(value.scalar_type()),
+      " ",
+      key.context());
+}
+
+void check_out(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const at::Tensor& out) {
+  check_storable(op, key, out);
+  check_shape(op, key, meta, out);
+  TORCH_CHECK_TYPE(
+      c10::canCast(meta.dtype, out.scalar_type()),
+      op,
+      ": expected an out that ",
+      dtype_name(meta.dtype),
+      " converts to, but got ",
+      dtype_name(out.scalar_type()),
+      " ",
+      key.context());
+  TORCH_CHECK_VALUE(
+      at::has_internal_overlap(out) != at::MemOverlap::Yes,
+      op,
+      ": expected an out whose elements lie apart in memory, but got an "
+      "expanded one of strides ",
+      out.strides(),
+      "; clone it first ",
+      key.context());
+}
+
+void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
+  TORCH_CHECK_VALUE(
+      keys.size() != 0, op, ": expected at least one key, but got none");
+  TORCH_CHECK_VALUE(
+      tensors.size() == keys.size(),
+      op,
+      ": expected ",
+      keys.size(),
+      " values, one for each key, but got ",
+      tensors.size(),
+      " ",
+      keys.context());
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        !tensors.of(i).empty(),
+        op,
+        ": expected at least one tensor, but got an empty list ",
+        keys.list[i].context());
+  }
+}
+
+} // namespace torchkv

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "arguments.h"
+#include "entry.h"
+
+namespace torchkv {
+
+// The checks of a call's tensors, made before anything is written. All throw
+// c10::ValueError, TypeError or NotImplementedError with a message that names
+// the operation `op`, what was expected, what came, and the key.
+
+// Whether the store can hold a tensor like this: dense, with memory of its own,
+// on a device that PyTorch can run on.
+void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
+
+// As check_storable, and of the stored shape, and of a dtype that converts to
+// the stored one.
+void check_value(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const at::Tensor& value);
+
+// As check_storable, and of the stored shape, of a dtype that the stored one
+// converts to, and with no two elements in one place in memory.
+void check_out(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const at::Tensor& out);
+
+// As many groups as keys. The doors make sure of it; C++ programs may not.
+void check_count(const char* op, const Keys& keys, const Tensors& tensors);
+
+} // namespace torchkv

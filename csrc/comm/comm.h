@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+
+#include "../entry.h"
+#include "../export.h"
+#include "../item.h"
+#include "../rule.h"
+
+namespace torchkv {
+
+// Adds up and hands out values between the devices of one process. It knows no
+// keys, takes no locks and meets no Python; arguments have been checked.
+//
+// Thread safety: any thread, REQUIRES the mutex of each item's entry. Work on
+// accelerators is enqueued on the calling thread's current streams; when a
+// method returns, the tensors of the call may be overwritten or freed on
+// theirs.
+class TORCHKV_API Comm {
+ public:
+  virtual ~Comm() = default;
+
+  // Gives a new entry its slices and their first value, a copy of `value`.
+  virtual void store(Entry& entry, const at::Tensor& value) = 0;
+
+  // Fixes the devices of an entry, once, when the first call shows which
+  // devices take part.
+  virtual void place(Entry& entry, c10::ArrayRef<Place> places) = 0;
+
+  // Adds up each item's values and applies the rule to the stored value, in one
+  // pass. REQUIRES: the rule needs nothing that is known only after the sum.
+  virtual void reduce_update(
+      c10::ArrayRef<Item> items,
+      const RuleSpec& rule,
+      c10::ArrayRef<KeyArgs> args) = 0;
+
+  // Adds up an item's values into its entry's merge buffer, which has the
+  // stored dtype, and hands it with the stored value to an opaque updater. Both
+  // are whole; on an accelerator, their device is the current one. The buffer
+  // may be left undefined, the stored value may be replaced by an equal tensor.
+  using Update = c10::function_ref<void(at::Tensor& input, at::Tensor& stored)>;
+  virtual void reduce(const Item& item, Update update) = 0;
+
+  // Writes each item's stored value into all its outs.
+  virtual void copy_out(c10::ArrayRef<Item> items) = 0;
+};
+
+} // namespace torchkv

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "key.h"
+#include "runtime.h"
+
+namespace torchkv {
+
+// What a call is checked against. It never changes, so checks need no lock.
+struct Meta {
+  c10::SmallVector<int64_t, 4> sizes;
+  c10::ScalarType dtype = c10::kFloat;
+  int64_t num_elements = 0;
+};
+
+// A part of a stored value that lives on one device. One slice that holds the
+// whole value is the plain case; a sharded value has several.
+struct Slice {
+  int64_t begin = 0; // flat elements of the value, [begin, end)
+  int64_t end = 0;
+  c10::Device home = c10::kCPU;
+  at::Tensor value;
+  at::Tensor merge_buffer; // the sum of a push, for an opaque updater
+  Timeline timeline; // orders the streams that touch the tensors above
+};
+
+// One key of the store. `delete` unlinks it from the table; calls under way
+// keep it alive.
+//
+// Invariants:
+// 1. No tensor of `slices` aliases a tensor of the caller, except what an
+//    updater is handed while it runs.
+// 2. The slices are ordered, disjoint and cover the value.
+struct Entry : c10::intrusive_ptr_target {
+  Entry(Key key_, Meta meta_) : key(std::move(key_)), meta(std::move(meta_)) {}
+
+  const Key key;
+  const Meta meta;
+  int64_t ordinal = 0; // order of init; set once by the key table
+
+  // Guards everything below. Taken with the GIL released, by a thread that
+  // holds no other entry's mutex, and before an updater's mutex.
+  std::mutex mutex;
+  c10::SmallVector<Slice, 1> slices;
+  bool placed = false; // whether `slices` has reached its final devices
+  int64_t version = 0; // number of updates since init
+};
+
+using EntryPtr = c10::intrusive_ptr<Entry>;
+
+} // namespace torchkv

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "export.h"
+#include "key.h"
+
+namespace torchkv {
+
+// A key that `init` has not seen. TorchScript and C++ meet it as an
+// IndexError; the Python door, which can tell it from an index error raised
+// inside an updater by this type, as a KeyError.
+class TORCHKV_API UnknownKeyError : public c10::IndexError {
+  using c10::IndexError::IndexError;
+};
+
+// Throws UnknownKeyError: "<op>: expected a key of the store, but got ...".
+[[noreturn]] TORCHKV_API void throw_unknown_key(const char* op, const Key& key);
+
+} // namespace torchkv
+
+// For a broken invariant of torchkv itself. TORCH_INTERNAL_ASSERT would tell
+// the user to report the bug to PyTorch.
+#define TORCHKV_INTERNAL_ASSERT(cond, ...) \
+  TORCH_CHECK(                             \
+      cond, "torchkv: internal error (" #cond "), please report it to torchkv. ", ##__VA_ARGS__)

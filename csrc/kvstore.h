@@ -1,0 +1,138 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "comm/comm.h"
+#include "export.h"
+#include "key_table.h"
+#include "runtime.h"
+#include "store_state.h"
+#include "store_type.h"
+#include "updater.h"
+
+namespace torchkv {
+
+// A key-value store of tensors. Python, TorchScript and C++ hold the same
+// object; this class is the C++ door and what the two others call.
+//
+// Thread safety: any thread may call any method at any time. A push is atomic
+// per key. REQUIRES for all methods: the calling thread does not hold the GIL.
+//
+// Invariants:
+// 1. A stored value never aliases a tensor of the caller; pushed tensors are
+//    only read, and not after the call.
+// 2. A call that is refused (ValueError, TypeError, IndexError,
+//    NotImplementedError) has changed nothing. Only an updater that throws
+//    leaves the keys before its own updated.
+// 3. At most one entry's mutex is held by a thread, and before an updater's.
+//
+// Errors of every method besides its own: RuntimeError after close(), in a
+// forked child of the process that made the store, and from inside an updater
+// that this store is running. All messages name the operation and the key.
+//
+// Tensors on accelerators: work is enqueued on the calling thread's current
+// streams and the host is not blocked, except for copies to and from CPU
+// memory.
+class TORCHKV_API KVStore : public torch::CustomClassHolder {
+ public:
+  // As parse_store_type. The runtime outlives the store.
+  explicit KVStore(
+      const std::string& type = "local",
+      Runtime& runtime = default_runtime());
+
+  // "local" or "device". Never throws.
+  const char* type() const {
+    return name(type_);
+  }
+
+  // Makes each key's value a copy of its one tensor. ValueError where a key is
+  // there already or stands twice, TypeError where the kinds of keys differ.
+  void init(const Keys& keys, const Tensors& values);
+
+  // Adds up each key's tensors, left to right, and hands the sum to the
+  // updater, once per distinct key, in the order in which the keys first
+  // appear. A larger priority goes first among operations that wait; a store on
+  // one machine has none that wait.
+  void push(const Keys& keys, Tensors values, int64_t priority = 0);
+
+  // Writes each key's value into all its tensors, in place.
+  void pull(const Keys& keys, const Tensors& outs, int64_t priority = 0) const;
+  // A new tensor for each key, with the stored dtype, strides and device.
+  std::vector<at::Tensor> pull(const Keys& keys, int64_t priority = 0) const;
+
+  // push, then pull. Everything is checked before anything is pushed.
+  void pushpull(
+      const Keys& keys,
+      Tensors values,
+      const Tensors& outs,
+      int64_t priority = 0);
+
+  // init, then pull. Everything is checked before anything is stored.
+  void broadcast(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      int64_t priority = 0);
+
+  // Forgets the keys; they may be initialised anew, with another shape.
+  void erase(const Keys& keys);
+
+  bool contains(const Key& key) const;
+  int64_t size() const;
+  // In order of init.
+  std::vector<Key> keys() const;
+  // None before the first init.
+  std::optional<KeyKind> key_kind() const;
+  std::vector<int64_t> shape(const Key& key) const;
+  c10::ScalarType dtype(const Key& key) const;
+
+  // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot
+  // take the store's kind of keys. A push under way ends with the old updater.
+  void set_updater(std::shared_ptr<OpaqueUpdater> updater);
+
+  // Waits for all workers; on one machine there is nothing to wait for.
+  void barrier() const;
+
+  // "KVStore(type='local', keys=3, bytes=72)"; also after close().
+  std::string repr() const;
+
+  // A snapshot that shares nothing with the store, and the store it describes.
+  // Each key is as it was at one moment, different keys perhaps at different
+  // ones. Throws where the updater cannot be copied (a Python callable).
+  StoreState state() const;
+  static c10::intrusive_ptr<KVStore> from_state(StoreState state);
+
+  // Frees values and updater once calls under way have ended. May be repeated.
+  void close();
+
+ private:
+  void check_usable(const char* op) const;
+  Updater updater() const;
+  Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
+      const;
+  void reduce_update(const Entries& entries, const Tensors& values);
+  void copy_out(const Entries& entries, const Tensors& outs) const;
+  // A new tensor like the stored value. REQUIRES: the entry's mutex.
+  at::Tensor copy_of(Entry& entry) const;
+
+  // Constant after construction.
+  const StoreType type_;
+  const std::unique_ptr<Comm> comm_;
+  const uint64_t process_;
+
+  KeyTable table_; // has its own synchronization
+
+  mutable std::mutex updater_mutex_; // guards updater_, not what it points to
+  Updater updater_;
+};
+
+} // namespace torchkv

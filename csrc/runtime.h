@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <c10/util/ArrayRef.h>
+
+#include <memory>
+#include <optional>
+
+#include "export.h"
+
+namespace torchkv {
+
+// A point in a stream that other streams can wait for. Each Runtime has its
+// own.
+struct RuntimeEvent {
+  virtual ~RuntimeEvent() = default;
+};
+
+// The one seam between the store and devices: streams, events, memory, copies.
+// The real one goes through c10's generic guards, so that one binary serves CPU
+// and CUDA builds of torch; tests have a recording one. Any thread may call it.
+class TORCHKV_API Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  // The calling thread's current stream on `device`, an accelerator.
+  virtual c10::Stream current_stream(c10::Device device) = 0;
+  // Work enqueued on `stream` so far is what a later wait(event) waits for;
+  // makes the event where it is null. Does not block the host.
+  virtual void record(
+      std::unique_ptr<RuntimeEvent>& event,
+      c10::Stream stream) = 0;
+  // Work enqueued on `stream` from now on runs after what `event` recorded.
+  // Does not block the host.
+  virtual void wait(RuntimeEvent& event, c10::Stream stream) = 0;
+  // `tensor`, when freed, is not reused before what `stream` holds is done.
+  virtual void keep_until_done(
+      const at::Tensor& tensor,
+      c10::Stream stream) = 0;
+
+  // Uninitialised memory; a normal tensor in inference mode, too.
+  virtual at::Tensor allocate(
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      c10::ScalarType dtype,
+      c10::Device device) = 0;
+  // Converts, broadcasts nothing, crosses devices. Ordered on the current
+  // streams of both; blocks the host only where a CPU tensor is on one side.
+  virtual void copy(
+      const at::Tensor& destination,
+      const at::Tensor& source) = 0;
+};
+
+// The real runtime; lives as long as the process.
+TORCHKV_API Runtime& default_runtime();
+
+// Orders the work of several threads and streams on one slice of an entry.
+// REQUIRES for both methods: the entry's mutex.
+class TORCHKV_API Timeline {
+ public:
+  // Makes the current stream of `home` wait for the last work elsewhere.
+  // Nothing to do on the CPU, where work is done when a call returns.
+  void enter(Runtime& runtime, c10::Device home, at::TensorList touched);
+  // Remembers that work on the current stream of `home` touches the slice.
+  void leave(Runtime& runtime, c10::Device home);
+
+ private:
+  std::optional<c10::Stream> last_;
+  std::unique_ptr<RuntimeEvent> event_;
+};
+
+} // namespace torchkv

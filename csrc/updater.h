@@ -1,0 +1,77 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <variant>
+
+#include "export.h"
+#include "key.h"
+#include "rule.h"
+
+namespace torchkv {
+
+// An updater whose inside the store cannot see: a TorchScript module, a Python
+// callable. It gets the finished sum and the whole stored value of a key, one
+// call per key, in the order pushed.
+class TORCHKV_API OpaqueUpdater {
+ public:
+  OpaqueUpdater() : OpaqueUpdater(this) {}
+  // `object` is what runs. Updaters of one object, set on several stores, share
+  // a mutex. REQUIRES: the object lives as long as this updater.
+  explicit OpaqueUpdater(const void* object);
+  virtual ~OpaqueUpdater() = default;
+  OpaqueUpdater(const OpaqueUpdater&) = delete;
+  OpaqueUpdater& operator=(const OpaqueUpdater&) = delete;
+  OpaqueUpdater(OpaqueUpdater&&) = delete;
+  OpaqueUpdater& operator=(OpaqueUpdater&&) = delete;
+
+  // Merges `input`, the sum, into `stored`, in place. Both have the stored
+  // dtype and shape and live on one device, the current one; both end with the
+  // call. What it throws reaches the caller of push as it is.
+  // REQUIRES: the mutex is held, no GIL; run through apply_updater.
+  virtual void update(
+      const Key& key,
+      const at::Tensor& input,
+      const at::Tensor& stored) = 0;
+
+  // The kind of keys it can take; none = both.
+  virtual std::optional<KeyKind> key_kind() const = 0;
+
+  // Itself and its state as uint8 bytes, from which load_updater makes a copy.
+  // Throws where it cannot be copied (a Python callable).
+  // REQUIRES: the mutex is held.
+  virtual at::Tensor serialize() const = 0;
+
+  // Taken after an entry's mutex, so that it never runs in two threads at once.
+  std::mutex& mutex() const {
+    return *mutex_;
+  }
+
+ private:
+  const std::shared_ptr<std::mutex> mutex_;
+};
+
+// How a sum becomes the stored value: an elementwise rule, or an opaque
+// updater.
+using Updater = std::variant<RuleSpec, std::shared_ptr<OpaqueUpdater>>;
+
+// Throws TypeError where `updater` cannot take keys of `kind`.
+void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
+
+// Runs an opaque updater on one key: takes its mutex, sets its guards (no
+// gradient graph, no inference mode), and afterwards restores what the updater
+// must not have changed, also when it throws: `stored` and `input` alias
+// nothing that it may have kept. `input` may be left undefined by this.
+void apply_updater(
+    OpaqueUpdater& updater,
+    const Key& key,
+    at::Tensor& input,
+    at::Tensor& stored);
+
+// The updater that serialize() wrote.
+std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);
+
+} // namespace torchkv

@@ -1,0 +1,260 @@
+"""Builds torchkv's two binaries and installs what C++ programs need.
+
+torchkv/lib/libtorchkv.so   the store: links LibTorch, knows nothing of Python
+torchkv/_C.<suffix>.so      the Python door: csrc/bindings/python.cpp alone
+torchkv/include, share      headers and the CMake package config
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+OLDEST_TORCH = (2, 11)
+OLDEST_SETUPTOOLS = 77  # the first that reads the licence as pyproject.toml has it
+
+
+def stop(problem: str) -> NoReturn:
+    """Ends the build with one line that says what to do."""
+    sys.exit(f"torchkv: {problem}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: '2.13.0+cpu' gives (2, 13, 0)."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+
+
+def check_platform() -> None:
+    """Finds the compiler and Python.h, before anything slow is imported."""
+    if sys.platform != "linux":
+        stop(f"only Linux is supported so far, but this is {sys.platform}")
+    # torch and setuptools each guess a compiler of their own; CXX settles it.
+    if not os.environ.get("CXX"):
+        found = [cxx for cxx in ("c++", "g++", "clang++") if shutil.which(cxx)]
+        if not found:
+            stop(
+                "a C++ compiler is needed to build: apt install g++, "
+                "or set CXX to the one to use"
+            )
+        os.environ["CXX"] = found[0]
+    elif not shutil.which(shlex.split(os.environ["CXX"])[0]):
+        stop(f"the C++ compiler CXX={os.environ['CXX']} was not found")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        stop(
+            "Python's headers are needed to build: apt install "
+            f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+        )
+
+
+check_platform()
+# An environment that is not activated has its ninja off the PATH.
+os.environ["PATH"] += os.pathsep + sysconfig.get_path("scripts")
+
+try:
+    import setuptools
+except ImportError:
+    stop("setuptools is needed to build: pip install setuptools")
+if release(setuptools.__version__) < (OLDEST_SETUPTOOLS,):
+    stop(
+        f"setuptools {OLDEST_SETUPTOOLS} or newer is needed to build, but "
+        f"{setuptools.__version__} is installed: pip install --upgrade "
+        f"'setuptools>={OLDEST_SETUPTOOLS}'"
+    )
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, include_paths, library_paths
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    stop(
+        "PyTorch is needed to build: pip install "
+        f"'torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}' and then "
+        "pip install --no-build-isolation ."
+    )
+if release(torch.__version__) < OLDEST_TORCH:
+    stop(
+        f"PyTorch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer is needed, but "
+        f"{torch.__version__} is installed: pip install --upgrade torch"
+    )
+
+from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.build import build  # noqa: E402
+
+TORCH_MINOR = "{}.{}".format(*release(torch.__version__))
+LIBRARY = "torchkv.lib.libtorchkv"
+# One folder per torch and Python: objects of different ABIs never meet, and
+# ninja finds yesterday's objects, whoever starts the build.
+OBJECTS = ROOT / "build" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
+
+
+def library_sources() -> list[str]:
+    """The sources of libtorchkv, from the list that CMake reads too."""
+    lines = (CSRC / "sources.txt").read_text().splitlines()
+    return [line.strip() for line in lines if line.strip() and line[0] != "#"]
+
+
+def public_headers() -> list[Path]:
+    """Every header of csrc/ but those of the bindings, relative to csrc/."""
+    headers = sorted(path.relative_to(CSRC) for path in CSRC.rglob("*.h"))
+    return [header for header in headers if header.parts[0] != "bindings"]
+
+
+def compile_flags() -> list[str]:
+    """Flags of both binaries; the -std flag comes from torch."""
+    flags = [
+        "-O3",
+        "-g0",  # setuptools asks for -g, which triples the time and the objects
+        "-Wall",
+        "-Wextra",
+        # gcc follows the data flow into torch's inline functions, system
+        # headers or not, and these warn of what cannot happen there.
+        "-Wno-unknown-warning-option",
+        "-Wno-array-bounds",
+        "-Wno-maybe-uninitialized",
+        "-Wno-stringop-overflow",
+        "-fvisibility=hidden",
+        # Exported classes hold members of hidden types, which is what we want.
+        # File names in error messages: csrc/key.cpp, torch/include/c10/...
+        f"-ffile-prefix-map={ROOT}/=",
+        f"-ffile-prefix-map={Path(torch.__file__).parents[1]}/=",
+    ]
+    if os.environ.get("TORCHKV_WERROR", "1") != "0":
+        flags.append("-Werror")
+    # Other people's headers must not warn, so they come as system headers.
+    for folder in include_paths():
+        flags += ["-isystem", folder]
+    return flags + openmp_flags()
+
+
+def openmp_flags() -> list[str]:
+    """at::parallel_for is inline: without OpenMP it runs on one thread."""
+    uses_openmp = "backend: OpenMP" in torch.__config__.parallel_info()
+    return ["-fopenmp"] if uses_openmp else []
+
+
+def extensions() -> list[Extension]:
+    """The two binaries, in the order in which they are built."""
+    headers = [str(path.relative_to(ROOT)) for path in sorted(CSRC.rglob("*.h"))]
+    library = Extension(
+        LIBRARY,
+        library_sources(),
+        depends=headers,
+        include_dirs=[str(CSRC)],
+        library_dirs=library_paths(),
+        libraries=["torch", "torch_cpu", "c10"],
+        extra_compile_args=compile_flags(),
+        extra_link_args=[
+            *openmp_flags(),
+            "-Wl,--no-undefined",
+            "-Wl,-soname,libtorchkv.so",
+            # For C++ programs; in Python, torch is loaded already.
+            "-Wl,-rpath,$ORIGIN/../../torch/lib",
+        ],
+        language="c++",
+    )
+    door = Extension(
+        "torchkv._C",
+        ["csrc/bindings/python.cpp"],
+        depends=headers,
+        include_dirs=[str(CSRC)],
+        library_dirs=library_paths(),  # build_extension adds that of libtorchkv
+        libraries=["torchkv", "torch_python", "torch", "torch_cpu", "c10"],
+        extra_compile_args=[
+            *compile_flags(),
+            "-isystem",
+            sysconfig.get_path("include"),
+        ],
+        extra_link_args=["-Wl,-rpath,$ORIGIN/lib"],
+        language="c++",
+    )
+    return [library, door]
+
+
+class Build(build):
+    """A build whose result holds nothing of earlier builds."""
+
+    def run(self) -> None:
+        """Starts from an empty folder; a removed file must leave the wheel."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildBinaries(BuildExtension):
+    """torch's build_ext, taught about the library that is no Python module."""
+
+    def finalize_options(self) -> None:
+        """Keeps the objects: editable installs would throw them away."""
+        super().finalize_options()
+        self.build_temp = str(OBJECTS)
+
+    def get_ext_filename(self, name: str) -> str:
+        """libtorchkv.so has no Python in its name; asked with and without package."""
+        if name.rpartition(".")[2] == LIBRARY.rpartition(".")[2]:
+            return os.path.join(*name.split(".")) + ".so"
+        return super().get_ext_filename(name)
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds each in a folder of its own: ninja keeps its state there."""
+        include_dirs = self.compiler.include_dirs
+        self.build_temp = str(OBJECTS / ext.name)
+        if ext.name == LIBRARY:
+            # Without Python's headers, a stray include of them is an error.
+            python = {sysconfig.get_path(name) for name in ("include", "platinclude")}
+            self.compiler.include_dirs = [d for d in include_dirs if d not in python]
+        else:
+            ext.library_dirs.insert(0, os.path.join(self.build_lib, "torchkv", "lib"))
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = str(OBJECTS)
+            self.compiler.include_dirs = include_dirs
+
+    def run(self) -> None:
+        """Builds the binaries, then puts the C++ interface beside them."""
+        package = ROOT / "torchkv" if self.inplace else Path(self.build_lib, "torchkv")
+        (package / "lib").mkdir(parents=True, exist_ok=True)
+        super().run()
+        self.add_headers(package / "include" / "torchkv")
+        self.add_cmake_config(package / "share" / "cmake" / "torchkv")
+
+    def add_headers(self, include: Path) -> None:
+        """Copies the headers; an editable install gets a link to csrc/."""
+        if self.inplace:
+            include.parent.mkdir(exist_ok=True)
+            if not include.is_symlink():
+                include.symlink_to(Path("..", "..", "csrc"), target_is_directory=True)
+            return
+        for header in public_headers():
+            target = include / header
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(CSRC / header, target)
+
+    def add_cmake_config(self, folder: Path) -> None:
+        """Fills in the templates that find_package(torchkv) reads."""
+        values = {
+            "@TORCHKV_VERSION@": self.distribution.get_version(),
+            "@TORCHKV_TORCH_VERSION@": TORCH_MINOR,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        for template in sorted((ROOT / "cmake").glob("*.cmake.in")):
+            text = template.read_text()
+            for name, value in values.items():
+                text = text.replace(name, value)
+            (folder / template.stem).write_text(text)
+
+
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build": Build, "build_ext": BuildBinaries},
+    # torch's C++ ABI changes with every minor release.
+    install_requires=[f"torch=={TORCH_MINOR}.*"],
+)

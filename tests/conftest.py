@@ -1,0 +1,78 @@
+"""Fixtures and markers shared by all tests.
+
+`cuda` tests are skipped without a GPU unless FAIL_WITHOUT_CUDA is set: then they fail,
+so that a broken GPU runner cannot pass silently.
+"""
+
+import faulthandler
+import os
+
+import pytest
+import torch
+
+import torchkv
+
+DEADLOCK_S = 300.0
+SLOW_DEADLOCK_S = 1500.0
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    config.addinivalue_line("markers", "slow: needs minutes or gigabytes")
+    # Output capturing is off here, so this is the terminal the watchdog can write to.
+    config.watchdog_stderr = os.dup(2)
+
+
+def pytest_unconfigure(config):
+    os.close(config.watchdog_stderr)
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        if os.environ.get("FAIL_WITHOUT_CUDA"):
+            pytest.fail("FAIL_WITHOUT_CUDA is set, but no CUDA device is available")
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def watchdog(request):
+    """Ends the run with every thread's traceback instead of hanging for ever."""
+    slow = request.node.get_closest_marker("slow")
+    faulthandler.dump_traceback_later(
+        SLOW_DEADLOCK_S if slow else DEADLOCK_S,
+        exit=True,
+        file=request.config.watchdog_stderr,
+    )
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def restored_rng():
+    """No test's outcome depends on the tests before it."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.fixture(params=["local", "device"])
+def store_type(request):
+    """The store types of the contract battery."""
+    return request.param
+
+
+@pytest.fixture
+def kv(store_type):
+    """An empty store of each type."""
+    with torchkv.create(store_type) as store:
+        yield store
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def devices(request):
+    """Four places for replicas: all on the CPU, or round the GPUs there are."""
+    if request.param == "cpu":
+        return [torch.device("cpu")] * 4
+    count = torch.cuda.device_count()
+    return [torch.device("cuda", i % count) for i in range(4)]

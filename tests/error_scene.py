@@ -1,0 +1,89 @@
+"""What the error table needs: a store to refuse things, and things to be refused."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torchkv
+from helpers import bits, full, snapshot
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose data only its own __torch_dispatch__ knows."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError("never called")
+
+
+class BadIndex:
+    def __index__(self):
+        raise ZeroDivisionError("boom")
+
+
+def without_memory():
+    tensor = full(1)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(2, 3)
+
+
+def overlapping():
+    return torch.zeros(3).expand(2, 3)
+
+
+class Scene:
+    """A store of int keys, one of str keys, and good and bad arguments for them."""
+
+    def __init__(self, store_type):
+        self.kv = torchkv.create(store_type)
+        self.kv.init([3, 5], [full(3), full(5)])
+        self.kv.init(7, full(7, dtype=torch.int32))
+        self.named = torchkv.create(store_type)
+        self.named.init(["w", "b"], [full(1), full(2)])
+        self.calls = []
+        self.good, self.other = full(11), full(13)
+        self.out, self.out2 = full(17), full(19)
+        self.ints = full(23, dtype=torch.int32)
+        self.wide = torch.ones(2, 4)
+        self.flat = torch.ones(6)
+        self.booleans = full(True, dtype=torch.bool)
+
+    def update(self, key, input, stored):
+        """Leaves a trace: no refused call may get as far as an updater."""
+        self.calls.append(key)
+
+    def everything(self):
+        mine = [t for t in vars(self).values() if isinstance(t, torch.Tensor)]
+        return (
+            snapshot(self.kv),
+            snapshot(self.named),
+            [(bits(tensor), tensor._version) for tensor in mine],
+            list(self.calls),
+        )
+
+
+def sparse():
+    return full(1).to_sparse()
+
+
+def quantized():
+    return torch.quantize_per_tensor(full(1), 0.1, 0, torch.qint8)
+
+
+def without_key():
+    def update(input: torch.Tensor, stored: torch.Tensor):
+        stored.add_(input)
+
+    return update
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

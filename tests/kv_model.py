@@ -1,0 +1,80 @@
+"""KVModel: what a KVStore means, as a dict and a loop. The oracle of the tests."""
+
+import functools
+
+import torch
+
+# The accumulation type of every dtype that does not sum in itself.
+OPMATH = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+}
+
+
+def left_to_right(values, dtype):
+    """The sum of `values` as the store must make it, rounded once to `dtype`."""
+    if len(values) == 1:
+        return values[0].to(dtype)
+    wide = functools.reduce(torch.promote_types, [v.dtype for v in values], dtype)
+    wide = OPMATH.get(wide, wide)
+    total = values[0].to(wide)
+    for value in values[1:]:
+        total = total + value.to(wide)
+    return total.to(dtype)
+
+
+def group(key, tensors):
+    """{key: [tensors]} in the order in which the keys first appear."""
+    if not isinstance(key, (list, tuple)):
+        key, tensors = [key], [tensors]
+    groups = {}
+    for k, member in zip(key, tensors, strict=True):
+        members = member if isinstance(member, (list, tuple)) else [member]
+        groups.setdefault(k, []).extend(members)
+    return groups
+
+
+class KVModel:
+    """Takes the argument forms of KVStore; checks nothing."""
+
+    def __init__(self):
+        self.stored = {}
+        self.updater = None
+
+    def init(self, key, value):
+        for k, (tensor,) in group(key, value).items():
+            self.stored[k] = tensor.detach().clone()
+
+    def push(self, key, value):
+        for k, values in group(key, value).items():
+            merged = left_to_right([v.detach() for v in values], self.stored[k].dtype)
+            if self.updater is None:
+                self.stored[k] = merged.clone()
+            else:
+                self.updater(k, merged.clone(), self.stored[k])
+
+    def pull(self, key, out=None):
+        if out is None and isinstance(key, (list, tuple)):
+            return [self.stored[k].clone() for k in key]
+        if out is None:
+            return self.stored[key].clone()
+        for k, outs in group(key, out).items():
+            for tensor in outs:
+                tensor.detach().copy_(self.stored[k])
+
+    def pushpull(self, key, value, out=None):
+        self.push(key, value)
+        self.pull(key, value if out is None else out)
+
+    def broadcast(self, key, value, out):
+        self.init(key, value)
+        self.pull(key, out)
+
+    def delete(self, key):
+        for k in key if isinstance(key, (list, tuple)) else [key]:
+            del self.stored[k]

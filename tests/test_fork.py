@@ -1,0 +1,156 @@
+"""A store used in a forked child raises a clear error there; it never deadlocks."""
+
+import threading
+
+import pytest
+import torch
+
+import torchkv
+from helpers import (
+    Add,
+    add_input,
+    assert_same,
+    full,
+    in_child,
+    outcome,
+    script,
+    stored,
+)
+
+# Later Pythons warn about any fork beside threads; that is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+TIMEOUT_S = 30
+
+CALLS = {
+    "init": lambda kv: kv.init(5, full(1)),
+    "push": lambda kv: kv.push(3, full(1)),
+    "push a list": lambda kv: kv.push([3], [[full(1), full(1)]]),
+    "pull": lambda kv: kv.pull(3, out=full(0)),
+    "pull without out": lambda kv: kv.pull(3),
+    "pushpull": lambda kv: kv.pushpull(3, full(1)),
+    "broadcast": lambda kv: kv.broadcast(5, full(1), full(0)),
+    "delete": lambda kv: kv.delete(3),
+    "keys": lambda kv: kv.keys(),
+    "len": len,
+    "in": lambda kv: 3 in kv,
+    "shape": lambda kv: kv.shape(3),
+    "dtype": lambda kv: kv.dtype(3),
+    "set_updater": lambda kv: kv.set_updater(None),
+    "script_object": lambda kv: kv.script_object.push(3, full(1)),
+}
+
+
+def test_every_call_raises_in_the_child(kv):
+    kv.init(3, full(1))
+    kv.push(3, [full(1)] * 2)
+    outcomes = in_child(
+        lambda: {name: outcome(lambda c=c: c(kv)) for name, c in CALLS.items()}
+    )
+    for name, text in outcomes.items():
+        assert text.startswith("RuntimeError: "), f"{name}: {text}"
+        assert "fork" in text, f"{name}: {text}"
+    assert_same(stored(kv, 3), full(2), "the parent goes on")
+    kv.push(3, full(7))
+    assert_same(stored(kv, 3), full(7))
+
+
+def test_the_child_may_drop_print_and_close_the_store(store_type):
+    held = [torchkv.create(store_type)]
+    held[0].set_updater(script(Add()))
+    held[0].init(3, full(1))
+
+    def drop():
+        outcome(lambda: repr(held[0]))
+        outcome(lambda: held[0].close())
+        held.clear()
+        return "alive"
+
+    assert in_child(drop) == "alive"
+    assert_same(stored(held[0], 3), full(1))
+
+
+def test_a_store_made_in_the_child_works_there(store_type):
+    torchkv.create(store_type).init(3, full(1))
+
+    def use():
+        with torchkv.create(store_type) as store:
+            store.init(3, full(1))
+            store.push(3, [full(1)] * 4)
+            return store.pull(3)[0, 0].item()
+
+    assert in_child(use) == 4.0
+
+
+@pytest.mark.parametrize("updater", ["assign", "python", "script"])
+def test_fork_while_other_threads_push(kv, updater):
+    kv.init([3, 5], [torch.zeros(50000)] * 2)
+    if updater != "assign":
+        kv.set_updater(add_input if updater == "python" else script(Add()))
+    done = threading.Event()
+    values = [[torch.ones(50000)] * 4] * 2
+
+    def pusher():
+        while not done.is_set():
+            kv.push([3, 5], values)
+            kv.pull([3, 5])
+
+    threads = [threading.Thread(target=pusher, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(8):
+            outcomes = in_child(
+                lambda: [outcome(lambda c=c: c(kv)) for c in CALLS.values()]
+            )
+            assert all("fork" in text for text in outcomes), outcomes
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+    assert not any(thread.is_alive() for thread in threads)
+    kv.set_updater(None)
+    kv.push(3, values[0])
+    assert_same(stored(kv, 3), torch.full((50000,), 4.0))
+
+
+class Items(torch.utils.data.Dataset):
+    """A data set that (wrongly) asks a store of its parent; gives what came of it."""
+
+    def __init__(self, kv):
+        self.kv = kv
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return outcome(lambda: self.kv.pull(3))
+
+
+@pytest.mark.parametrize("pushing", [False, True])
+def test_data_loader_worker(kv, pushing):
+    kv.init(3, full(1))
+    done = threading.Event()
+
+    def pusher():
+        while not done.is_set():
+            kv.push(3, [full(1)] * 4)
+
+    thread = threading.Thread(target=pusher, daemon=True)
+    loader = torch.utils.data.DataLoader(
+        Items(kv), num_workers=1, multiprocessing_context="fork", timeout=TIMEOUT_S
+    )
+    if pushing:
+        thread.start()
+    try:
+        outcomes = [text for batch in loader for text in batch]
+    finally:
+        done.set()
+    if pushing:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+    assert len(outcomes) == 4
+    for text in outcomes:
+        assert text.startswith("RuntimeError: ") and "fork" in text, text
+    kv.push(3, full(5))
+    assert_same(stored(kv, 3), full(5))

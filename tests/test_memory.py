@@ -1,0 +1,93 @@
+"""A push makes no copy of the replica list and allocates nothing that grows with it."""
+
+import pytest
+import torch
+
+from helpers import Add, add_input, allocated_bytes, script, scripted_add_twice
+
+SIZE = 1 << 16
+BYTES = 4 * SIZE
+# What the profiler itself and small fixed things may take.
+SLACK = 1 << 12
+
+
+def wide(dtype=torch.float32):
+    return torch.ones(SIZE, dtype=dtype)
+
+
+# Values for one key of SIZE float32 elements.
+VALUES = {
+    "one": lambda: wide(),
+    "list of one": lambda: [wide()],
+    "four": lambda: [wide() for _ in range(4)],
+    "nine": lambda: [wide() for _ in range(9)],
+    "strided": lambda: [torch.ones(SIZE, 3)[:, 1] for _ in range(4)],
+    "one strided": lambda: torch.ones(SIZE, 3)[:, 1],
+    "expanded": lambda: [torch.ones(1).expand(SIZE) for _ in range(4)],
+    "one double": lambda: wide(torch.float64),
+    "one half": lambda: wide(torch.float16),
+    "doubles": lambda: [wide(torch.float64) for _ in range(4)],
+    "halves": lambda: [wide(torch.float16) for _ in range(4)],
+    "mixed": lambda: [wide(torch.float16), wide(), wide(torch.int32), wide()],
+    "mixed and strided": lambda: [torch.ones(SIZE, 2).half()[:, 1], wide(), wide()],
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_assign_allocates_nothing(kv, values, dtype):
+    kv.init(3, wide(dtype))
+    value = VALUES[values]()
+    kv.push(3, value)
+    assert allocated_bytes(lambda: kv.push(3, value)) < SLACK
+    assert allocated_bytes(lambda: kv.push([3, 3], [value, value])) < SLACK
+
+
+def test_assign_to_a_transposed_value_allocates_nothing(kv):
+    kv.init(3, torch.ones(256, 256).t())
+    values = [torch.ones(256, 256) for _ in range(4)]
+    kv.push(3, values)
+    assert allocated_bytes(lambda: kv.push(3, values)) < SLACK
+    assert allocated_bytes(lambda: kv.push(3, values[0])) < SLACK
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("updater", ["python", "script"])
+def test_an_updater_that_needs_nothing_gets_by_with_the_first_pushs_memory(
+    kv, values, updater
+):
+    kv.set_updater(add_input if updater == "python" else script(Add()))
+    kv.init([3, 5], [wide(), wide()])
+    value = VALUES[values]()
+    kv.push([3, 5], [value, value])
+    assert allocated_bytes(lambda: kv.push(3, value)) < SLACK
+    assert allocated_bytes(lambda: kv.push([5, 3], [value, value])) < SLACK
+
+
+@pytest.mark.parametrize("kind", ["python", "script"])
+def test_what_an_updater_needs_is_seen_and_no_more(kv, kind):
+    def add_twice(key, input, stored):
+        stored += input * 2
+
+    kv.set_updater(add_twice if kind == "python" else scripted_add_twice())
+    kv.init(3, wide())
+    values = [wide() for _ in range(4)]
+    kv.push(3, values)
+    used = allocated_bytes(lambda: kv.push(3, values))
+    assert BYTES <= used < BYTES + SLACK, "one product, made by the updater itself"
+
+
+def test_the_measure_sees_an_allocation(kv):
+    value = wide()
+    assert allocated_bytes(lambda: value.clone()) >= BYTES
+    assert allocated_bytes(lambda: value + value + value) >= 2 * BYTES
+    assert allocated_bytes(lambda: None) < SLACK
+    kv.init(3, value)
+    assert BYTES <= allocated_bytes(lambda: kv.pull(3)) < BYTES + SLACK
+    assert allocated_bytes(lambda: kv.init(5, value)) >= BYTES
+
+
+def test_pull_allocates_nothing(kv):
+    kv.init(3, wide())
+    outs = [wide(), torch.zeros(SIZE, 2)[:, 1], wide(torch.float64)]
+    assert allocated_bytes(lambda: kv.pull(3, out=outs)) < SLACK

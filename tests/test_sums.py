@@ -1,0 +1,196 @@
+"""Sums: left to right in the accumulation type, rounded once, the same bits always."""
+
+import pytest
+import torch
+
+import torchkv
+from helpers import assert_same, bits, stored
+from kv_model import left_to_right
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+FLOAT8S = [torch.float8_e4m3fn, torch.float8_e5m2]
+INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+COMPLEX = [torch.complex64, torch.complex128, torch.complex32]
+WIDE_UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+LENGTHS = [0, 1, 7, 63, 1025, 70001]
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+
+def random_tensor(shape, dtype):
+    """Values over several binades, so that the order of a sum shows in its bits."""
+    if dtype.is_complex:
+        part = torch.float32 if dtype is torch.complex32 else torch.float64
+        parts = [random_tensor(shape, part).clamp(-1000, 1000) for _ in range(2)]
+        return torch.complex(*parts).to(dtype)
+    if dtype.is_floating_point:
+        scale = 2.0 ** torch.randint(-4, 5, shape)
+        return (torch.randn(shape, dtype=torch.float64) * scale).to(dtype)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape).bool()
+    low = 0 if dtype in (torch.uint8, *WIDE_UNSIGNED) else -100
+    return torch.randint(low, 100, shape).to(dtype)
+
+
+def check_sum(kv, values, dtype, key=3):
+    """Pushes `values` to a key of `dtype`; its bits must be those of the plain loop."""
+    expected = left_to_right([value.cpu() for value in values], dtype)
+    kv.init(key, torch.zeros_like(values[0], dtype=dtype))
+    kv.push(key, values)
+    assert_same(stored(kv, key), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 17])
+def test_bits_are_those_of_the_plain_loop(kv, dtype, count):
+    for key, length in enumerate(LENGTHS):
+        values = [random_tensor((length,), dtype) for _ in range(count)]
+        check_sum(kv, values, dtype, key)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_inputs_can_tell_orders_and_roundings_apart(dtype):
+    values = [random_tensor((1025,), dtype) for _ in range(5)]
+    right = bits(left_to_right(values, dtype))
+    if dtype in (torch.float64, torch.float32):
+        assert bits(left_to_right(values[::-1], dtype)) != right
+        tree = (values[0] + values[1]) + (values[2] + values[3]) + values[4]
+        assert bits(tree) != right
+    else:
+        rounded_each_time = values[0]
+        for value in values[1:]:
+            rounded_each_time = rounded_each_time + value
+        assert bits(rounded_each_time) != right
+
+
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, *FLOAT8S, *INTS, *COMPLEX, torch.bool], ids=str
+)
+def test_every_dtype(kv, devices, dtype):
+    for key, length in enumerate([1, 37]):
+        values = [random_tensor((length,), dtype).to(device) for device in devices]
+        check_sum(kv, values, dtype, key)
+
+
+@pytest.mark.parametrize("dtype", WIDE_UNSIGNED, ids=str)
+def test_wide_unsigned(kv, dtype):
+    """torch cannot add these: an exact sum, or a refusal that changes nothing."""
+    values = [random_tensor((37,), dtype) for _ in range(4)]
+    kv.init([3, 5], [torch.zeros(37), values[0]])
+    kv.push(5, values[1])
+    assert_same(stored(kv, 5), values[1], "one value is not added to anything")
+    try:
+        kv.push([3, 5], [[torch.ones(37)] * 4, values])
+    except NotImplementedError as error:
+        assert str(error).startswith("push: expected") and "(key 5)" in str(error)
+        assert_same(stored(kv, 3), torch.zeros(37))
+        assert_same(stored(kv, 5), values[1])
+    else:
+        total = sum(value.to(torch.int64) for value in values)
+        assert_same(stored(kv, 5), total.to(dtype))
+
+
+def test_ints_wrap_and_bools_are_ored(kv):
+    kv.init([3, 5], [torch.zeros(2, dtype=torch.int8), torch.zeros(2).bool()])
+    kv.push(3, [torch.tensor([100, -100], dtype=torch.int8)] * 2)
+    assert_same(stored(kv, 3), torch.tensor([-56, 56], dtype=torch.int8))
+    kv.push(5, [torch.tensor([True, False])] * 3)
+    assert_same(stored(kv, 5), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dtype"),
+    [
+        ([torch.float64, torch.float32], torch.float32),
+        ([torch.float32, torch.float64, torch.float16], torch.float16),
+        ([torch.float16, torch.bfloat16], torch.float16),
+        ([torch.float16] * 3, torch.float32),
+        ([torch.float16] * 3, torch.bfloat16),
+        ([torch.bfloat16] * 3, torch.float64),
+        ([torch.float32] * 3, torch.float64),
+        ([torch.float64] * 3, torch.float16),
+        ([torch.int64, torch.float32], torch.float32),
+        ([torch.int8] * 3, torch.int64),
+        ([torch.int64] * 3, torch.int8),
+        ([torch.uint8, torch.int8], torch.int8),
+        ([torch.bool] * 3, torch.int32),
+        ([torch.bool] * 3, torch.float32),
+        ([torch.bool, torch.int16], torch.float16),
+        ([torch.int32] * 3, torch.bfloat16),
+        ([torch.float32, torch.complex64], torch.complex128),
+        ([torch.float64] * 3, torch.complex64),
+    ],
+    ids=str,
+)
+def test_mixed_dtypes(kv, devices, kinds, dtype):
+    values = [
+        random_tensor((37,), kind).to(device)
+        for kind, device in zip(kinds, devices, strict=False)
+    ]
+    check_sum(kv, values, dtype)
+    kv.push(3, values[0])
+    assert_same(stored(kv, 3), values[0].cpu().to(dtype), "one value is converted")
+
+
+def test_one_rounding_of_what_an_updater_sees(kv):
+    seen = []
+    kv.set_updater(lambda key, input, stored: seen.append(input.clone()))
+    for key, dtype in enumerate(FLOATS):
+        values = [random_tensor((1025,), torch.float64) for _ in range(5)]
+        kv.init(key, torch.zeros(1025, dtype=dtype))
+        kv.push(key, values)
+        assert_same(seen[-1], left_to_right(values, dtype))
+        halves = [value.half() for value in values]
+        kv.push(key, halves)
+        assert_same(seen[-1], left_to_right(halves, dtype))
+        kv.push(key, values[0])
+        assert_same(seen[-1], values[0].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_signed_zeros_infinities_and_subnormals(kv, dtype):
+    tiny = torch.finfo(dtype).smallest_normal / 2
+    top = torch.finfo(dtype).max
+    rows = [[-0.0, 0.0, tiny, torch.inf, top], [-0.0, -0.0, tiny, -1.0, top]]
+    values = [torch.tensor(row, dtype=dtype) for row in rows]
+    check_sum(kv, values, dtype)
+    kv.push(3, values[0])
+    assert_same(stored(kv, 3), values[0])
+    kv.push(3, [torch.tensor([torch.nan] * 5, dtype=dtype), values[0]])
+    assert stored(kv, 3).isnan().all()
+
+
+def test_intermediate_overflow_of_half_is_no_overflow(kv):
+    values = [torch.full((7,), v, dtype=torch.float16) for v in (60000, 60000, -60000)]
+    check_sum(kv, values, torch.float16)
+    assert_same(stored(kv, 3), values[0])
+
+
+def test_local_and_device_give_the_same_bits_on_every_run():
+    values = [random_tensor((70001,), torch.float32) for _ in range(7)]
+    seen = set()
+    threads = torch.get_num_threads()
+    try:
+        for run, name in enumerate(["local", "device"] * 3):
+            torch.set_num_threads(1 + run % 3)
+            with torchkv.create(name) as kv:
+                kv.init(3, torch.zeros(70001))
+                kv.push(3, values)
+                seen.add(bits(stored(kv, 3)))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(seen) == 1
+
+
+@pytest.mark.cuda
+def test_same_bits_on_cpu_and_cuda(kv):
+    for key, dtype in enumerate(FLOATS):
+        values = [random_tensor((70001,), dtype) for _ in range(5)]
+        kv.init(key, torch.zeros(70001, dtype=dtype))
+        kv.push(key, values)
+        on_cpu = stored(kv, key)
+        kv.push(key, [value.cuda() for value in values])
+        assert_same(stored(kv, key), on_cpu)
+        mixed = [value.cuda() if i % 2 else value for i, value in enumerate(values)]
+        kv.push(key, mixed)
+        assert_same(stored(kv, key), on_cpu)

@@ -1,0 +1,38 @@
+"""Prints, as CMake code, where the installed PyTorch is and how it was built.
+
+CMakeLists.txt reads this in place of find_package(Torch), which refuses a CUDA
+build of PyTorch on machines without the whole CUDA toolkit.
+"""
+
+import re
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+
+def cxx_standard() -> str:
+    """The C++ standard of torch's headers, as its own package config has it."""
+    config = Path(torch.utils.cmake_prefix_path, "Torch", "TorchConfig.cmake")
+    found = re.search(r"CXX_STANDARD (\d+)", config.read_text())
+    return found.group(1) if found else "20"
+
+
+def main() -> None:
+    """Prints one set() per fact."""
+    facts = {
+        "TORCH_VERSION": torch.__version__,
+        "TORCH_INCLUDE_DIRS": ";".join(include_paths()),
+        "TORCH_LIBRARY_DIR": library_paths()[0],
+        "TORCH_CXX_STANDARD": cxx_standard(),
+        "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
+        "TORCH_OPENMP": int("backend: OpenMP" in torch.__config__.parallel_info()),
+        "PYTHON_INCLUDE_DIR": sysconfig.get_path("include"),
+    }
+    for name, value in facts.items():
+        print(f'set({name} "{value}")')
+
+
+if __name__ == "__main__":
+    main()

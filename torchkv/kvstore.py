@@ -1,0 +1,345 @@
+"""The store as Python programs hold it.
+
+Every call goes straight to the C++ store; this module gives it types, docstrings
+and Python's own protocols (``len``, ``in``, ``with``, ``copy``, ``pickle``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, TypeAlias
+
+# The C++ libraries link against those that this import has loaded.
+import torch
+
+from torchkv import _C
+
+Key: TypeAlias = SupportsIndex | str
+"""An int (64 bits, or anything with ``__index__`` except a bool) or a str."""
+
+Keys: TypeAlias = Key | Sequence[Key]
+"""A key, or a list or tuple of keys."""
+
+Values: TypeAlias = (
+    torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
+)
+"""With one key: a tensor, or a list with one tensor per replica.
+With a list of keys: a list with one of these per key, all of one form."""
+
+Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
+"""What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
+
+
+class KVStore:
+    """A key-value store of tensors, shared by devices and threads.
+
+    Make one with :func:`create`. Any number of threads may call one store; a push
+    is atomic per key, and the GIL is released while the store works.
+
+    Wherever a method takes a key it takes a list or tuple of keys, too, and then a
+    list with one value per key. A value is a tensor or, with one tensor per device,
+    a list of tensors. A key that stands several times in one call counts once,
+    with all its tensors.
+
+    Errors of every method, besides its own:
+
+    * ``TypeError``: a key that is no int or str, or not of the kind (int or str)
+      that the store's first ``init`` fixed; a value that is no tensor; a dtype
+      that does not convert (``torch.can_cast``).
+    * ``KeyError``: a key that ``init`` has not seen (``IndexError`` from
+      TorchScript and C++).
+    * ``ValueError``: a shape that differs from the stored one, a number of values
+      that differs from the number of keys, an empty list, lists nested too deep.
+    * ``NotImplementedError``: a tensor that is sparse, quantised, without data
+      (``meta``), or a wrapper around another (a FakeTensor, a DTensor).
+    * ``RuntimeError``: a store that was closed, that was made before this process
+      was forked, or that is called from inside its own updater.
+
+    A call that raises one of these has changed nothing.
+    """
+
+    __slots__ = ("__weakref__", "_impl")
+
+    def __init__(self, type: str = "local") -> None:
+        """Makes an empty store; see :func:`create`."""
+        self._impl = _C.KVStore(type)
+
+    @classmethod
+    def _of(cls, impl: _C.KVStore) -> KVStore:
+        store = cls.__new__(cls)
+        store._impl = impl
+        return store
+
+    # -- what it is
+
+    @property
+    def type(self) -> str:
+        """The store's type, ``"local"`` or ``"device"``, also of an alias."""
+        return self._impl.type
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the workers; 0 on one machine."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes; 1 on one machine."""
+        return 1
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can do something that not every store can.
+
+        Args:
+            capability: ``"optimizer"``: updates run on the store.
+
+        Raises:
+            ValueError: an unknown capability.
+        """
+        if capability != "optimizer":
+            raise ValueError(
+                "is_capable: expected a capability out of 'optimizer', "
+                f"but got {capability!r}"
+            )
+        return True
+
+    # -- values in and out
+
+    def init(self, key: Keys, value: Values) -> None:
+        """Stores a first value under each key.
+
+        Args:
+            key: new keys.
+            value: one tensor per key, of any shape and strides. The store keeps a
+                copy with its shape and dtype: in CPU memory in a ``local`` store,
+                on the tensor's device in a ``device`` store.
+
+        Raises:
+            ValueError: a key that is initialised already; its value stays.
+        """
+        self._impl.init(key, value)
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """Adds up each key's values and hands the sum to the updater.
+
+        Values are added left to right in the accumulation type (fp32 for fp16 and
+        bf16) and rounded once, so the same values give the same bits. The updater
+        runs once per distinct key, in the order in which the keys first appear.
+        Without an updater the sum replaces the stored value.
+
+        Args:
+            key: keys of the store.
+            value: tensors of the stored shape, on any device, of any strides, of
+                dtypes that convert to the stored one. They are only read, and
+                not after the call.
+            priority: larger goes first among operations that wait at the same
+                time. It never changes a result.
+
+        Raises:
+            Exception: what the updater raises, as it is. Keys before its own have
+                been updated, keys after it have not.
+        """
+        self._impl.push(key, value, priority)
+
+    def pull(
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+    ) -> Any:
+        """Writes each key's value into tensors, or returns new ones.
+
+        Args:
+            key: keys of the store.
+            out: tensors of the stored shape, of any strides, device and dtype that
+                the stored one converts to, filled in place as an optimizer writes
+                a parameter: no gradient is recorded, ``requires_grad`` is fine.
+                Several tensors per key are all filled.
+            priority: as in :meth:`push`.
+            ignore_sparse: skip row-sparse outs. There are none yet.
+
+        Returns:
+            None with ``out``. Without: a new tensor of the stored shape, dtype and
+            device or, for a list of keys, a list of them.
+        """
+        return self._impl.pull(key, out, priority)
+
+    def pushpull(
+        self,
+        key: Keys,
+        value: Values,
+        out: Values | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Pushes, then pulls.
+
+        Args:
+            key: keys of the store.
+            value: as in :meth:`push`.
+            out: as in :meth:`pull`. Without it the pulled value is written over
+                ``value``.
+            priority: as in :meth:`push`.
+        """
+        self._impl.pushpull(key, value, out, priority)
+
+    def broadcast(
+        self, key: Keys, value: Values, out: Values, priority: int = 0
+    ) -> None:
+        """Initialises keys (rank 0's value counts), then pulls them to ``out``.
+
+        Args:
+            key: new keys.
+            value: as in :meth:`init`.
+            out: as in :meth:`pull`.
+            priority: as in :meth:`push`.
+        """
+        self._impl.broadcast(key, value, out, priority)
+
+    def row_sparse_pull(
+        self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Pulls only the rows asked for; not supported yet.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("row_sparse_pull: not supported yet")
+
+    # -- keys
+
+    def delete(self, key: Keys) -> None:
+        """Forgets keys; they may be initialised anew, with another shape."""
+        self._impl.delete(key)
+
+    def keys(self) -> list[int] | list[str]:
+        """The keys, in order of ``init``."""
+        return self._impl.keys()
+
+    def shape(self, key: Key) -> torch.Size:
+        """The shape of a stored value."""
+        return torch.Size(self._impl.shape(key))
+
+    def dtype(self, key: Key) -> torch.dtype:
+        """The dtype of a stored value."""
+        return self._impl.dtype(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a key is initialised; TypeError for a key of another kind."""
+        return self._impl.contains(key)
+
+    def __len__(self) -> int:
+        """The number of keys."""
+        return self._impl.size()
+
+    def __bool__(self) -> bool:
+        """True: an empty store is still a store."""
+        return True
+
+    # -- updates
+
+    def set_updater(self, updater: Updater | None) -> None:
+        """Sets what merges a pushed sum into a stored value.
+
+        It is called as ``updater(key, input, stored)`` and writes ``stored`` in
+        place; what it returns is ignored. ``input`` is the sum, in the stored dtype.
+        Both tensors are its own only while it runs: to keep one, clone it. It runs
+        under ``torch.no_grad`` and never in two threads at once. It must not call
+        the same store.
+
+        Args:
+            updater: ``None``: the sum replaces the stored value (ASSIGN). A
+                ``torch.jit.ScriptFunction`` or ``ScriptModule`` with ``forward(key:
+                int, input: Tensor, stored: Tensor)`` (or ``key: str``, as the
+                store's keys are): it runs without the GIL, and a module's state is
+                saved with the store and shared with whoever else holds the module.
+                Any other callable: it runs under the GIL.
+
+        Raises:
+            TypeError: neither of these, or a TorchScript updater of another
+                signature or for the other kind of keys.
+        """
+        self._impl.set_updater(updater)
+
+    _set_updater = set_updater  # MXNet's name
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Compresses what travels between devices; not supported yet.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("set_gradient_compression: not supported yet")
+
+    # -- workers
+
+    def barrier(self) -> None:
+        """Waits for all workers; on one machine there is nothing to wait for."""
+        self._impl.barrier()
+
+    _barrier = barrier  # MXNet's name
+
+    # -- the other doors
+
+    @property
+    def script_object(self) -> torch.ScriptObject:
+        """This store as ``torch.classes.torchkv.KVStore``, for a scripted module."""
+        return self._impl.script_object()
+
+    @staticmethod
+    def from_script_object(script_object: torch.ScriptObject) -> KVStore:
+        """The store behind a ``torch.classes.torchkv.KVStore``; no copy is made.
+
+        Raises:
+            TypeError: an object of another class.
+        """
+        return KVStore._of(_C.KVStore.from_script_object(script_object))
+
+    # -- life
+
+    def close(self) -> None:
+        """Frees values and updater. Every later call is a RuntimeError, but close."""
+        self._impl.close()
+
+    def __enter__(self) -> KVStore:
+        """The store itself."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Closes the store."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """``KVStore(type='local', keys=3, bytes=72)``."""
+        return self._impl.repr()
+
+    def __reduce__(self) -> tuple[Callable[[Any], KVStore], tuple[Any]]:
+        """Copies keys, values, type and TorchScript updater.
+
+        Raises:
+            TypeError: the updater is a Python callable, which cannot be copied.
+        """
+        return KVStore._from_state, (self._impl.state(),)
+
+    @staticmethod
+    def _from_state(state: Any) -> KVStore:
+        return KVStore._of(_C.KVStore.from_state(state))
+
+
+def create(type: str = "local") -> KVStore:
+    """Makes an empty store.
+
+    Args:
+        type: ``"local"``: values live in CPU memory and are added up there.
+            ``"device"``: a value lives, and is added up, on the device of the
+            tensor that initialised it or, if that is the CPU, on the first
+            accelerator that a push or pull of its key names. MXNet's names
+            ``local_update_cpu``, ``local_allreduce_cpu`` (= ``local``) and
+            ``local_allreduce_device`` (= ``device``) are taken, too. Matching is
+            exact.
+
+    Raises:
+        ValueError: an unknown type; the message has the valid ones.
+        NotImplementedError: ``nccl`` and the ``dist`` types, for now.
+    """
+    return KVStore(type)
