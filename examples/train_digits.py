@@ -1,0 +1,368 @@
+"""Train a small convolutional network on handwritten digits, on several devices.
+
+Every device holds a copy (a *replica*) of the network; a torchkv store holds the
+weights. One training step is:
+
+1. cut the batch into one shard per device; each replica computes its gradients;
+2. push: the store adds up the replicas' gradients of each weight, and its
+   updater, here momentum SGD written in TorchScript, changes the stored weight;
+3. pull: the new weights are written into all replicas.
+
+The digits are 1,797 real scans of 8x8 pixels that come with scikit-learn, so there
+is nothing to download. No GPU is needed: a device may be named several times.
+
+    python examples/train_digits.py
+    python examples/train_digits.py --devices cuda:0,cuda:1 --seeds 0,1,2
+"""
+
+import argparse
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import torchkv
+
+NUM_HELD_OUT = 360  # scans that are never trained on, the same ones in every run
+NUM_TRAINED_ON = 1797 - NUM_HELD_OUT
+
+
+# --- The data -------------------------------------------------------------------
+
+
+class Data(NamedTuple):
+    """Scans of shape (N, 1, 8, 8) with values from 0 to 1, and their digits."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+
+def load_data(dtype: torch.dtype = torch.float32) -> Data:
+    """Return the digits in a fixed split with every digit in both parts alike."""
+    pixels, labels = load_digits(return_X_y=True)
+    train, test = train_test_split(
+        range(len(labels)), test_size=NUM_HELD_OUT, stratify=labels, random_state=0
+    )
+    all_images = torch.tensor(pixels, dtype=dtype).view(-1, 1, 8, 8) / 16
+    all_labels = torch.tensor(labels)
+    return Data(
+        all_images[train], all_labels[train], all_images[test], all_labels[test]
+    )
+
+
+def batches(
+    images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield one epoch of shuffled full batches, every scan shifted by up to a pixel.
+
+    All randomness comes from `generator`: the same seed gives the same batches.
+    """
+    # windows[n, :, dy, dx] is scan n moved by (dy - 1, dx - 1) pixels.
+    windows = F.pad(images, (1, 1, 1, 1)).unfold(2, 8, 1).unfold(3, 8, 1)
+    dy, dx = torch.randint(0, 3, (2, len(images)), generator=generator)
+    shifted = windows[torch.arange(len(images)), :, dy, dx]
+
+    order = torch.randperm(len(images), generator=generator)
+    for batch in order.split(batch_size):
+        if len(batch) == batch_size:  # the few scans left over wait for next epoch
+            yield shifted[batch], labels[batch]
+
+
+# --- The network and the updater ------------------------------------------------
+
+
+def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return the network with weights drawn from `seed`.
+
+    It has no BatchNorm: that would normalise each shard by itself, and training on
+    four devices would no longer equal training on one.
+    """
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 10),
+    ).to(dtype)
+
+
+class MomentumSGD(nn.Module):
+    """The updater: what the store does with the summed gradient of one weight."""
+
+    velocity: dict[int, Tensor]  # per key; part of the module's TorchScript state
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        """Start without velocity; `lr` may be changed at any time."""
+        super().__init__()
+        self.lr = lr
+        self.momentum = momentum
+        self.velocity = {}
+
+    def forward(self, key: int, input: Tensor, stored: Tensor) -> None:
+        """Step `stored`, the weight, down its gradient `input`, in place."""
+        if key not in self.velocity:
+            self.velocity[key] = torch.zeros_like(stored)
+        velocity = self.velocity[key]
+        velocity.mul_(self.momentum).add_(input)
+        stored.sub_(self.lr * velocity)
+
+
+def compile_updater(updater: nn.Module) -> torch.jit.ScriptModule:
+    """Compile `updater` to TorchScript, so that the store runs it without Python."""
+    with warnings.catch_warnings():
+        # PyTorch advises torch.compile instead. That compiles for a Python caller;
+        # the store calls its updater from C++, which TorchScript is made for.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*deprecated")
+        return torch.jit.script(updater)
+
+
+def learning_rate(initial: float, epoch: int, num_epochs: int) -> float:
+    """Return the rate for `epoch`: half a cosine, from `initial` down to almost 0."""
+    return initial * 0.5 * (1 + math.cos(math.pi * epoch / num_epochs))
+
+
+# --- Training -------------------------------------------------------------------
+
+
+class Epoch(NamedTuple):
+    """What the learning curve shows of one epoch."""
+
+    loss: float  # mean over the training scans
+    accuracy: float  # on the held-out scans, from 0 to 1
+
+
+def backward(replicas: list[nn.Module], images: Tensor, labels: Tensor) -> list[Tensor]:
+    """Leave in each replica the gradients of its shard; return the shards' losses.
+
+    Each loss is a sum divided by the size of the *whole* batch. So the losses of the
+    shards add up to the mean loss of the batch, and their gradients to its gradient.
+    """
+    image_shards = images.tensor_split(len(replicas))
+    label_shards = labels.tensor_split(len(replicas))
+    losses = []
+    for replica, shard, target in zip(
+        replicas, image_shards, label_shards, strict=True
+    ):
+        device = next(replica.parameters()).device
+        output = replica(shard.to(device))
+        loss = F.cross_entropy(output, target.to(device), reduction="sum") / len(images)
+        loss.backward()
+        losses.append(loss.detach())
+    return losses
+
+
+@torch.no_grad()
+def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Return the part of `images` that `model` reads as `labels`, from 0 to 1."""
+    device = next(model.parameters()).device
+    answers = model(images.to(device)).argmax(dim=1).cpu()
+    return (answers == labels).double().mean().item()
+
+
+def train(
+    replicas: list[nn.Module],
+    store: torchkv.KVStore,
+    data: Data,
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    momentum: float,
+    seed: int,
+) -> Iterator[Epoch]:
+    """Train `replicas`, equal at the start, in place; yield after every epoch."""
+    # weights[k] lists the copies of parameter k, one per replica; k is its key.
+    parameters = [replica.parameters() for replica in replicas]
+    weights = [list(copies) for copies in zip(*parameters, strict=True)]
+    keys = list(range(len(weights)))
+    store.init(keys, [copies[0] for copies in weights])
+
+    updater = compile_updater(MomentumSGD(lr, momentum))
+    store.set_updater(updater)
+
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(epochs):
+        updater.lr = learning_rate(lr, epoch, epochs)  # the store sees the change
+        losses = []
+        for images, labels in batches(
+            data.train_images, data.train_labels, batch_size, generator
+        ):
+            losses.append(backward(replicas, images, labels))
+            store.push(keys, [[w.grad for w in copies] for copies in weights])
+            store.pull(keys, out=weights)
+            for replica in replicas:
+                replica.zero_grad()
+        loss = sum(shard.item() for batch in losses for shard in batch) / len(losses)
+        accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
+        yield Epoch(loss, accuracy)
+
+
+# --- The command line -----------------------------------------------------------
+
+
+def plot(curves: dict[int, list[Epoch]], path: str) -> None:
+    """Draw loss and held-out accuracy of every seed over the epochs, as a PNG."""
+    figure = Figure(figsize=(9, 4), layout="constrained")  # draws without a screen
+    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    for seed, curve in curves.items():
+        numbers = range(1, len(curve) + 1)
+        losses = [epoch.loss for epoch in curve]
+        percents = [100 * epoch.accuracy for epoch in curve]
+        loss_axes.plot(numbers, losses, ".-", markersize=3, label=f"seed {seed}")
+        accuracy_axes.plot(numbers, percents, ".-", markersize=3)
+    loss_axes.set(title="Training loss", xlabel="epoch", yscale="log")
+    loss_axes.legend()
+    # The first epochs are so low that the rest would be flat: fit the axis to the rest.
+    rest = [e for curve in curves.values() for e in curve[len(curve) // 4 :]]
+    lowest = 100 * min(epoch.accuracy for epoch in rest)
+    accuracy_axes.set(
+        title="Held-out accuracy (%)", xlabel="epoch", ylim=(lowest - 1, 100.5)
+    )
+    for axes in (loss_axes, accuracy_axes):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def default_devices() -> str:
+    """Return all GPUs, or the CPU four times where there are none."""
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ",".join(gpus or ["cpu"] * 4)
+
+
+def parse_devices(text: str) -> list[torch.device]:
+    """Return the devices named in `text`, such as "cpu,cpu" or "cuda:0,cuda:1"."""
+    devices = []
+    for name in text.split(","):
+        try:
+            device = torch.device(name)
+        except RuntimeError:  # its own message is long, and differs by version
+            device = None
+        num_gpus = torch.cuda.device_count()
+        if device is None or device.type not in ("cpu", "cuda"):
+            raise argparse.ArgumentTypeError(
+                f"expected cpu or cuda:<number>, separated by commas, but got {name!r}"
+            )
+        if device.type == "cuda" and (device.index or 0) >= num_gpus:
+            raise argparse.ArgumentTypeError(
+                f"expected one of the {num_gpus} visible GPUs, but got {name!r}"
+            )
+        devices.append(device)
+    return devices
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the numbers in `text`, such as "0,1,2"."""
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers, separated by commas, but got {text!r}"
+        ) from None
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print its whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message` and exit."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the options of the command line, checked."""
+    parser = Parser(
+        description="Train a digit reader on several devices.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--devices",
+        type=parse_devices,
+        default=default_devices(),
+        help="one replica on each; a device may be repeated",
+    )
+    parser.add_argument(
+        "--type", choices=["local", "device"], default="device", help="of the store"
+    )
+    parser.add_argument("--epochs", type=int, default=80, help="rounds over the data")
+    parser.add_argument("--batch-size", type=int, default=64, help="over all devices")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate at first")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of the updater")
+    parser.add_argument(
+        "--seeds", type=parse_seeds, default="0", help="one run each, such as 0,1,2"
+    )
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64"], default="float32", help="of weights"
+    )
+    parser.add_argument(
+        "--plot", default="digits.png", metavar="PATH", help="the learning curves"
+    )
+    args = parser.parse_args()
+    if args.epochs < 1:
+        parser.error(f"argument --epochs: expected at least 1, but got {args.epochs}")
+    if not len(args.devices) <= args.batch_size <= NUM_TRAINED_ON:
+        parser.error(
+            f"argument --batch-size: expected {len(args.devices)} (a scan for every "
+            f"device) to {NUM_TRAINED_ON} (all of them), but got {args.batch_size}"
+        )
+    return args
+
+
+def main() -> None:
+    """Train once per seed, print the accuracies and draw the learning curves."""
+    args = parse_args()
+    # Work this small gains little from more threads, and loses much on a busy machine.
+    torch.set_num_threads(1)
+    dtype = getattr(torch, args.dtype)
+    data = load_data(dtype)
+
+    curves: dict[int, list[Epoch]] = {}
+    for seed in args.seeds:
+        model = make_model(seed, dtype)
+        replicas = [copy.deepcopy(model).to(device) for device in args.devices]
+        with torchkv.create(args.type) as store:
+            progress = tqdm(
+                train(
+                    replicas,
+                    store,
+                    data,
+                    epochs=args.epochs,
+                    batch_size=args.batch_size,
+                    lr=args.lr,
+                    momentum=args.momentum,
+                    seed=seed,
+                ),
+                desc=f"seed {seed}",
+                total=args.epochs,
+                unit="epoch",
+            )
+            curves[seed] = []
+            for epoch in progress:
+                curves[seed].append(epoch)
+                progress.set_postfix(
+                    loss=f"{epoch.loss:.4f}", accuracy=f"{epoch.accuracy:.2%}"
+                )
+        accuracy = curves[seed][-1].accuracy
+        print(f"seed {seed}: {accuracy:.2%} of {NUM_HELD_OUT} held-out scans right")
+
+    finals = [curve[-1].accuracy for curve in curves.values()]
+    if len(finals) > 1:
+        print(f"mean of {len(finals)} seeds: {sum(finals) / len(finals):.2%}")
+    plot(curves, args.plot)
+    print(f"learning curve: {args.plot}")
+
+
+if __name__ == "__main__":
+    main()
