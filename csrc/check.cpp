@@ -114,6 +114,11 @@ void check_out(
     const Meta& meta,
     const at::Tensor& out) {
   check_storable(op, key, out);
+  TORCH_CHECK_VALUE(
+      !out._is_zerotensor(),
+      op,
+      ": expected an out that can be written, but got a ZeroTensor ",
+      key.context());
   check_shape(op, key, meta, out);
   TORCH_CHECK_TYPE(
       c10::canCast(meta.dtype, out.scalar_type()),

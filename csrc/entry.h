@@ -45,11 +45,11 @@ struct Entry : c10::intrusive_ptr_target {
   const Meta meta;
   int64_t ordinal = 0; // order of init; set once by the key table
 
-  // Guards everything below. Taken with the GIL released, by a thread that
-  // holds no other entry's mutex, and before an updater's mutex.
+  // Guards everything below. Taken with the GIL released, one at a time by each
+  // call, and before an updater's mutex.
   std::mutex mutex;
   c10::SmallVector<Slice, 1> slices;
-  bool placed = false; // whether `slices` has reached its final devices
+  bool placed = false; // whether `slices` are where they will stay
   int64_t version = 0; // number of updates since init
 };
 

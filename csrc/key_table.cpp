@@ -6,21 +6,43 @@
 #include "errors.h"
 
 namespace torchkv {
+namespace {
 
-void KeyTable::check_open(const char* op) const {
-  TORCH_CHECK(!closed_, op, ": expected an open store, but got a closed one");
-}
-
-void KeyTable::check_kind(const char* op, const Key& key) const {
+void expect_kind(const char* op, KeyKind kind, const Key& key) {
   TORCH_CHECK_TYPE(
-      !kind_ || *kind_ == key.kind(),
+      key.kind() == kind,
       op,
       ": expected ",
-      name(*kind_),
+      name(kind),
       " keys, as this store's first init fixed them, but got a key of kind ",
       name(key.kind()),
       " ",
       key.context());
+}
+
+void expect_new(const char* op, bool is_new, const Key& key) {
+  TORCH_CHECK_VALUE(
+      is_new,
+      op,
+      ": expected a new key, but got one that is initialised already ",
+      key.context());
+}
+
+} // namespace
+
+void KeyTable::check_still_open(const char* op) const {
+  TORCH_CHECK(!closed_, op, ": expected an open store, but got a closed one");
+}
+
+void KeyTable::check_open(const char* op) const {
+  const std::shared_lock lock(mutex_);
+  check_still_open(op);
+}
+
+void KeyTable::check_kind(const char* op, const Key& key) const {
+  if (kind_) {
+    expect_kind(op, *kind_, key);
+  }
 }
 
 const EntryPtr& KeyTable::find_one(const char* op, const Key& key) const {
@@ -34,7 +56,7 @@ const EntryPtr& KeyTable::find_one(const char* op, const Key& key) const {
 
 void KeyTable::insert(const char* op, const Entries& entries) {
   const std::unique_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   const KeyKind kind = kind_.value_or(entries[0]->key.kind());
   size_t num_inserted = 0;
   const auto undo = [&] {
@@ -44,20 +66,8 @@ void KeyTable::insert(const char* op, const Entries& entries) {
   };
   try {
     for (const auto& entry : entries) {
-      TORCH_CHECK_TYPE(
-          entry->key.kind() == kind,
-          op,
-          ": expected ",
-          name(kind),
-          " keys, as this store's first init fixed them, but got a key of kind ",
-          name(entry->key.kind()),
-          " ",
-          entry->key.context());
-      TORCH_CHECK_VALUE(
-          entries_.emplace(entry->key, entry).second,
-          op,
-          ": expected a new key, but got one that is initialised already ",
-          entry->key.context());
+      expect_kind(op, kind, entry->key);
+      expect_new(op, entries_.emplace(entry->key, entry).second, entry->key);
       entry->ordinal = num_inserted_ + static_cast<int64_t>(num_inserted);
       ++num_inserted;
     }
@@ -71,14 +81,10 @@ void KeyTable::insert(const char* op, const Entries& entries) {
 
 void KeyTable::check_absent(const char* op, const Keys& keys) const {
   const std::shared_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   for (const auto& key : keys.list) {
     check_kind(op, key);
-    TORCH_CHECK_VALUE(
-        entries_.find(key) == entries_.end(),
-        op,
-        ": expected a new key, but got one that is initialised already ",
-        key.context());
+    expect_new(op, entries_.find(key) == entries_.end(), key);
   }
 }
 
@@ -86,7 +92,7 @@ Entries KeyTable::find(const char* op, const Keys& keys) const {
   Entries result;
   result.reserve(keys.list.size());
   const std::shared_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   for (const auto& key : keys.list) {
     result.push_back(find_one(op, key));
   }
@@ -96,7 +102,7 @@ Entries KeyTable::find(const char* op, const Keys& keys) const {
 void KeyTable::erase(const char* op, const Keys& keys) {
   Entries unlinked; // freed after the lock is released
   const std::unique_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   for (const auto& key : keys.list) {
     unlinked.push_back(find_one(op, key));
   }
@@ -107,14 +113,14 @@ void KeyTable::erase(const char* op, const Keys& keys) {
 
 bool KeyTable::contains(const char* op, const Key& key) const {
   const std::shared_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   check_kind(op, key);
   return entries_.find(key) != entries_.end();
 }
 
 int64_t KeyTable::size(const char* op) const {
   const std::shared_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   return static_cast<int64_t>(entries_.size());
 }
 
@@ -132,7 +138,7 @@ std::vector<EntryPtr> KeyTable::sorted_entries() const {
 
 std::vector<EntryPtr> KeyTable::entries(const char* op) const {
   const std::shared_lock lock(mutex_);
-  check_open(op);
+  check_still_open(op);
   return sorted_entries();
 }
 

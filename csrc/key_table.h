@@ -42,6 +42,8 @@ class TORCHKV_API KeyTable {
   bool contains(const char* op, const Key& key) const;
   int64_t size(const char* op) const;
 
+  void check_open(const char* op) const;
+
   // Every entry, in order of insertion.
   std::vector<EntryPtr> entries(const char* op) const;
 
@@ -56,7 +58,7 @@ class TORCHKV_API KeyTable {
   void close();
 
  private:
-  void check_open(const char* op) const;
+  void check_still_open(const char* op) const;
   void check_kind(const char* op, const Key& key) const;
   const EntryPtr& find_one(const char* op, const Key& key) const;
   std::vector<EntryPtr> sorted_entries() const;

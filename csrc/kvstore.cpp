@@ -1,10 +1,6 @@
 // The pipeline of the store: parse -> check -> reduce -> update, and pull.
 #include "kvstore.h"
 
-#include <ATen/ops/empty_strided.h>
-#include <pthread.h>
-
-#include <atomic>
 #include <sstream>
 #include <utility>
 
@@ -12,20 +8,10 @@
 #include "comm/comm_aten.h"
 #include "errors.h"
 #include "in_progress.h"
+#include "process.h"
 
 namespace torchkv {
 namespace {
-
-// Counts the forks between the first process and this one. A lock that another
-// thread held at the fork stays locked in the child for ever, so a child must
-// not touch any. (getpid would be a system call in every push.)
-std::atomic<uint64_t>& fork_count() {
-  static std::atomic<uint64_t> count{0};
-  static const int registered = pthread_atfork(
-      nullptr, nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); });
-  TORCHKV_INTERNAL_ASSERT(registered == 0);
-  return count;
-}
 
 std::unique_ptr<Comm> make_comm(StoreType type, Runtime& runtime) {
   const auto home = type == StoreType::kLocal ? CommAten::Home::kCpu
@@ -53,24 +39,20 @@ void check_tensors(
   }
 }
 
-c10::SmallVector<Place, 4> places_of(c10::ArrayRef<at::Tensor> tensors) {
-  c10::SmallVector<Place, 4> places;
-  for (const auto& tensor : tensors) {
-    places.push_back({static_cast<int32_t>(places.size()), tensor.device()});
-  }
-  return places;
-}
-
 } // namespace
 
 KVStore::KVStore(const std::string& type, Runtime& runtime)
     : type_(parse_store_type(type)),
       comm_(make_comm(type_, runtime)),
-      process_(fork_count().load(std::memory_order_relaxed)) {}
+      num_forks_(fork_count()) {}
+
+bool KVStore::is_forked() const {
+  return num_forks_ != fork_count();
+}
 
 void KVStore::check_usable(const char* op) const {
   TORCH_CHECK(
-      process_ == fork_count().load(std::memory_order_relaxed),
+      !is_forked(),
       op,
       ": expected to be called in the process that made the store, but got a "
       "forked child of it; make a store in the child (or start it by 'spawn')");
@@ -116,14 +98,25 @@ Entries KVStore::make_entries(
   return entries;
 }
 
+void KVStore::insert(
+    const char* op,
+    const Entries& entries,
+    const Tensors& values) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    comm_->store(*entries[i], values.of(static_cast<int64_t>(i))[0]);
+  }
+  // Held over both, or set_updater could slip in between with an updater for
+  // the other kind of keys.
+  const std::lock_guard lock(updater_mutex_);
+  check_key_kind(op, updater_, entries[0]->key.kind());
+  table_.insert(op, entries);
+}
+
 void KVStore::init(const Keys& keys, const Tensors& values) {
   constexpr auto* op = "init";
   check_usable(op);
   const Entries entries = make_entries(op, keys, values);
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    comm_->store(*entries[i], values.of(i)[0]);
-  }
-  table_.insert(op, entries);
+  insert(op, entries, values);
 }
 
 void KVStore::broadcast(
@@ -135,10 +128,7 @@ void KVStore::broadcast(
   check_usable(op);
   const Entries entries = make_entries(op, keys, values);
   check_tensors(&check_out, op, keys, entries, outs);
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    comm_->store(*entries[i], values.of(i)[0]);
-  }
-  table_.insert(op, entries);
+  insert(op, entries, values);
   copy_out(entries, outs);
 }
 
@@ -169,16 +159,8 @@ std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
   std::vector<at::Tensor> result;
   for (const auto& entry : table_.find(op, keys)) {
     const std::lock_guard lock(entry->mutex);
-    result.push_back(copy_of(*entry));
+    result.push_back(comm_->copy_of(*entry));
   }
-  return result;
-}
-
-at::Tensor KVStore::copy_of(Entry& entry) const {
-  const at::Tensor& stored = entry.slices[0].value;
-  const at::Tensor result =
-      at::empty_strided(stored.sizes(), stored.strides(), stored.options());
-  comm_->copy_out(Item{&entry, {}, result});
   return result;
 }
 
@@ -206,19 +188,16 @@ void KVStore::reduce_update(const Entries& entries, const Tensors& values) {
     const auto tensors = values.of(static_cast<int64_t>(i));
     group.clear();
     for (const auto& tensor : tensors) {
-      group.push_back(
-          {Value::Form::kDense,
-           &tensor,
-           {static_cast<int32_t>(group.size()), tensor.device()}});
+      group.push_back({Value::Form::kDense, &tensor});
     }
     Entry& entry = *entries[i];
     const Item item{&entry, group, {}};
     const std::lock_guard lock(entry.mutex);
     if (!entry.placed) {
-      comm_->place(entry, places_of(tensors));
+      comm_->place(entry, tensors);
     }
     if (rule != nullptr) {
-      comm_->reduce_update(item, *rule, KeyArgs());
+      comm_->reduce_update(item, *rule);
     } else {
       auto& opaque = *std::get<std::shared_ptr<OpaqueUpdater>>(updater);
       comm_->reduce(item, [&](at::Tensor& input, at::Tensor& stored) {
@@ -237,7 +216,7 @@ void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
     const Item item{&entry, {}, group};
     const std::lock_guard lock(entry.mutex);
     if (!entry.placed) {
-      comm_->place(entry, places_of(group));
+      comm_->place(entry, group);
     }
     comm_->copy_out(item);
   }
@@ -298,18 +277,18 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   if (updater != nullptr) {
     next = std::move(updater);
   }
-  table_.size(op); // refuses a closed store
+  const std::lock_guard lock(updater_mutex_);
+  table_.check_open(op);
   if (const auto kind = table_.kind()) {
     check_key_kind(op, next, *kind);
   }
-  const std::lock_guard lock(updater_mutex_);
   updater_.swap(next); // the old one is freed after the lock is released
 }
 
 void KVStore::barrier() const {
   constexpr auto* op = "barrier";
   check_usable(op);
-  table_.size(op); // refuses a closed store
+  table_.check_open(op);
 }
 
 std::string KVStore::repr() const {
@@ -346,14 +325,14 @@ StoreState KVStore::state() const {
       state.str_keys.push_back(entry->key.text());
     }
     const std::lock_guard lock(entry->mutex);
-    state.values.push_back(copy_of(*entry));
+    state.values.push_back(comm_->copy_of(*entry));
     state.versions.push_back(entry->version);
   }
   const Updater updater = this->updater();
   if (const auto* opaque =
           std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
-    const std::lock_guard lock((*opaque)->mutex());
-    state.updater.push_back((*opaque)->serialize());
+    const InProgress<KVStore> saving(this);
+    state.updater.push_back(serialize_updater(**opaque));
   }
   return state;
 }
@@ -361,15 +340,13 @@ StoreState KVStore::state() const {
 c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   auto store = c10::make_intrusive<KVStore>(state.type);
   Keys keys;
-  keys.single = false;
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
   keys.list.append(state.str_keys.begin(), state.str_keys.end());
-  if (!keys.list.empty()) {
-    store->init(keys, Tensors::one_each(state.values));
-    const auto entries = store->table_.find("load", keys);
-    for (size_t i = 0; i < entries.size(); ++i) {
-      entries[i]->version = state.versions[i];
-    }
+  for (size_t i = 0; i < keys.list.size(); ++i) {
+    // One by one, so that each value is held twice for a moment only.
+    const Key& key = keys.list[i];
+    store->init(key, std::exchange(state.values[i], at::Tensor()));
+    store->table_.find("load", key)[0]->version = state.versions[i];
   }
   if (!state.key_kind.empty()) {
     store->table_.fix_kind(
@@ -382,10 +359,13 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
 }
 
 void KVStore::close() {
+  if (is_forked()) {
+    return; // a `with` of the parent's ends here, too; there is nothing to free
+  }
   check_usable("close");
-  table_.close();
-  Updater unlinked;
+  Updater unlinked; // freed after the lock is released
   const std::lock_guard lock(updater_mutex_);
+  table_.close();
   updater_.swap(unlinked);
 }
 

@@ -30,14 +30,16 @@ namespace torchkv {
 // Invariants:
 // 1. A stored value never aliases a tensor of the caller; pushed tensors are
 //    only read, and not after the call.
-// 2. A call that is refused (ValueError, TypeError, IndexError,
-//    NotImplementedError) has changed nothing. Only an updater that throws
+// 2. A call that is refused has changed nothing. Only an updater that throws
 //    leaves the keys before its own updated.
-// 3. At most one entry's mutex is held by a thread, and before an updater's.
+// 3. A call holds one entry's mutex at a time, and takes an updater's after it.
+//    So the calls of one store cannot wait for each other in a circle. Calls of
+//    two stores can, where the updater of each calls the other store.
 //
 // Errors of every method besides its own: RuntimeError after close(), in a
 // forked child of the process that made the store, and from inside an updater
-// that this store is running. All messages name the operation and the key.
+// that this store is running; close(), repr() and key_kind() go on after
+// close(). All messages name the operation and, where there is one, the key.
 //
 // Tensors on accelerators: work is enqueued on the calling thread's current
 // streams and the host is not blocked, except for copies to and from CPU
@@ -111,27 +113,30 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   StoreState state() const;
   static c10::intrusive_ptr<KVStore> from_state(StoreState state);
 
-  // Frees values and updater once calls under way have ended. May be repeated.
+  // Frees values and updater once calls under way have ended. May be repeated;
+  // does nothing in a forked child.
   void close();
 
  private:
+  bool is_forked() const;
   void check_usable(const char* op) const;
   Updater updater() const;
   Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
       const;
+  void insert(const char* op, const Entries& entries, const Tensors& values);
   void reduce_update(const Entries& entries, const Tensors& values);
   void copy_out(const Entries& entries, const Tensors& outs) const;
-  // A new tensor like the stored value. REQUIRES: the entry's mutex.
-  at::Tensor copy_of(Entry& entry) const;
 
   // Constant after construction.
   const StoreType type_;
   const std::unique_ptr<Comm> comm_;
-  const uint64_t process_;
+  const uint64_t num_forks_; // before it was made
 
   KeyTable table_; // has its own synchronization
 
-  mutable std::mutex updater_mutex_; // guards updater_, not what it points to
+  // Guards updater_, not what it points to, and keeps its kind of keys that of
+  // the table. Taken before the table's lock.
+  mutable std::mutex updater_mutex_;
   Updater updater_;
 };
 

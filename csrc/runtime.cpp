@@ -1,12 +1,13 @@
 #include "runtime.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
+
+#include "plain_dispatch.h"
 
 namespace torchkv {
 namespace {
@@ -44,21 +45,25 @@ class C10Runtime final : public Runtime {
       c10::IntArrayRef strides,
       c10::ScalarType dtype,
       c10::Device device) override {
-    // Below autograd, yet a normal tensor: an inference tensor could not be
-    // written by an updater outside inference mode.
+    // A normal tensor: an inference tensor could not be written by an updater
+    // outside inference mode.
     const c10::InferenceMode normal(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const PlainDispatch plain;
     return at::empty_strided(
         sizes, strides, at::TensorOptions().dtype(dtype).device(device));
   }
 
   void copy(const at::Tensor& destination, const at::Tensor& source) override {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const PlainDispatch plain;
     destination.copy_(source);
   }
 };
 
 } // namespace
+
+void forbid_resize(const at::Tensor& tensor) {
+  tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
+}
 
 Runtime& default_runtime() {
   // Leaked: streams and events must not outlive a device runtime that static

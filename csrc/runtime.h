@@ -18,9 +18,10 @@ struct RuntimeEvent {
   virtual ~RuntimeEvent() = default;
 };
 
-// The one seam between the store and devices: streams, events, memory, copies.
-// The real one goes through c10's generic guards, so that one binary serves CPU
-// and CUDA builds of torch; tests have a recording one. Any thread may call it.
+// The seam between the store and devices: streams, events, memory, copies.
+// Arithmetic is elsewhere: kernels/, and ATen operators. The real one goes
+// through c10's generic guards, so that one binary serves CPU and CUDA builds
+// of torch; tests have a recording one. Any thread may call it.
 class TORCHKV_API Runtime {
  public:
   virtual ~Runtime() = default;
@@ -52,6 +53,11 @@ class TORCHKV_API Runtime {
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
 };
+
+// Makes it an error to resize the tensor's memory, through whatever tensor
+// shares it. An updater could otherwise take the memory away from under a
+// stored value.
+TORCHKV_API void forbid_resize(const at::Tensor& tensor);
 
 // The real runtime; lives as long as the process.
 TORCHKV_API Runtime& default_runtime();

@@ -91,7 +91,9 @@ ScriptUpdater::ScriptUpdater(const torch::jit::Module& module)
     : ScriptUpdater(module, module._ivalue().get()) {}
 
 ScriptUpdater::ScriptUpdater(const torch::jit::StrongFunctionPtr& function)
-    : ScriptUpdater(wrap(function), function.function_) {}
+    : ScriptUpdater(wrap(function), function.function_) {
+  function_owner_ = function.cu_;
+}
 
 void ScriptUpdater::update(
     const Key& key,

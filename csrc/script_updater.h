@@ -39,6 +39,8 @@ class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
  private:
   ScriptUpdater(torch::jit::Module module, const void* object);
 
+  // A function's code lives as long as this; a module holds its own.
+  std::shared_ptr<torch::jit::CompilationUnit> function_owner_;
   torch::jit::Module module_;
   torch::jit::Method forward_;
   std::optional<KeyKind> key_kind_; // none: `key: Any`

@@ -1,39 +1,74 @@
 #include "updater.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
 #include <c10/core/InferenceMode.h>
 
-#include <iterator>
 #include <unordered_map>
 
 #include "errors.h"
 #include "in_progress.h"
+#include "plain_dispatch.h"
+#include "process.h"
+#include "runtime.h"
 #include "script_updater.h"
 
 namespace torchkv {
 namespace {
 
-// The mutex of an object that runs. Dead ones are dropped when others are asked
-// for; an address that comes back has a new object and gets a new mutex.
+using Mutexes = std::unordered_map<const void*, std::weak_ptr<std::mutex>>;
+
+// By the object that runs. REQUIRES: process_mutex().
+Mutexes& mutexes() {
+  // Leaked: the last updater may outlive static destruction.
+  static auto* value = new Mutexes();
+  return *value;
+}
+
+// The mutex of an object that runs. It leaves the map with its last user; an
+// address that comes back is another object's.
 std::shared_ptr<std::mutex> mutex_of(const void* object) {
-  static std::mutex guard;
-  static std::unordered_map<const void*, std::weak_ptr<std::mutex>> mutexes;
-  const std::lock_guard lock(guard);
-  for (auto it = mutexes.begin(); it != mutexes.end();) {
-    it = it->second.expired() ? mutexes.erase(it) : std::next(it);
-  }
-  auto result = mutexes[object].lock();
+  const auto forget = [object](const std::mutex* unused) {
+    delete unused;
+    const std::lock_guard lock(process_mutex());
+    const auto it = mutexes().find(object);
+    if (it != mutexes().end() && it->second.expired()) {
+      mutexes().erase(it);
+    }
+  };
+  const std::lock_guard lock(process_mutex());
+  auto& shared = mutexes()[object];
+  auto result = shared.lock();
   if (result == nullptr) {
-    result = std::make_shared<std::mutex>();
-    mutexes[object] = result;
+    result = std::shared_ptr<std::mutex>(new std::mutex(), forget);
+    shared = result;
   }
   return result;
+}
+
+void check_not_running(const char* op, const OpaqueUpdater& updater) {
+  TORCH_CHECK(
+      !InProgress<std::mutex>::contains(&updater.mutex()),
+      op,
+      ": expected an updater that is not running, but got one that this thread "
+      "is in the middle of: it calls a store whose updater it is");
 }
 
 // Another tensor on the same memory. The updater gets such an alias, so that
 // what it does to the tensor object (resize_, `.data = `) stays with it.
 at::Tensor alias_of(const at::Tensor& tensor) {
-  return tensor.detach();
+  const PlainDispatch plain;
+  return at::alias(tensor);
+}
+
+// Whether `handed` still is what it was made as: an alias of `stored`.
+bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
+  return handed.has_storage() &&
+      handed.storage().is_alias_of(stored.storage()) &&
+      handed.storage_offset() == stored.storage_offset() &&
+      handed.sizes() == stored.sizes() &&
+      handed.strides() == stored.strides() &&
+      handed.scalar_type() == stored.scalar_type();
 }
 
 // The updater kept what it was handed: a later push would change it behind the
@@ -43,7 +78,9 @@ void separate(at::Tensor& stored, at::Tensor& input) {
     input.reset(); // the next push makes a new one
   }
   if (stored.storage().use_count() > 1) {
+    const PlainDispatch plain;
     stored = stored.clone();
+    forbid_resize(stored);
   }
 }
 
@@ -76,11 +113,7 @@ void apply_updater(
     at::Tensor& stored) {
   const c10::InferenceMode normal_tensors(false);
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(
-      !InProgress<std::mutex>::contains(&updater.mutex()),
-      "push: expected an updater that does not run yet, but got one that pushes "
-      "to another store whose updater it is, too ",
-      key.context());
+  check_not_running("push", updater);
   const std::lock_guard lock(updater.mutex());
   const InProgress running(&updater.mutex());
   bool written_in_place = false;
@@ -88,10 +121,7 @@ void apply_updater(
     const at::Tensor handed_input = alias_of(input);
     const at::Tensor handed = alias_of(stored);
     updater.update(key, handed_input, handed);
-    written_in_place = handed.has_storage() &&
-        handed.storage().is_alias_of(stored.storage()) &&
-        handed.sizes() == stored.sizes() &&
-        handed.scalar_type() == stored.scalar_type();
+    written_in_place = is_intact(handed, stored);
   } catch (...) {
     separate(stored, input);
     throw;
@@ -100,8 +130,15 @@ void apply_updater(
   TORCH_CHECK(
       written_in_place,
       "push: expected the updater to write the stored value in place, but got "
-      "a tensor whose memory, shape or dtype it had replaced ",
+      "a tensor whose memory, shape, strides or dtype it had replaced ",
       key.context());
+}
+
+at::Tensor serialize_updater(OpaqueUpdater& updater) {
+  check_not_running("save", updater);
+  const std::lock_guard lock(updater.mutex());
+  const InProgress running(&updater.mutex());
+  return updater.serialize();
 }
 
 std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes) {

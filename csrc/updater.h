@@ -42,7 +42,7 @@ class TORCHKV_API OpaqueUpdater {
 
   // Itself and its state as uint8 bytes, from which load_updater makes a copy.
   // Throws where it cannot be copied (a Python callable).
-  // REQUIRES: the mutex is held.
+  // REQUIRES: the mutex is held; run through serialize_updater.
   virtual at::Tensor serialize() const = 0;
 
   // Taken after an entry's mutex, so that it never runs in two threads at once.
@@ -70,6 +70,10 @@ void apply_updater(
     const Key& key,
     at::Tensor& input,
     at::Tensor& stored);
+
+// serialize() under the updater's mutex. RuntimeError where this thread runs
+// the same object, which would wait for itself.
+at::Tensor serialize_updater(OpaqueUpdater& updater);
 
 // The updater that serialize() wrote.
 std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);

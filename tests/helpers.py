@@ -2,6 +2,7 @@
 
 import faulthandler
 import io
+import itertools
 import os
 import pickle
 import select
@@ -123,6 +124,12 @@ def in_child(function, timeout_s=30):
     return pickle.loads(answer)
 
 
+def check_in_child(body, timeout_s=30):
+    """Runs a test's body in a forked child: a crash or a hang is one failed test."""
+    failure = in_child(lambda: (body(), None)[1], timeout_s)
+    assert failure is None, failure
+
+
 def outcome(call):
     try:
         call()
@@ -131,14 +138,24 @@ def outcome(call):
         return f"{type(error).__name__}: {error}"
 
 
-def allocated_bytes(function):
-    """Bytes that torch's CPU allocator hands out while `function` runs."""
+def _allocations(function):
+    """What torch's CPU allocator hands out (+) and takes back (-), in this order."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         function()
     events = profile.profiler.kineto_results.events()
-    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
-    return sum(size for size in sizes if size > 0)
+    events = [event for event in events if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda e: e.start_ns())]
+
+
+def allocated_bytes(function):
+    """Bytes that torch's CPU allocator hands out while `function` runs."""
+    return sum(size for size in _allocations(function) if size > 0)
+
+
+def peak_bytes(function):
+    """The most bytes that are out at one time, of those handed out meanwhile."""
+    return max(itertools.accumulate(_allocations(function)), default=0)
 
 
 def add_input(key, input, stored):

@@ -6,8 +6,10 @@ and Python's own protocols (``len``, ``in``, ``with``, ``copy``, ``pickle``).
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, Self, SupportsIndex, TypeAlias
 
 # The C++ libraries link against those that this import has loaded.
 import torch
@@ -28,6 +30,9 @@ With a list of keys: a list with one of these per key, all of one form."""
 
 Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
 """What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
+
+
+type_of = type  # the class has a property `type`
 
 
 class KVStore:
@@ -55,7 +60,9 @@ class KVStore:
     * ``RuntimeError``: a store that was closed, that was made before this process
       was forked, or that is called from inside its own updater.
 
-    A call that raises one of these has changed nothing.
+    A call that is refused by one of these has changed nothing. What an updater
+    raises reaches the caller of ``push`` as it is, after the keys before its own
+    have been updated.
     """
 
     __slots__ = ("__weakref__", "_impl")
@@ -65,7 +72,7 @@ class KVStore:
         self._impl = _C.KVStore(type)
 
     @classmethod
-    def _of(cls, impl: _C.KVStore) -> KVStore:
+    def _of(cls, impl: _C.KVStore) -> Self:
         store = cls.__new__(cls)
         store._impl = impl
         return store
@@ -245,7 +252,12 @@ class KVStore:
         place; what it returns is ignored. ``input`` is the sum, in the stored dtype.
         Both tensors are its own only while it runs: to keep one, clone it. It runs
         under ``torch.no_grad`` and never in two threads at once. It must not call
-        the same store.
+        the same store; where it calls another one, that one's updater must not
+        call this one back, or two threads may wait for each other.
+
+        The store holds the updater until another is set or the store is closed. An
+        updater that itself holds the store makes a cycle that only :meth:`close`
+        or ``set_updater(None)`` breaks.
 
         Args:
             updater: ``None``: the sum replaces the stored value (ASSIGN). A
@@ -301,7 +313,7 @@ class KVStore:
         """Frees values and updater. Every later call is a RuntimeError, but close."""
         self._impl.close()
 
-    def __enter__(self) -> KVStore:
+    def __enter__(self) -> Self:
         """The store itself."""
         return self
 
@@ -313,17 +325,44 @@ class KVStore:
         """``KVStore(type='local', keys=3, bytes=72)``."""
         return self._impl.repr()
 
-    def __reduce__(self) -> tuple[Callable[[Any], KVStore], tuple[Any]]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copies keys, values, type and TorchScript updater.
 
         Raises:
             TypeError: the updater is a Python callable, which cannot be copied.
         """
-        return KVStore._from_state, (self._impl.state(),)
+        store = type_of(self)._of(_C.KVStore.from_state(self._impl.state()))
+        memo[id(self)] = store
+        store._set_attributes(copy.deepcopy(self._attributes(), memo))
+        return store
 
-    @staticmethod
-    def _from_state(state: Any) -> KVStore:
-        return KVStore._of(_C.KVStore.from_state(state))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles what ``copy.deepcopy`` copies.
+
+        Raises:
+            TypeError: the updater is a Python callable, which cannot be copied.
+        """
+        # As bytes: a process that is being spawned unpickles tensors by reference,
+        # and those of a snapshot are gone by then.
+        buffer = io.BytesIO()
+        torch.save(self._impl.state(), buffer)
+        state = buffer.getvalue(), self._attributes()
+        return type_of(self)._unpickle, state
+
+    @classmethod
+    def _unpickle(cls, state: bytes, attributes: dict[str, Any]) -> Self:
+        loaded = torch.load(io.BytesIO(state), weights_only=True)
+        store = cls._of(_C.KVStore.from_state(loaded))
+        store._set_attributes(attributes)
+        return store
+
+    def _attributes(self) -> dict[str, Any]:
+        """What a subclass has added."""
+        return getattr(self, "__dict__", {})
+
+    def _set_attributes(self, attributes: dict[str, Any]) -> None:
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
 
 def create(type: str = "local") -> KVStore:
@@ -333,7 +372,7 @@ def create(type: str = "local") -> KVStore:
         type: ``"local"``: values live in CPU memory and are added up there.
             ``"device"``: a value lives, and is added up, on the device of the
             tensor that initialised it or, if that is the CPU, on the first
-            accelerator that a push or pull of its key names. MXNet's names
+            accelerator that a push or a pull's ``out`` brings. MXNet's names
             ``local_update_cpu``, ``local_allreduce_cpu`` (= ``local``) and
             ``local_allreduce_device`` (= ``device``) are taken, too. Matching is
             exact.

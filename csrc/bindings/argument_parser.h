@@ -21,10 +21,9 @@ namespace torchkv {
 //   Object item(object, i);                   // REQUIRES: is_list
 //   std::string type_name(object);
 //
-//   key            value
-//   k              tensor | [tensor, ...]                        one per
-//   replica [k, ...]       [tensor, ...] | [[tensor, ...], ...]          one
-//   per key
+//   key         value
+//   k           a tensor, or a list of tensors with one per replica
+//   [k, ...]    a list with one of these per key, all of one form
 template <class Door>
 class ArgumentParser {
  public:

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "../errors.h"
+#include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
 #include "argument_parser.h"
@@ -30,17 +31,24 @@ struct PythonDoor {
       Py_ssize_t size = 0;
       const char* text = PyUnicode_AsUTF8AndSize(object, &size);
       if (text == nullptr) {
-        throw py::error_already_set();
+        PyErr_Clear();
+        TORCH_CHECK_VALUE(
+            false,
+            op,
+            ": expected a str key that UTF-8 can encode, but got one with a lone "
+            "surrogate");
       }
       return Key(std::string(text, size));
     }
     if (PyBool_Check(object) || !PyIndex_Check(object)) {
       return std::nullopt;
     }
-    if (THPVariable_Check(object) &&
-        !c10::isIntegralType(
-            THPVariable_Unpack(object).scalar_type(), /*includeBool=*/false)) {
-      return std::nullopt;
+    if (const at::Tensor* tensor = as_tensor(object)) {
+      // Every tensor has __index__, which raises for all but these.
+      if (tensor->numel() != 1 ||
+          !c10::isIntegralType(tensor->scalar_type(), /*includeBool=*/false)) {
+        return std::nullopt;
+      }
     }
     // __index__ may run Python code that drops the list the object is in.
     const auto held = py::reinterpret_borrow<py::object>(object);
@@ -54,12 +62,16 @@ struct PythonDoor {
     TORCH_CHECK_VALUE(
         overflow == 0,
         op,
-        ": expected a key that fits in 64 bits, but got ",
-        py::str(index).cast<std::string>());
+        ": expected a key that fits in 64 bits, but got a ",
+        overflow > 0 ? "larger" : "smaller",
+        " int");
     return Key(id);
   }
   static const at::Tensor* as_tensor(Object object) {
-    return THPVariable_Check(object) ? &THPVariable_Unpack(object) : nullptr;
+    // Not THPVariable_Check: it asks isinstance, which a mock can deceive.
+    auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+    return PyObject_TypeCheck(object, type) ? &THPVariable_Unpack(object)
+                                            : nullptr;
   }
   static bool is_list(Object object) {
     return PyList_Check(object) || PyTuple_Check(object);
@@ -120,12 +132,11 @@ class PythonUpdater final : public OpaqueUpdater {
     return std::nullopt;
   }
   at::Tensor serialize() const override {
-    const py::gil_scoped_acquire gil;
     TORCH_CHECK_TYPE(
         false,
         "save: expected an updater that can be copied (None, a TorchScript "
-        "function or module), but got the Python callable ",
-        py::repr(callable_).cast<std::string>(),
+        "function or module), but got a Python callable of type ",
+        PythonDoor::type_name(callable_.ptr()),
         "; call set_updater(None) first and set_updater(...) on the copy");
   }
 
@@ -155,6 +166,13 @@ std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
       "set_updater: expected None, a callable (key, input, stored) or a "
       "TorchScript function or module, but got ",
       PythonDoor::type_name(updater.ptr()));
+  for (const auto* kind : {"iscoroutinefunction", "isgeneratorfunction"}) {
+    // Calling one only makes an object that nobody would run.
+    TORCH_CHECK_TYPE(
+        !py::module_::import("inspect").attr(kind)(updater).cast<bool>(),
+        "set_updater: expected a callable that does its work when it is called, "
+        "but got a coroutine or generator function");
+  }
   return std::make_shared<PythonUpdater>(updater);
 }
 
@@ -173,7 +191,12 @@ bool raise_script_error(const torch::jit::JITException& error) {
   if (!PyExceptionClass_Check(type.ptr())) {
     return false;
   }
-  PyErr_SetString(type.ptr(), message->c_str());
+  try {
+    const auto exception = type(*message);
+    PyErr_SetObject(type.ptr(), exception.ptr());
+  } catch (const py::error_already_set&) {
+    return false; // its constructor takes more than a message
+  }
   return true;
 }
 
@@ -338,6 +361,14 @@ Self from_state(StoreState::Tuple tuple) {
   return KVStore::from_state(StoreState::from_tuple(std::move(tuple)));
 }
 
+void* release_gil() {
+  return PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr;
+}
+
+void restore_gil(void* state) {
+  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+}
+
 py::object script_object(const Self& self) {
   return torch::jit::toPyObject(c10::IValue(self));
 }
@@ -362,6 +393,7 @@ Self from_script_object(const py::object& object) {
 
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate_exception);
+  set_gil_hooks({&release_gil, &restore_gil});
 
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<KVStore, Self>(m, "KVStore")

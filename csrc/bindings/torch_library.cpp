@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
 #include "argument_parser.h"
@@ -196,8 +197,13 @@ TORCH_LIBRARY(torchkv, m) {
       .def("barrier", [](const Self& self) { self->barrier(); })
       .def("close", [](const Self& self) { self->close(); })
       .def_pickle(
-          [](const Self& self) { return self->state().to_tuple(); },
+          // PyTorch calls these with the GIL held.
+          [](const Self& self) {
+            const ReleaseGil no_gil;
+            return self->state().to_tuple();
+          },
           [](StoreState::Tuple tuple) {
+            const ReleaseGil no_gil;
             return KVStore::from_state(
                 StoreState::from_tuple(std::move(tuple)));
           });

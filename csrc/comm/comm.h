@@ -25,16 +25,15 @@ class TORCHKV_API Comm {
   // Gives a new entry its slices and their first value, a copy of `value`.
   virtual void store(Entry& entry, const at::Tensor& value) = 0;
 
-  // Fixes the devices of an entry, once, when the first call shows which
-  // devices take part.
-  virtual void place(Entry& entry, c10::ArrayRef<Place> places) = 0;
+  // Moves an entry that is not `placed` yet to where the tensors of a call say
+  // that it belongs. REQUIRES: !entry.placed
+  virtual void place(Entry& entry, at::TensorList tensors) = 0;
 
   // Adds up each item's values and applies the rule to the stored value, in one
-  // pass. REQUIRES: the rule needs nothing that is known only after the sum.
+  // pass.
   virtual void reduce_update(
       c10::ArrayRef<Item> items,
-      const RuleSpec& rule,
-      c10::ArrayRef<KeyArgs> args) = 0;
+      const RuleSpec& rule) = 0;
 
   // Adds up an item's values into its entry's merge buffer, which has the
   // stored dtype, and hands it with the stored value to an opaque updater. Both
@@ -45,6 +44,9 @@ class TORCHKV_API Comm {
 
   // Writes each item's stored value into all its outs.
   virtual void copy_out(c10::ArrayRef<Item> items) = 0;
+
+  // A new tensor that equals the stored value, on its device.
+  virtual at::Tensor copy_of(Entry& entry) = 0;
 };
 
 } // namespace torchkv

@@ -4,14 +4,13 @@
 
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "../errors.h"
 #include "../kernels/cpu/sum.h"
+#include "../plain_dispatch.h"
 
 namespace torchkv {
 namespace {
@@ -85,50 +84,45 @@ class Access {
 
 } // namespace
 
-void CommAten::store(Entry& entry, const at::Tensor& value) {
-  Slice slice;
-  slice.end = entry.meta.num_elements;
-  slice.home = home_ == Home::kCpu ? c10::Device(c10::kCPU) : value.device();
+at::Tensor CommAten::allocate(
+    const at::Tensor& model,
+    c10::Device device,
+    bool for_the_store) {
   // A dense value keeps its memory format (channels_last, transposed), so that
   // gradients of the same format are added without a permuting copy.
-  const bool dense = value.is_non_overlapping_and_dense();
-  const auto strides = dense
-      ? c10::SmallVector<int64_t, 4>(value.strides())
-      : c10::SmallVector<int64_t, 4>(at::detail::defaultStrides(value.sizes()));
-  slice.value = runtime_.allocate(
-      value.sizes(), strides, value.scalar_type(), slice.home);
-  {
-    const Access access(runtime_, slice);
-    runtime_.copy(slice.value, value);
+  const auto strides = model.is_non_overlapping_and_dense()
+      ? c10::SmallVector<int64_t, 4>(model.strides())
+      : c10::SmallVector<int64_t, 4>(at::detail::defaultStrides(model.sizes()));
+  at::Tensor result =
+      runtime_.allocate(model.sizes(), strides, model.scalar_type(), device);
+  if (for_the_store) {
+    forbid_resize(result);
   }
-  entry.slices.push_back(std::move(slice));
+  return result;
 }
 
-void CommAten::place(Entry& entry, c10::ArrayRef<Place> places) {
-  if (entry.placed) {
-    return;
-  }
-  entry.placed = true;
-  Slice& slice = entry.slices[0];
-  if (home_ == Home::kCpu || !slice.home.is_cpu()) {
-    return;
-  }
-  for (const auto& place : places) {
-    if (!place.device.is_cpu()) {
-      Slice moved;
-      moved.end = slice.end;
-      moved.home = place.device;
-      moved.value = runtime_.allocate(
-          slice.value.sizes(),
-          slice.value.strides(),
-          slice.value.scalar_type(),
-          moved.home);
-      {
-        const Access access(runtime_, moved);
-        runtime_.copy(moved.value, slice.value);
-      }
-      slice = std::move(moved);
-      return;
+Slice CommAten::make_slice(const at::Tensor& value, c10::Device home) {
+  Slice slice;
+  slice.end = value.numel();
+  slice.home = home;
+  slice.value = allocate(value, home, /*for_the_store=*/true);
+  const Access access(runtime_, slice);
+  runtime_.copy(slice.value, value);
+  return slice;
+}
+
+void CommAten::store(Entry& entry, const at::Tensor& value) {
+  const c10::Device home =
+      home_ == Home::kCpu ? c10::Device(c10::kCPU) : value.device();
+  entry.slices.push_back(make_slice(value, home));
+  entry.placed = home_ == Home::kCpu || !home.is_cpu();
+}
+
+void CommAten::place(Entry& entry, at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    if (!entry.placed && !tensor.device().is_cpu()) {
+      entry.slices[0] = make_slice(entry.slices[0].value, tensor.device());
+      entry.placed = true;
     }
   }
 }
@@ -166,7 +160,7 @@ void CommAten::sum(c10::ArrayRef<Value> values, const at::Tensor& result) {
         same_layout);
     return;
   }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const PlainDispatch plain;
   const auto dtype = accumulation_type(values, result.scalar_type());
   const auto brought = [&](const Value& value, bool copy) {
     return value.data->to(result.device(), dtype, /*non_blocking=*/false, copy);
@@ -178,11 +172,8 @@ void CommAten::sum(c10::ArrayRef<Value> values, const at::Tensor& result) {
   runtime_.copy(result, total);
 }
 
-void CommAten::reduce_update(
-    c10::ArrayRef<Item> items,
-    const RuleSpec& rule,
-    c10::ArrayRef<KeyArgs> /*args*/) {
-  TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::kAssign);
+void CommAten::reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) {
+  TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::Id::kAssign);
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
     const Access access(runtime_, slice);
@@ -194,14 +185,20 @@ void CommAten::reduce(const Item& item, Update update) {
   Slice& slice = item.entry->slices[0];
   const Access access(runtime_, slice);
   if (!slice.merge_buffer.defined()) {
-    slice.merge_buffer = runtime_.allocate(
-        slice.value.sizes(),
-        slice.value.strides(),
-        slice.value.scalar_type(),
-        slice.home);
+    slice.merge_buffer =
+        allocate(slice.value, slice.home, /*for_the_store=*/true);
   }
   sum(item.values, slice.merge_buffer);
   update(slice.merge_buffer, slice.value);
+}
+
+at::Tensor CommAten::copy_of(Entry& entry) {
+  Slice& slice = entry.slices[0];
+  const Access access(runtime_, slice);
+  at::Tensor result =
+      allocate(slice.value, slice.home, /*for_the_store=*/false);
+  copy(slice.value, result);
+  return result;
 }
 
 void CommAten::copy_out(c10::ArrayRef<Item> items) {

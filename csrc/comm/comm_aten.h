@@ -14,22 +14,27 @@ namespace torchkv {
 // rounded once, so the same values give the same bits on every run.
 class TORCHKV_API CommAten final : public Comm {
  public:
-  // Where a value lives: in CPU memory, or on the first accelerator that the
-  // first call with the key names (on the CPU while there is none).
+  // Where a value lives: in CPU memory, or on the device of its first value or,
+  // if that is the CPU, on the first accelerator that a call brings.
   enum class Home : uint8_t { kCpu, kDevice };
 
   CommAten(Home home, Runtime& runtime) : home_(home), runtime_(runtime) {}
 
   void store(Entry& entry, const at::Tensor& value) override;
-  void place(Entry& entry, c10::ArrayRef<Place> places) override;
-  void reduce_update(
-      c10::ArrayRef<Item> items,
-      const RuleSpec& rule,
-      c10::ArrayRef<KeyArgs> args) override;
+  void place(Entry& entry, at::TensorList tensors) override;
+  void reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) override;
   void reduce(const Item& item, Update update) override;
   void copy_out(c10::ArrayRef<Item> items) override;
+  at::Tensor copy_of(Entry& entry) override;
 
  private:
+  // Uninitialised memory for a tensor like `model`; of a fixed size if it is
+  // `for_the_store`.
+  at::Tensor allocate(
+      const at::Tensor& model,
+      c10::Device device,
+      bool for_the_store);
+  Slice make_slice(const at::Tensor& value, c10::Device home);
   void copy(const at::Tensor& value, const at::Tensor& result);
   void sum(c10::ArrayRef<Value> values, const at::Tensor& result);
 

@@ -14,7 +14,7 @@ std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) {
   std::vector<Value> values;
   values.reserve(tensors.size());
   for (const auto& tensor : tensors) {
-    values.push_back({Value::Form::kDense, &tensor, {0, tensor.device()}});
+    values.push_back({Value::Form::kDense, &tensor});
   }
   return values;
 }

@@ -4,13 +4,14 @@
 #include <ATen/Dispatch_v2.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DynamicCast.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+
+#include "../../plain_dispatch.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
@@ -117,8 +118,7 @@ void sum_lines(
     c10::ArrayRef<Value> values,
     const at::Tensor& result,
     c10::ScalarType accumulation) {
-  // The iterator's own views must not reach autograd.
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const PlainDispatch plain; // for the views that the iterator makes
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
       .check_all_same_dtype(false)
@@ -190,7 +190,7 @@ void copy(const at::Tensor& value, const at::Tensor& result) {
     std::memmove(destination, source, num_bytes);
     return;
   }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const PlainDispatch plain;
   result.copy_(value); // PyTorch shares a large copy out over its threads
 }
 

@@ -1,0 +1,28 @@
+#include "gil.h"
+
+namespace torchkv {
+namespace {
+
+// Written once, while the Python door is imported, before any store is made.
+GilHooks& gil_hooks() {
+  static GilHooks hooks;
+  return hooks;
+}
+
+} // namespace
+
+void set_gil_hooks(GilHooks hooks) {
+  gil_hooks() = hooks;
+}
+
+ReleaseGil::ReleaseGil()
+    : state_(gil_hooks().release == nullptr ? nullptr : gil_hooks().release()) {
+}
+
+ReleaseGil::~ReleaseGil() {
+  if (state_ != nullptr) {
+    gil_hooks().restore(state_);
+  }
+}
+
+} // namespace torchkv
