@@ -1,6 +1,10 @@
-// Many threads, random operations, one store; run under ThreadSanitizer, which
+// Many threads, random operations, two stores; run under ThreadSanitizer, which
 // finds the races, while the program checks what must hold at every moment:
 // a value is never torn, and no push is lost.
+//
+// The sanitizer sees only code that was compiled for it. PyTorch was not, so
+// all that matters here is written by torchkv's own kernels, or by the updater
+// below.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -25,7 +29,7 @@ constexpr int kThreads = 8;
 constexpr int kSteps = 400;
 constexpr int kSize = 64;
 constexpr int64_t kCounters = 3; // keys [0, 3): an updater counts pushes
-constexpr int64_t kTransient = 100; // keys that come and go
+constexpr int64_t kTransient = 4; // keys [0, 4) that come and go, by ASSIGN
 
 void require(bool condition, const char* what) {
   if (!condition) {
@@ -40,7 +44,11 @@ class Add final : public torchkv::OpaqueUpdater {
       const Key& /*key*/,
       const at::Tensor& input,
       const at::Tensor& stored) override {
-    stored.add_(input);
+    auto* sum = stored.mutable_data_ptr<float>();
+    const auto* added = input.const_data_ptr<float>();
+    for (int64_t i = 0; i < stored.numel(); ++i) {
+      sum[i] += added[i];
+    }
     ++calls; // no atomic: the updater's mutex is what orders it
   }
   std::optional<torchkv::KeyKind> key_kind() const override {
@@ -89,23 +97,29 @@ void churn(
     torchkv::KVStore& store,
     std::mt19937_64& random,
     std::atomic<int64_t>& refused) {
-  const Key key = kTransient + static_cast<int64_t>(random() % 4);
+  const Key key = static_cast<int64_t>(random() % kTransient);
   try {
-    switch (random() % 4) {
+    switch (random() % 8) {
       case 0:
-        store.init(key, at::full(kSize, 1.F));
+        store.erase(key);
         break;
       case 1:
+      case 2:
+        store.init(key, at::full(kSize, 1.F));
+        break;
+      case 3:
         store.push(key, at::full(kSize, 2.F));
         break;
-      case 2: {
+      case 4: {
+        const at::Tensor value = at::full(kSize, 3.F);
+        store.push(key, Tensors::replicas({value, value}));
+        break;
+      }
+      default: {
         const at::Tensor out = at::zeros(kSize);
         store.pull(key, out);
         require(is_uniform(out), "a pull saw a torn value");
-        break;
       }
-      default:
-        store.erase(key);
     }
   } catch (const UnknownKeyError&) {
     ++refused; // not there at the moment
@@ -127,6 +141,7 @@ int main() {
   // One: PyTorch's OpenMP runtime is not built for the sanitizer.
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<torchkv::KVStore>();
+  const auto assigned = c10::make_intrusive<torchkv::KVStore>();
   const auto updater = std::make_shared<Add>();
   const at::Tensor zero = at::zeros(kSize);
   store->init({0, 1, 2}, Tensors::one_each({zero, zero, zero}));
@@ -145,9 +160,10 @@ int main() {
         if (choice < 5) {
           count(*store, random, mine);
         } else if (choice < 9) {
-          churn(*store, random, refused);
+          churn(*assigned, random, refused);
         } else {
           look(*store);
+          look(*assigned);
         }
       }
       pushed += mine;
