@@ -106,8 +106,11 @@ Slice CommAten::make_slice(const at::Tensor& value, c10::Device home) {
   slice.end = value.numel();
   slice.home = home;
   slice.value = allocate(value, home, /*for_the_store=*/true);
-  const Access access(runtime_, slice);
-  runtime_.copy(slice.value, value);
+  {
+    // Ends before the slice moves: it notes its event in the slice.
+    const Access access(runtime_, slice);
+    runtime_.copy(slice.value, value);
+  }
   return slice;
 }
 
