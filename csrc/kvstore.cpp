@@ -285,6 +285,15 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   updater_.swap(next); // the old one is freed after the lock is released
 }
 
+std::shared_ptr<OpaqueUpdater> KVStore::opaque_updater() const {
+  if (is_forked()) {
+    return nullptr;
+  }
+  const Updater current = updater();
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&current);
+  return opaque == nullptr ? nullptr : *opaque;
+}
+
 void KVStore::barrier() const {
   constexpr auto* op = "barrier";
   check_usable(op);

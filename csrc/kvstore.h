@@ -104,6 +104,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Waits for all workers; on one machine there is nothing to wait for.
   void barrier() const;
 
+  // The opaque updater, if there is one, for a garbage collector that looks for
+  // cycles. Never throws; null in a forked child.
+  std::shared_ptr<OpaqueUpdater> opaque_updater() const;
+
   // "KVStore(type='local', keys=3, bytes=72)"; also after close().
   std::string repr() const;
 

@@ -256,8 +256,9 @@ class KVStore:
         call this one back, or two threads may wait for each other.
 
         The store holds the updater until another is set or the store is closed. An
-        updater that itself holds the store makes a cycle that only :meth:`close`
-        or ``set_updater(None)`` breaks.
+        updater that itself holds the store makes a cycle, which Python's garbage
+        collector frees, unless TorchScript holds the store or is the updater: then
+        :meth:`close` or ``set_updater(None)`` breaks it.
 
         Args:
             updater: ``None``: the sum replaces the stored value (ASSIGN). A

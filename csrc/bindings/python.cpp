@@ -131,6 +131,9 @@ class PythonUpdater final : public OpaqueUpdater {
   std::optional<KeyKind> key_kind() const override {
     return std::nullopt;
   }
+  PyObject* callable() const {
+    return callable_.ptr();
+  }
   at::Tensor serialize() const override {
     TORCH_CHECK_TYPE(
         false,
@@ -369,6 +372,46 @@ void restore_gil(void* state) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
 }
 
+// The store behind a Python object, if nobody else holds it, and if its updater
+// is a Python callable that nobody else holds: then Python's garbage collector
+// sees all there is to see of a cycle through them.
+KVStore* sole_store(PyObject* self) {
+  if (!py::detail::is_holder_constructed(self)) {
+    return nullptr;
+  }
+  auto* store = py::cast<KVStore*>(py::handle(self));
+  return c10::raw::intrusive_ptr::use_count(store) == 1 ? store : nullptr;
+}
+
+int traverse_store(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (const KVStore* store = sole_store(self)) {
+    // Two: the store's and this one.
+    const auto updater = store->opaque_updater();
+    const auto* python = dynamic_cast<const PythonUpdater*>(updater.get());
+    if (python != nullptr && updater.use_count() == 2) {
+      Py_VISIT(python->callable());
+    }
+  }
+  return 0;
+}
+
+int clear_store(PyObject* self) {
+  if (KVStore* store = sole_store(self)) {
+    store->close();
+  }
+  return 0;
+}
+
+// Lets Python's garbage collector find stores in cycles, such as a store whose
+// updater is a method of an object that holds the store.
+void make_collectable(PyHeapTypeObject* heap_type) {
+  auto* type = &heap_type->ht_type;
+  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type->tp_traverse = &traverse_store;
+  type->tp_clear = &clear_store;
+}
+
 py::object script_object(const Self& self) {
   return torch::jit::toPyObject(c10::IValue(self));
 }
@@ -396,7 +439,8 @@ PYBIND11_MODULE(_C, m) {
   set_gil_hooks({&release_gil, &restore_gil});
 
   const auto release = py::call_guard<py::gil_scoped_release>();
-  py::class_<KVStore, Self>(m, "KVStore")
+  py::class_<KVStore, Self>(
+      m, "KVStore", py::custom_type_setup(&make_collectable))
       .def(
           // py::str: a std::string would take bytes, too.
           py::init([](const py::str& type) {
