@@ -161,11 +161,12 @@ std::optional<KeyKind> KeyTable::kind() const {
   return kind_;
 }
 
-void KeyTable::close() {
-  decltype(entries_) unlinked; // freed after the lock is released
+std::vector<EntryPtr> KeyTable::close() {
   const std::unique_lock lock(mutex_);
   closed_ = true;
-  unlinked.swap(entries_);
+  auto unlinked = sorted_entries();
+  entries_.clear();
+  return unlinked;
 }
 
 } // namespace torchkv

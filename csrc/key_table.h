@@ -54,8 +54,9 @@ class TORCHKV_API KeyTable {
   // As entries(), but an empty optional after close() instead of a throw.
   std::optional<std::vector<EntryPtr>> entries_if_open() const;
 
-  // Forgets every entry. Calls under way finish on the entries they hold.
-  void close();
+  // Forgets every entry and returns them, for the caller to free. Calls under
+  // way finish on the entries they hold.
+  std::vector<EntryPtr> close();
 
  private:
   void check_still_open(const char* op) const;

@@ -285,13 +285,16 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   updater_.swap(next); // the old one is freed after the lock is released
 }
 
-std::shared_ptr<OpaqueUpdater> KVStore::opaque_updater() const {
+void KVStore::visit_sole_updater(
+    c10::function_ref<void(const OpaqueUpdater&)> visit) const {
   if (is_forked()) {
-    return nullptr;
+    return;
   }
-  const Updater current = updater();
-  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&current);
-  return opaque == nullptr ? nullptr : *opaque;
+  const std::lock_guard lock(updater_mutex_);
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater_);
+  if (opaque != nullptr && opaque->use_count() == 1) {
+    visit(**opaque);
+  }
 }
 
 void KVStore::barrier() const {
@@ -352,7 +355,7 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
   keys.list.append(state.str_keys.begin(), state.str_keys.end());
   for (size_t i = 0; i < keys.list.size(); ++i) {
-    // One by one, so that each value is held twice for a moment only.
+    // One by one, so that a value is let go of before the next is copied.
     const Key& key = keys.list[i];
     store->init(key, std::exchange(state.values[i], at::Tensor()));
     store->table_.find("load", key)[0]->version = state.versions[i];
@@ -372,10 +375,13 @@ void KVStore::close() {
     return; // a `with` of the parent's ends here, too; there is nothing to free
   }
   check_usable("close");
-  Updater unlinked; // freed after the lock is released
+  // Freed after the lock is released: that may wait for the GIL, whose holder
+  // may wait for the lock.
+  Updater updater;
+  std::vector<EntryPtr> entries;
   const std::lock_guard lock(updater_mutex_);
-  table_.close();
-  updater_.swap(unlinked);
+  entries = table_.close();
+  updater_.swap(updater);
 }
 
 } // namespace torchkv

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/custom_class.h>
 
 #include <cstdint>
@@ -104,9 +105,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Waits for all workers; on one machine there is nothing to wait for.
   void barrier() const;
 
-  // The opaque updater, if there is one, for a garbage collector that looks for
-  // cycles. Never throws; null in a forked child.
-  std::shared_ptr<OpaqueUpdater> opaque_updater() const;
+  // Calls `visit` with the opaque updater, if this store is its only owner, for
+  // a garbage collector that looks for cycles. `visit` runs under a lock and
+  // must not call the store. Never throws by itself; does nothing in a forked
+  // child.
+  void visit_sole_updater(
+      c10::function_ref<void(const OpaqueUpdater&)> visit) const;
 
   // "KVStore(type='local', keys=3, bytes=72)"; also after close().
   std::string repr() const;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/function_schema.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "plain_dispatch.h"
 
 namespace torchkv {
 namespace {
@@ -109,6 +111,8 @@ void ScriptUpdater::update(
 }
 
 at::Tensor ScriptUpdater::serialize() const {
+  const c10::InferenceMode normal_tensors(false);
+  const PlainDispatch plain;
   std::ostringstream stream;
   module_.save(stream);
   const std::string bytes = stream.str();
@@ -126,6 +130,10 @@ std::shared_ptr<ScriptUpdater> ScriptUpdater::load(const at::Tensor& bytes) {
       bytes.scalar_type(),
       " of shape ",
       bytes.sizes());
+  // The state must not become inference tensors, or wrappers of a caller's
+  // mode.
+  const c10::InferenceMode normal_tensors(false);
+  const PlainDispatch plain;
   const at::Tensor flat = bytes.cpu().contiguous();
   std::istringstream stream(
       std::string(

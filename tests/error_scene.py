@@ -30,6 +30,11 @@ def without_memory():
     return tensor
 
 
+def zero_tensor():
+    """All zeros, without memory, as autograd makes them."""
+    return torch._efficientzerotensor(2, 3)
+
+
 def fake():
     with FakeTensorMode():
         return torch.ones(2, 3)
@@ -76,6 +81,23 @@ def sparse():
 
 def quantized():
     return torch.quantize_per_tensor(full(1), 0.1, 0, torch.qint8)
+
+
+async def coroutine(key, input, stored):
+    stored += input
+
+
+def generator(key, input, stored):
+    yield stored.add_(input)
+
+
+async def async_generator(key, input, stored):
+    yield stored.add_(input)
+
+
+class Coroutine:
+    async def update(self, key, input, stored):
+        stored += input
 
 
 def without_key():

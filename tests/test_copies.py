@@ -128,6 +128,22 @@ def test_a_script_function_travels(kv, make):
     assert_same(stored(again, 3), full(9))
 
 
+def scaled(input: torch.Tensor, key: int) -> torch.Tensor:
+    return input * key
+
+
+@every_copy
+def test_a_script_function_travels_with_those_that_it_calls(kv, make):
+    def update(key: int, input: torch.Tensor, stored: torch.Tensor):
+        stored.add_(scaled(input, key))
+
+    kv.set_updater(script(update))
+    kv.init(3, full(1))
+    other = make(make(kv))
+    other.push(3, full(2))
+    assert_same(stored(other, 3), full(7))
+
+
 @every_copy
 def test_a_python_updater_makes_it_an_error(kv, make):
     kv.init(3, full(1))
@@ -152,6 +168,63 @@ def test_a_module_that_holds_a_store(kv, make):
     assert_same(stored(other.again, 3), full(3))
     assert_same(stored(kv, 3), full(1))
     assert_same(other.weight, full(1))
+
+
+class NamedStore(torchkv.KVStore):
+    """A store with attributes and a constructor of its own."""
+
+    def __init__(self, name, type="local", *, more):
+        super().__init__(type)
+        self.name = name
+        self.more = more
+
+    def pull_first(self):
+        return self.pull(self.keys()[0])
+
+
+class SlottedStore(torchkv.KVStore):
+    """A store with a slot, and one that is never filled."""
+
+    __slots__ = ("name", "unset")
+
+
+@every_copy
+def test_a_subclass_stays_one_with_its_attributes(store_type, make):
+    kv = NamedStore("weights", store_type, more=[full(1), "a"])
+    kv.set_updater(scripted_add_twice())
+    kv.init(3, full(1))
+    with torchkv.create(store_type) as inner:
+        inner.init("w", full(5))
+        kv.inner = inner
+        other = make(kv)
+    assert type(other) is NamedStore and other.type == store_type
+    assert other.name == "weights" and other.more[1] == "a"
+    assert_same(other.more[0], full(1))
+    assert other.more is not kv.more and other.more[0] is not kv.more[0]
+    assert_same(stored(other.inner, "w"), full(5))
+    other.push(3, full(1))
+    assert_same(other.pull_first(), full(3))
+    assert_same(kv.pull_first(), full(1))
+
+
+@every_copy
+def test_the_slots_of_a_subclass_are_copied(store_type, make):
+    kv = SlottedStore(store_type)
+    kv.name = "weights"
+    kv.init(3, full(1))
+    other = make(kv)
+    assert type(other) is SlottedStore and other.name == "weights"
+    assert not hasattr(other, "unset")
+    assert snapshot(other) == snapshot(kv)
+
+
+@every_copy
+def test_a_store_that_refers_to_itself(kv, make):
+    store = NamedStore("weights", kv.type, more=None)
+    store.more = {"me": store}
+    store.init(3, full(1))
+    other = make(store)
+    assert other.more["me"] is other and other is not store
 
 
 @every_copy

@@ -4,6 +4,9 @@ A row is (id, call, exception, message). The call gets a Scene; after it, every 
 value, every key and every tensor of the caller must have the bits it had before.
 """
 
+import functools
+import unittest.mock
+
 import numpy as np
 import pytest
 import torch
@@ -11,20 +14,26 @@ import torch
 import torchkv
 from error_scene import (
     BadIndex,
+    Coroutine,
     Scene,
     Wrapper,
+    async_generator,
+    coroutine,
     fake,
+    generator,
     nested,
     overlapping,
     quantized,
     sparse,
     without_key,
     without_memory,
+    zero_tensor,
 )
 from helpers import (
     AddStr,
     add_input,
     bits,
+    check_in_child,
     full,
     in_child,
     outcome,
@@ -72,6 +81,24 @@ KEYS = [
     ("huge key", lambda s: s.kv.pull([3, 10**100]), ValueError, expected("pull")),
     ("huge numpy key", lambda s: s.kv.pull(np.uint64(2**63)), ValueError,
      expected("pull")),
+    ("key of more digits than Python prints", lambda s: s.kv.push(10**5000, s.good),
+     ValueError, expected("push")),
+    ("key far under 64 bits", lambda s: s.kv.delete([3, -(10**5000)]), ValueError,
+     expected("delete")),
+    ("key with a lone surrogate", lambda s: s.named.pull("\ud800"), ValueError,
+     expected("pull")),
+    ("lone surrogate in a list", lambda s: s.named.init(["v", "a\udfff"], [s.good] * 2),
+     ValueError, expected("init")),
+    ("is a lone surrogate a key", lambda s: "\ud800" in s.named, ValueError,
+     expected("in")),
+    ("tensor of several keys", lambda s: s.kv.pull(torch.tensor([3, 5])), TypeError,
+     expected("pull")),
+    ("empty tensor as key", lambda s: s.kv.shape(torch.tensor([], dtype=torch.int64)),
+     TypeError, expected("shape")),
+    ("float tensor as key", lambda s: s.kv.push(torch.tensor(3.0), s.good), TypeError,
+     expected("push")),
+    ("bool tensor as key", lambda s: s.kv.push(torch.tensor(True), s.good), TypeError,
+     expected("push")),
     ("str in a store of ints", lambda s: s.kv.push("w", s.good), TypeError,
      BOTH_KINDS),
     ("int in a store of strs", lambda s: s.named.pull(3), TypeError, BOTH_KINDS),
@@ -246,6 +273,11 @@ OUTS = [
      ValueError, expected("pull", 5)),
     ("out without memory", lambda s: s.kv.pull(3, out=[s.out, without_memory()]),
      ValueError, expected("pull", 3)),
+    ("zero tensor as out", lambda s: s.kv.pull(3, out=[s.out, zero_tensor()]),
+     ValueError, expected("pull", 3)),
+    ("pushpull over a zero tensor",
+     lambda s: s.kv.pushpull([3, 5], [s.good, zero_tensor()]), ValueError,
+     expected("pushpull", 5)),
     ("sparse out", lambda s: s.kv.pull(3, out=[s.out, sparse()]),
      NotImplementedError, "(?i)sparse"),
     ("sparse out, not ignored",
@@ -297,6 +329,17 @@ REST = [
      "nonsense"),
     ("foreign script object", lambda s: torchkv.KVStore.from_script_object(s.good),
      TypeError, None),
+    ("coroutine function as updater", lambda s: s.kv.set_updater(coroutine),
+     TypeError, expected("set_updater")),
+    ("generator function as updater", lambda s: s.kv.set_updater(generator),
+     TypeError, expected("set_updater")),
+    ("async generator function as updater",
+     lambda s: s.kv.set_updater(async_generator), TypeError, expected("set_updater")),
+    ("coroutine method as updater", lambda s: s.kv.set_updater(Coroutine().update),
+     TypeError, expected("set_updater")),
+    ("partial coroutine function as updater",
+     lambda s: s.kv.set_updater(functools.partial(coroutine)), TypeError,
+     expected("set_updater")),
     ("TorchScript: unknown key", lambda s: s.kv.script_object.push(9, s.good),
      IndexError, "9.*init"),
     ("TorchScript: last key bad",
@@ -351,3 +394,36 @@ def test_a_tensor_under_functionalization_is_refused(store_type, op):
 
     # In a child, so that a crash is one failed test.
     assert in_child(attempt).startswith("NotImplementedError")
+
+
+MOCKED = {
+    "value": lambda s, mock: s.kv.push(3, mock),
+    "replica": lambda s, mock: s.kv.push(3, [s.good, mock]),
+    "value of a key": lambda s, mock: s.kv.push([3, 5], [s.good, mock]),
+    "replica of a key": lambda s, mock: s.kv.push([3, 5], [[s.good], [mock]]),
+    "first value": lambda s, mock: s.kv.init(1, mock),
+    "out": lambda s, mock: s.kv.pull(3, out=mock),
+    "one of the outs": lambda s, mock: s.kv.pull(3, out=[s.out, mock]),
+    "out of a key": lambda s, mock: s.kv.pull([3, 5], out=[s.out, mock]),
+    "pushpull": lambda s, mock: s.kv.pushpull(3, mock),
+    "broadcast": lambda s, mock: s.kv.broadcast(1, s.good, mock),
+    "key": lambda s, mock: s.kv.pull(mock),
+}
+
+
+@pytest.mark.parametrize("place", MOCKED)
+def test_a_mock_of_a_tensor_is_no_tensor(store_type, place):
+    """Even where isinstance says that it is one."""
+
+    def body():
+        scene = Scene(store_type)
+        before = scene.everything()
+        for subclass in (torch.Tensor, torch.nn.Parameter):
+            mock = unittest.mock.Mock(spec=subclass)
+            assert isinstance(mock, subclass)
+            with pytest.raises(TypeError, match="expected a"):
+                MOCKED[place](scene, mock)
+        assert scene.everything() == before
+
+    # In a child, so that a crash is one failed test.
+    check_in_child(body)

@@ -1,5 +1,7 @@
 """A store used in a forked child raises a clear error there; it never deadlocks."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -22,6 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 TIMEOUT_S = 30
 
+SCRIPTED = script(Add())
+
 CALLS = {
     "init": lambda kv: kv.init(5, full(1)),
     "push": lambda kv: kv.push(3, full(1)),
@@ -36,7 +40,14 @@ CALLS = {
     "in": lambda kv: 3 in kv,
     "shape": lambda kv: kv.shape(3),
     "dtype": lambda kv: kv.dtype(3),
-    "set_updater": lambda kv: kv.set_updater(None),
+    "set_updater(None)": lambda kv: kv.set_updater(None),
+    "set_updater": lambda kv: kv.set_updater(add_input),
+    "script updater": lambda kv: kv.set_updater(SCRIPTED),
+    "barrier": lambda kv: kv.barrier(),
+    "repr": repr,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "script object deepcopy": lambda kv: copy.deepcopy(kv.script_object),
     "script_object": lambda kv: kv.script_object.push(3, full(1)),
 }
 
@@ -68,6 +79,25 @@ def test_the_child_may_drop_print_and_close_the_store(store_type):
 
     assert in_child(drop) == "alive"
     assert_same(stored(held[0], 3), full(1))
+
+
+def test_closing_in_the_child_does_nothing(kv):
+    kv.init(3, full(1))
+    kv.set_updater(add_input)
+
+    def close():
+        with kv:
+            pass
+        with pytest.raises(ZeroDivisionError), kv:
+            raise ZeroDivisionError
+        kv.close()
+        kv.script_object.close()
+        return outcome(lambda: kv.pull(3))
+
+    text = in_child(close)
+    assert text.startswith("RuntimeError: ") and "fork" in text, text
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(2), "the parent goes on")
 
 
 def test_a_store_made_in_the_child_works_there(store_type):
@@ -112,6 +142,60 @@ def test_fork_while_other_threads_push(kv, updater):
     kv.set_updater(None)
     kv.push(3, values[0])
     assert_same(stored(kv, 3), torch.full((50000,), 4.0))
+
+
+class Setter(torch.nn.Module):
+    """Sets one updater after the other, without the GIL."""
+
+    def __init__(self, kv):
+        super().__init__()
+        self.kv = kv.script_object
+        self.one, self.two = Add(), Add()
+
+    def forward(self) -> None:
+        for _ in range(20):
+            self.kv.set_updater(self.one)
+            self.kv.set_updater(self.two)
+
+
+SETTERS = {
+    "python": lambda kv: lambda: kv.set_updater(lambda *args: None),
+    "script": lambda kv: lambda: kv.set_updater(SCRIPTED),
+    "from TorchScript": lambda kv: script(Setter(kv)),
+}
+
+
+@pytest.mark.parametrize("setter", SETTERS.values(), ids=SETTERS)
+def test_fork_while_another_thread_sets_updaters(setter):
+    """The child needs what all updaters of a process have in common."""
+    kept = [torchkv.create() for _ in range(400)]
+    for store in kept:
+        store.set_updater(Add().forward)
+    kv, done = torchkv.create(), threading.Event()
+    set_updater, updater = setter(kv), script(Add())
+    for _ in range(3):
+        set_updater()
+
+    def set_them():
+        while not done.is_set():
+            set_updater()
+
+    def use():
+        with torchkv.create() as store:
+            store.init(3, full(1))
+            for thing in (add_input, updater):
+                store.set_updater(thing)
+                store.push(3, full(1))
+            return store.pull(3)[0, 0].item()
+
+    thread = threading.Thread(target=set_them, daemon=True)
+    thread.start()
+    try:
+        assert [in_child(use, TIMEOUT_S) for _ in range(20)] == [3.0] * 20
+    finally:
+        done.set()
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
 
 
 class Items(torch.utils.data.Dataset):

@@ -1,9 +1,18 @@
 """A push makes no copy of the replica list and allocates nothing that grows with it."""
 
+import copy
+
 import pytest
 import torch
 
-from helpers import Add, add_input, allocated_bytes, script, scripted_add_twice
+from helpers import (
+    Add,
+    add_input,
+    allocated_bytes,
+    peak_bytes,
+    script,
+    scripted_add_twice,
+)
 
 SIZE = 1 << 16
 BYTES = 4 * SIZE
@@ -85,6 +94,21 @@ def test_the_measure_sees_an_allocation(kv):
     kv.init(3, value)
     assert BYTES <= allocated_bytes(lambda: kv.pull(3)) < BYTES + SLACK
     assert allocated_bytes(lambda: kv.init(5, value)) >= BYTES
+
+
+def test_a_copy_takes_little_more_than_itself_and_a_snapshot(kv):
+    kv.init([3, 5, 7], [wide(), wide(), wide()])
+    kv.init(9, torch.ones(2 * SIZE, 2).t())
+    kv.set_updater(script(Add()))
+    largest, total = 4 * BYTES, 7 * BYTES
+    copies = []
+    peak = peak_bytes(lambda: copies.append(copy.deepcopy(kv)))
+    assert total <= peak <= 2 * total + largest + SLACK
+
+
+def test_the_measure_sees_a_peak(kv):
+    assert BYTES <= peak_bytes(lambda: [wide().sum() for _ in range(9)]) < 2 * BYTES
+    assert 3 * BYTES <= peak_bytes(lambda: wide() + (wide() + 1)) < 4 * BYTES
 
 
 def test_pull_allocates_nothing(kv):

@@ -87,6 +87,24 @@ def test_every_layout(kv, devices, layout):
     assert_same(stored(kv, 3), left_to_right([plain] * 7, plain.dtype))
 
 
+def test_a_zero_tensor_counts_as_zeros(kv):
+    zeros = torch._efficientzerotensor(2, 3)
+    kv.init([3, 5], [zeros, full(1)])
+    assert_same(stored(kv, 3), full(0))
+    for value in (zeros, [zeros, zeros], torch._efficientzerotensor(2, 3).half()):
+        kv.push([3, 5], [value, value])
+        assert_same(stored(kv, 3), full(0))
+        kv.push(5, full(1))
+        kv.push(5, value)
+        assert_same(stored(kv, 5), full(0))
+    kv.push([3, 5], [[zeros, full(1), zeros, full(2)], [full(4)]])
+    assert_same(stored(kv, 3), full(3))
+    kv.set_updater(add_input)
+    kv.push([3, 5], [[zeros], [full(1), zeros]])
+    assert_same(stored(kv, 3), full(3))
+    assert_same(stored(kv, 5), full(5))
+
+
 @pytest.mark.parametrize("layout", ["transposed", "channels last", "expanded"])
 def test_stored_layout_makes_no_difference(kv, layout):
     value = LAYOUTS[layout]()

@@ -1,15 +1,21 @@
 """Threads that make, drop and look for keys, or swap the updater, all at once."""
 
+import functools
 import threading
+import time
+import weakref
 
 import pytest
 import torch
 
 import torchkv
-from helpers import Add, add_input, full, run_threads, script
+from helpers import Add, add_input, full, outcome, run_threads, script
 
 SIZE = 4099
 ROUNDS = 30
+RACES = 600
+DELAYS = 60
+LIMIT_S = 30
 
 
 def test_one_of_several_inits_wins_as_a_whole(store_type):
@@ -117,6 +123,100 @@ def test_set_updater_while_others_push(kv):
             kv.set_updater(updaters[step % 3])
 
     run_threads([pusher, pusher, setter])
+
+
+class PlainUpdater:
+    def __call__(self, key, input, stored):
+        stored += input
+
+
+class Racer(torch.nn.Module):
+    """Does something to a store when the gate is opened, without the GIL."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("waits", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("is_open", torch.zeros(1, dtype=torch.int64))
+
+    def wait(self, delay: int):
+        self.waits.add_(1)
+        spins = 0
+        while int(self.is_open) == 0 and spins < 5000000:
+            spins += 1
+        for _ in range(delay):
+            spins += int(self.is_open)
+
+
+class Closer(Racer):
+    def forward(self, kv: torch.classes.torchkv.KVStore, delay: int) -> None:
+        self.wait(delay)
+        kv.close()
+
+
+class Initializer(Racer):
+    def forward(self, kv: torch.classes.torchkv.KVStore, delay: int) -> None:
+        value = torch.ones([1])
+        self.wait(delay)
+        kv.init("w", value)
+
+
+class Race:
+    """A scripted racer against a Python call, started at the same time."""
+
+    def __init__(self, racer):
+        self.racer = script(racer)
+        # Through numpy, and always the same arrays: nothing here takes or gives
+        # the GIL away, nor does the script wait for it.
+        self.waits = self.racer.waits.numpy()
+        self.is_open = self.racer.is_open.numpy()
+
+    def run(self, kv, call, delay):
+        """The outcomes of both; the racer starts `delay` steps after `call`."""
+        self.waits[0] = self.is_open[0] = 0
+        scripted, outcomes = kv.script_object, []
+
+        def raced():
+            outcomes.append(outcome(lambda: self.racer(scripted, delay)))
+
+        thread = threading.Thread(target=raced, daemon=True)
+        thread.start()
+        while not self.waits[0]:
+            time.sleep(0)
+        self.is_open[0] = 1
+        called = outcome(call)
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+        return called, outcomes[0]
+
+
+def set_until_closed(kv, updater):
+    while True:
+        kv.set_updater(updater)
+
+
+def test_an_updater_set_while_the_store_is_closed_is_let_go():
+    race = Race(Closer())
+    for turn in range(RACES):
+        kv = torchkv.create()
+        updater = PlainUpdater()
+        alive = weakref.ref(updater)
+        setting = functools.partial(set_until_closed, kv, updater)
+        ended, closed = race.run(kv, setting, turn % DELAYS)
+        assert closed == "no error"
+        assert ended.startswith("RuntimeError") and "clos" in ended
+        del updater, setting
+        assert alive() is None, f"turn {turn}: a closed store keeps its updater"
+
+
+def test_an_updater_and_a_first_key_that_do_not_fit_never_both_come_in():
+    race = Race(Initializer())
+    updater = script(Add())
+    for turn in range(RACES):
+        kv = torchkv.create()
+        set_it = functools.partial(kv.set_updater, updater)
+        set_it, init = race.run(kv, set_it, turn % DELAYS)
+        assert (set_it == "no error") != (init == "no error"), (set_it, init)
+        assert kv.keys() == ([] if set_it == "no error" else ["w"])
 
 
 @pytest.mark.parametrize("calls", [1, 4])

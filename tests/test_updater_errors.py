@@ -1,5 +1,8 @@
 """Updaters that raise, call back into their store, or have the wrong signature."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -129,6 +132,49 @@ def test_script_updater_that_raises(kv, kind, error, message):
     assert_same(stored(kv, 3), full(2))
 
 
+class Odd(Exception):
+    """TorchScript takes it for an exception made of one message."""
+
+    def __init__(self, text, code, *, more):
+        super().__init__(text, code, more)
+
+
+def raise_unicode_decode_error(key: int, input: torch.Tensor, stored: torch.Tensor):
+    stored.add_(input)
+    raise UnicodeDecodeError("boom")
+
+
+def raise_unicode_encode_error(key: int, input: torch.Tensor, stored: torch.Tensor):
+    stored.add_(input)
+    raise UnicodeEncodeError("boom")
+
+
+def raise_odd(key: int, input: torch.Tensor, stored: torch.Tensor):
+    stored.add_(input)
+    raise Odd("boom")
+
+
+def raise_group(key: int, input: torch.Tensor, stored: torch.Tensor):
+    stored.add_(input)
+    raise ExceptionGroup("boom")
+
+
+@pytest.mark.parametrize(
+    "update",
+    [raise_unicode_decode_error, raise_unicode_encode_error, raise_odd, raise_group],
+)
+def test_script_updater_that_raises_what_takes_more_than_a_message(kv, update):
+    kv.init(3, full(0))
+    kv.set_updater(script(update))
+    with pytest.raises(Exception, match="boom") as error:
+        kv.push(3, full(1))
+    assert "argument" not in str(error.value)
+    assert_same(stored(kv, 3), full(1))
+    kv.set_updater(add_input)
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(2))
+
+
 REENTRANT = {
     "init": lambda kv: kv.init(11, full(1)),
     "push the same key": lambda kv: kv.push(3, full(1)),
@@ -141,6 +187,12 @@ REENTRANT = {
     "set_updater": lambda kv: kv.set_updater(None),
     "close": lambda kv: kv.close(),
     "script_object": lambda kv: kv.script_object.pull(5),
+    "len": len,
+    "in": lambda kv: 5 in kv,
+    "keys": lambda kv: kv.keys(),
+    "repr": repr,
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
 }
 
 

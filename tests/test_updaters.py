@@ -1,6 +1,8 @@
 """Updaters: ASSIGN, Python callables, TorchScript functions and modules with state."""
 
 import gc
+import unittest.mock
+import warnings
 import weakref
 
 import pytest
@@ -14,6 +16,7 @@ from helpers import (
     MomentumStr,
     add_input,
     assert_same,
+    check_in_child,
     full,
     script,
     scripted_add_twice,
@@ -56,11 +59,52 @@ def test_every_kind_of_updater(kv, devices, name):
     assert_same(stored(kv, 5), full(5))
 
 
+def test_a_mock_as_updater(kv):
+    updater = unittest.mock.Mock()
+    kv.init(3, full(1))
+    kv.set_updater(updater)
+    kv.push(3, [full(1), full(2)])
+    (key, input, value), _ = updater.call_args
+    assert key == 3
+    assert_same(input, full(3))
+    assert_same(value, full(1))
+
+
 def test_script_function(kv):
     kv.set_updater(scripted_add_twice())
     kv.init(3, full(1))
     kv.push(3, [full(1), full(2)])
     assert_same(stored(kv, 3), full(7))
+
+
+UNIT = """
+def scaled(input: Tensor, scale: int):
+    return input * scale
+
+def update(key: int, input: Tensor, stored: Tensor):
+    stored.add_(scaled(input, key))
+"""
+
+
+@pytest.mark.parametrize("pushed_before", [False, True])
+def test_a_script_function_keeps_alive_what_it_calls(kv, pushed_before):
+    def body():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+`")
+            unit = torch.jit.CompilationUnit(UNIT)
+        store = torchkv.create(kv.type)
+        store.init(3, full(1))
+        store.set_updater(unit.update)
+        if pushed_before:
+            store.push(3, full(1))
+        del unit
+        gc.collect()
+        for _ in range(3):
+            store.push(3, full(1))
+        assert_same(stored(store, 3), full(13 if pushed_before else 10))
+
+    # In a child, so that a crash is one failed test.
+    check_in_child(body)
 
 
 @pytest.mark.parametrize("kind", [int, str])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from typing import Any, Self, SupportsIndex, TypeAlias
+from typing import Any, Self, SupportsIndex, TypeAlias, cast
 
 # The C++ libraries link against those that this import has loaded.
 import torch
@@ -334,7 +334,8 @@ class KVStore:
         """
         store = type_of(self)._of(_C.KVStore.from_state(self._impl.state()))
         memo[id(self)] = store
-        store._set_attributes(copy.deepcopy(self._attributes(), memo))
+        for name, value in self._attributes().items():
+            setattr(store, name, copy.deepcopy(value, memo))
         return store
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -347,23 +348,24 @@ class KVStore:
         # and those of a snapshot are gone by then.
         buffer = io.BytesIO()
         torch.save(self._impl.state(), buffer)
-        state = buffer.getvalue(), self._attributes()
-        return type_of(self)._unpickle, state
+        # The third member is what a subclass added, in pickle's form for slots.
+        return (
+            type_of(self)._unpickle,
+            (buffer.getvalue(),),
+            (None, self._attributes()),
+        )
 
     @classmethod
-    def _unpickle(cls, state: bytes, attributes: dict[str, Any]) -> Self:
+    def _unpickle(cls, state: bytes) -> Self:
         loaded = torch.load(io.BytesIO(state), weights_only=True)
-        store = cls._of(_C.KVStore.from_state(loaded))
-        store._set_attributes(attributes)
-        return store
+        return cls._of(_C.KVStore.from_state(loaded))
 
     def _attributes(self) -> dict[str, Any]:
-        """What a subclass has added."""
-        return getattr(self, "__dict__", {})
-
-    def _set_attributes(self, attributes: dict[str, Any]) -> None:
-        for name, value in attributes.items():
-            setattr(self, name, value)
+        """What a subclass has added, in its ``__dict__`` or in slots."""
+        in_dict, in_slots = cast(tuple[Any, Any], object.__getstate__(self))
+        attributes = {**(in_dict or {}), **in_slots}
+        del attributes["_impl"]
+        return attributes
 
 
 def create(type: str = "local") -> KVStore:

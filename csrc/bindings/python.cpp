@@ -153,6 +153,18 @@ class PythonUpdater final : public OpaqueUpdater {
   py::object callable_;
 };
 
+// Whether a call of `function` only makes an object that nobody would run.
+bool makes_coroutine(const py::object& function) {
+  const auto inspect = py::module_::import("inspect");
+  for (const auto* kind :
+       {"iscoroutinefunction", "isgeneratorfunction", "isasyncgenfunction"}) {
+    if (inspect.attr(kind)(function).cast<bool>()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
   if (updater.is_none()) {
     return nullptr;
@@ -169,13 +181,11 @@ std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
       "set_updater: expected None, a callable (key, input, stored) or a "
       "TorchScript function or module, but got ",
       PythonDoor::type_name(updater.ptr()));
-  for (const auto* kind : {"iscoroutinefunction", "isgeneratorfunction"}) {
-    // Calling one only makes an object that nobody would run.
-    TORCH_CHECK_TYPE(
-        !py::module_::import("inspect").attr(kind)(updater).cast<bool>(),
-        "set_updater: expected a callable that does its work when it is called, "
-        "but got a coroutine or generator function");
-  }
+  TORCH_CHECK_TYPE(
+      !makes_coroutine(updater) &&
+          !makes_coroutine(py::type::of(updater).attr("__call__")),
+      "set_updater: expected a callable that does its work when it is called, "
+      "but got a coroutine or generator function");
   return std::make_shared<PythonUpdater>(updater);
 }
 
@@ -385,15 +395,15 @@ KVStore* sole_store(PyObject* self) {
 
 int traverse_store(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
+  int stop = 0;
   if (const KVStore* store = sole_store(self)) {
-    // Two: the store's and this one.
-    const auto updater = store->opaque_updater();
-    const auto* python = dynamic_cast<const PythonUpdater*>(updater.get());
-    if (python != nullptr && updater.use_count() == 2) {
-      Py_VISIT(python->callable());
-    }
+    store->visit_sole_updater([&](const OpaqueUpdater& updater) {
+      if (const auto* python = dynamic_cast<const PythonUpdater*>(&updater)) {
+        stop = visit(python->callable(), arg);
+      }
+    });
   }
-  return 0;
+  return stop;
 }
 
 int clear_store(PyObject* self) {
