@@ -1,7 +1,8 @@
 """Calls of the store inside torch's modes and transforms: plain tensors stay plain.
 
 Such a mode looks at every operator of the thread; the store's own work is none of its
-business. The tests run in a forked child, where a crash is one failed test.
+business. The tests run in a forked child, where a crash is one failed test, except
+those that run autograd: a CUDA build of torch refuses that after a fork.
 """
 
 import copy
@@ -48,7 +49,7 @@ def inside(context):
     return run
 
 
-def transformed(transform):
+def transformed(transform, runs_autograd=False):
     """Calls `work`, which closes over its tensors, in a transformed function."""
 
     def run(work):
@@ -58,7 +59,15 @@ def transformed(transform):
 
         transform(function)(torch.ones(4, 2))
 
+    run.runs_autograd = runs_autograd
     return run
+
+
+def check(mode, body):
+    if getattr(mode, "runs_autograd", False):
+        body()
+    else:
+        check_in_child(body)
 
 
 def jvp(function):
@@ -89,10 +98,10 @@ class DefaultDevice:
 STRONG = {
     "FakeTensorMode": inside(FakeTensorMode),
     "functionalize": transformed(torch.func.functionalize),
-    "grad": transformed(torch.func.grad),
+    "grad": transformed(torch.func.grad, runs_autograd=True),
     "jvp": transformed(jvp),
     "vmap": transformed(torch.func.vmap),
-    "vmap of grad": transformed(vmap_of_grad),
+    "vmap of grad": transformed(vmap_of_grad, runs_autograd=True),
 }
 MILD = {
     "TorchDispatchMode": inside(Recorder),
@@ -175,7 +184,7 @@ def work_inside(mode, kv):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_the_work_is_the_same_inside_a_mode(store_type, mode):
-    check_in_child(lambda: work_inside(mode, torchkv.create(store_type)))
+    check(mode, lambda: work_inside(mode, torchkv.create(store_type)))
 
 
 @pytest.mark.parametrize("kind", ["python", "script"])
@@ -189,7 +198,7 @@ def test_an_updater_inside_a_mode(mode, kind):
         mode(lambda: kv.push(3, [value, value]))
         assert_same(stored(kv, 3), full(5))
 
-    check_in_child(body)
+    check(mode, body)
 
 
 @pytest.mark.parametrize("kind", ["python", "script"])
@@ -213,7 +222,7 @@ def test_whatever_an_updater_meets_in_a_mode_the_store_stays_usable(mode, kind):
         for store in (kv, copy.deepcopy(kv)):
             assert_same(stored(store, 3), full(10))
 
-    check_in_child(body)
+    check(mode, body)
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -231,7 +240,7 @@ def test_what_an_updater_keeps_inside_a_mode_is_no_door(mode):
             tensor.fill_(99)
         assert_same(stored(kv, 3), full(6))
 
-    check_in_child(body)
+    check(mode, body)
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -246,7 +255,7 @@ def test_a_copy_made_inside_a_mode(mode):
             store.push(3, full(1))
             assert_same(stored(store, 3), full(96))
 
-    check_in_child(body)
+    check(mode, body)
 
 
 def test_a_users_mode_sees_no_operator_of_the_store(kv):
