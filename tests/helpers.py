@@ -7,13 +7,17 @@ import os
 import pickle
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 import torch
+
+import torchkv
 
 SHAPE = (2, 3)
 
@@ -216,3 +220,18 @@ def scripted_add_twice():
         stored.add_(input * 2)
 
     return script(add_twice)
+
+
+def run_program(path, *arguments, **options):
+    """Runs a Python program with the torchkv under test, wherever that is."""
+    root = str(Path(torchkv.__file__).parents[1])
+    search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, str(path), *arguments],
+        **options,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )

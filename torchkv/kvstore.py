@@ -32,9 +32,6 @@ Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
 """What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
 
 
-type_of = type  # the class has a property `type`
-
-
 class KVStore:
     """A key-value store of tensors, shared by devices and threads.
 
@@ -332,7 +329,7 @@ class KVStore:
         Raises:
             TypeError: the updater is a Python callable, which cannot be copied.
         """
-        store = type_of(self)._of(_C.KVStore.from_state(self._impl.state()))
+        store = self.__class__._of(_C.KVStore.from_state(self._impl.state()))
         memo[id(self)] = store
         for name, value in self._attributes().items():
             setattr(store, name, copy.deepcopy(value, memo))
@@ -350,7 +347,7 @@ class KVStore:
         torch.save(self._impl.state(), buffer)
         # The third member is what a subclass added, in pickle's form for slots.
         return (
-            type_of(self)._unpickle,
+            self.__class__._unpickle,
             (buffer.getvalue(),),
             (None, self._attributes()),
         )

@@ -1,15 +1,12 @@
 """The tutorial prints what the contract's first three transcripts say."""
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import torchkv
+from helpers import run_program
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_push_pull.py"
 
@@ -66,16 +63,7 @@ def all_decimals():
 
 
 def test_runs_as_it_is_and_prints_the_transcripts():
-    root = str(Path(torchkv.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLE)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    result = run_program(EXAMPLE)
     assert result.stderr == ""
     assert result.returncode == 0
     assert result.stdout == transcript_text()

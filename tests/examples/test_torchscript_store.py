@@ -1,15 +1,12 @@
 """The TorchScript example prints the means it should, before and after a save."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 import torchkv
-from helpers import assert_same, jit_save_load, script
+from helpers import assert_same, jit_save_load, run_program, script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchscript_store.py"
 
@@ -36,16 +33,7 @@ label 3, first: [4.0, 6.0]
 
 
 def test_runs_as_it_is_and_prints_the_means():
-    root = str(Path(torchkv.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLE)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    result = run_program(EXAMPLE)
     assert result.stderr == ""
     assert result.returncode == 0
     assert result.stdout == PRINTED

@@ -3,9 +3,7 @@
 import copy
 import functools
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import torchkv
-from helpers import assert_same
+from helpers import assert_same, run_program
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 NUM_REPLICAS = 4
@@ -36,21 +34,6 @@ def import_example():
 
 
 digits = import_example()
-
-
-def run_example(*options, cwd):
-    """Runs the example as a user does, on the torchkv that this test imports."""
-    root = str(Path(torchkv.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE), *options],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -281,7 +264,7 @@ def assert_shows_curves(path, num_curves):
 
 
 def test_command_line_reads_98_percent_of_held_out_scans(tmp_path):
-    result = run_example("--seeds", "0,1,2", cwd=tmp_path)
+    result = run_program(EXAMPLE, "--seeds", "0,1,2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "Warning" not in result.stderr  # a clean first impression
     assert "80/80" in result.stderr  # the progress bar reached its end
@@ -302,7 +285,8 @@ def test_command_line_reads_98_percent_of_held_out_scans(tmp_path):
 
 
 def test_command_line_takes_all_options(tmp_path):
-    result = run_example(
+    result = run_program(
+        EXAMPLE,
         *("--devices", "cpu,cpu,cpu", "--type", "local", "--dtype", "float64"),
         *("--epochs", "2", "--batch-size", "100", "--lr", "0.05", "--momentum", "0.8"),
         *("--seeds", "5", "--plot", "curve.png"),
@@ -323,7 +307,7 @@ NOT_DEVICES = (
 
 
 def test_command_line_refuses_wrong_devices_in_one_line(tmp_path):
-    result = run_example("--devices", "cpu,gpu", cwd=tmp_path)
+    result = run_program(EXAMPLE, "--devices", "cpu,gpu", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == f"train_digits.py: error: {NOT_DEVICES}'gpu'\n"
     assert result.stdout == ""
