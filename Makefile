@@ -4,11 +4,14 @@
 #   TORCH=torch==2.15.0 make test           another PyTorch, another environment
 #   PYTHON=python3.12 make test             another Python, for a new environment
 #   make test PYTEST_ARGS="-k push -x"
+#   make bench BENCH_ARGS=--smoke           tiny sizes: does it run at all?
 
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+BENCH_OUT ?= build/bench
 
 # torch==2.13.0 lives in .venv/torch-2.13.0.
 ENV := $(shell printf '%s' '$(TORCH)' | sed 's/==/-/; s/[^A-Za-z0-9.+-]/_/g')
@@ -32,20 +35,22 @@ HEADERS := $(shell find csrc -name '*.h')
 SOURCES := $(shell find csrc -name '*.cpp')
 FORMATTED := $(HEADERS) $(SOURCES) $(shell find tests -name '*.h' -o -name '*.cpp')
 
-.PHONY: help env build test python-test cpp-test demo sanitize sanitize-address \
-  sanitize-thread lint lint-format lint-python lint-types lint-spelling tidy format \
-  clean
+.PHONY: help env build test python-test cpp-test demo bench bench-peers sanitize \
+  sanitize-address sanitize-thread lint lint-format lint-python lint-types \
+  lint-spelling tidy format clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo      train a small network through the store'
-	@echo 'make test      all Python tests, then the C++ tests'
-	@echo 'make build     install torchkv, editable, into $(VENV)'
-	@echo 'make cpp-test  the C++ tests only'
-	@echo 'make sanitize  the C++ tests under the address, undefined and thread sanitizers'
-	@echo 'make lint      clang-format, clang-tidy, ruff, mypy and codespell, checking only'
-	@echo 'make format    clang-format and ruff, rewriting'
-	@echo 'make clean     remove what was built; .venv/ stays'
+	@echo 'make demo        train a small network through the store'
+	@echo 'make test        all Python tests, then the C++ tests'
+	@echo 'make build       install torchkv, editable, into $(VENV)'
+	@echo 'make cpp-test    the C++ tests only'
+	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
+	@echo 'make bench-peers MXNet, for the benchmarks, into $(MXNET)'
+	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
+	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, checking only'
+	@echo 'make format      clang-format and ruff, rewriting'
+	@echo 'make clean       remove what was built; .venv/ stays'
 
 # --- Environment and build ------------------------------------------------------
 
@@ -102,6 +107,36 @@ cpp-test: $(BUILT)
 	cmake --build $(CPP)/plain
 	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
 	$(CPP)/plain/tests/cpp/torchkv_stress
+
+# --- Benchmarks -----------------------------------------------------------------
+
+bench: $(BUILT)
+	@mkdir -p $(BENCH_OUT)
+	for name in overhead reduce model; do \
+	  $(BIN)/python benchmarks/$$name.py --json $(BENCH_OUT)/$$name.json \
+	    --plot $(BENCH_OUT)/$$name.png $(BENCH_ARGS) || exit 1; \
+	done
+
+# MXNet's last release. It needs an old numpy, so its environment is its own.
+MXNET := .venv/mxnet-1.9.1
+
+bench-peers: $(MXNET)/installed
+
+# Of the Pythons that may be there, the first that this numpy has wheels for.
+$(MXNET)/installed:
+	$(call need,test "$$(uname -sm)" = 'Linux x86_64',MXNet has wheels for x86_64 only)
+	@for python in $(PYTHON) python3 python3.11 python3.10 python3.9 python3.8; do \
+	  if $$python -c 'import sys, ensurepip, venv; \
+	    assert (3, 8) <= sys.version_info[:2] <= (3, 11)' 2>/dev/null; then \
+	    exec $$python -m venv --clear $(MXNET); \
+	  fi; \
+	done; \
+	echo 'torchkv: MXNet 1.9.1 needs Python 3.8 to 3.11 with its venv module, and none' \
+	  'was found; name one: make bench-peers PYTHON=python3.11' >&2; exit 1
+	$(MXNET)/bin/python -m pip --disable-pip-version-check install \
+	  mxnet==1.9.1 numpy==1.23.5
+	$(MXNET)/bin/python -c 'import mxnet; mxnet.nd.ones(3).asnumpy()'
+	@touch $@
 
 # --- Sanitizers -----------------------------------------------------------------
 

@@ -1,0 +1,164 @@
+"""MXNet's side of a benchmark: a process that obeys JSON lines.
+
+Each line of stdin is a command, each line of stdout its answer or ``{"error": ...}``:
+
+    {"do": "versions"}                              -> {"mxnet": "1.9.1", ...}
+    {"do": "prepare", "shapes": [[2, 3]], "dtype": "float32", "replicas": 4, "outs": 4}
+    {"do": "run", "store": "local", "way": "push, pull", "calls": 3,
+     "wake_s": 0.01}                                -> {"seconds": ...}
+    {"do": "check", "store": "local"}               -> {"agrees": true}
+    {"do": "drop"}
+
+The engine and its threads are chosen by the environment that the process starts with.
+MXNet works asynchronously; the seconds end when all the work of the calls has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from pattern import replica_pattern, sum_pattern
+
+
+class Case:
+    """The arrays of a case, and a store of each type that was asked for."""
+
+    def __init__(
+        self, shapes: list[list[int]], dtype: str, replicas: int, outs: int
+    ) -> None:
+        """Makes and touches all arrays."""
+        self.keys = list(range(len(shapes)))
+        self.shapes, self.dtype, self.replicas = shapes, dtype, replicas
+        self.values = [
+            [self.array(key, replica_pattern(key, r)) for r in range(replicas)]
+            for key in self.keys
+        ]
+        self.outs = [
+            [mx.nd.zeros(tuple(shape), dtype=dtype) for _ in range(outs)]
+            for shape in shapes
+        ]
+        self.stores: dict[str, Any] = {}
+        mx.nd.waitall()
+
+    def numpy_array(self, key: int, pattern: list[int]) -> np.ndarray:
+        """The pattern repeated to the key's shape."""
+        tile = np.tile(np.array(pattern, self.dtype), 1024)  # resize copies per tile
+        return np.resize(tile, self.shapes[key])
+
+    def array(self, key: int, pattern: list[int]) -> Any:
+        """The same as MXNet's array."""
+        return mx.nd.array(self.numpy_array(key, pattern), dtype=self.dtype)
+
+    def store(self, store_type: str) -> Any:
+        """The store of that type, which knows the case's keys."""
+        if store_type not in self.stores:
+            store = mx.kv.create(store_type)
+            store.init(self.keys, [values[0] for values in self.values])
+            self.stores[store_type] = store
+        return self.stores[store_type]
+
+    def run(self, store: str, way: str, calls: int, wake_s: float) -> dict[str, Any]:
+        """Makes the calls; they may run ahead, the clock waits for all of them.
+
+        As on torchkv's side, several calls start with one that is not counted, and
+        the threads have been woken.
+        """
+        kv = self.store(store)
+        keys: Any = self.keys
+        values: Any = self.values
+        outs: Any = self.outs
+        if len(keys) == 1:
+            keys, values, outs = keys[0], values[0], outs[0]
+
+        def push() -> None:
+            kv.push(keys, values)
+
+        def push_pull() -> None:
+            kv.push(keys, values)
+            kv.pull(keys, out=outs)
+
+        def pushpull() -> None:
+            kv.pushpull(keys, values, out=outs)
+
+        call = {"push": push, "push, pull": push_pull, "pushpull": pushpull}[way]
+        wake_threads(wake_s)
+        if calls > 1:
+            call()
+        mx.nd.waitall()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        mx.nd.waitall()
+        return {"seconds": time.perf_counter() - start}
+
+    def check(self, store: str) -> dict[str, Any]:
+        """Whether all outs hold the sum; where there are none, the stored values."""
+        results = self.outs
+        if not results[0]:
+            results = [[mx.nd.zeros(tuple(s), dtype=self.dtype)] for s in self.shapes]
+            self.store(store).pull(self.keys, out=results)
+        return {
+            "agrees": all(
+                np.array_equal(
+                    out.asnumpy(),
+                    self.numpy_array(key, sum_pattern(key, self.replicas)),
+                )
+                for key, outs in enumerate(results)
+                for out in outs
+            )
+        }
+
+
+def wake_threads(seconds: float) -> None:
+    """Has the engine's and OpenMP's threads work until they are awake."""
+    a = mx.nd.ones(1 << 18)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        mx.nd.elemwise_add(a, a).wait_to_read()
+
+
+def versions() -> dict[str, Any]:
+    """What runs here."""
+    return {
+        "mxnet": mx.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    """Obeys until stdin ends."""
+    # Only answers may reach the pipe, whatever libraries print.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    case = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        do = command.pop("do")
+        try:
+            answer: dict[str, Any] = {}
+            if do == "versions":
+                answer = versions()
+            elif do == "prepare":
+                case = Case(**command)
+            elif do == "drop":
+                case = None
+            elif do in ("run", "check") and case is not None:
+                answer = getattr(case, do)(**command)
+            else:
+                raise ValueError(f"expected a command for this state, but got {do!r}")
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()

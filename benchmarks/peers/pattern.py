@@ -1,0 +1,21 @@
+"""Values that both sides make alike: small integers, so that every sum is exact.
+
+A replica of a key repeats a short pattern. Eight replicas add up to at most 64, which
+fp16 and bf16 hold exactly in any order of adding. Needs nothing but Python: MXNet and
+torch live in environments of their own.
+"""
+
+from __future__ import annotations
+
+PERIOD = 17
+
+
+def replica_pattern(key: int, replica: int) -> list[int]:
+    """The values, from -8 to 8, that one replica of a key repeats."""
+    return [(7 * i + 11 * replica + 5 * key) % PERIOD - 8 for i in range(PERIOD)]
+
+
+def sum_pattern(key: int, replicas: int) -> list[int]:
+    """The values that the sum of a key's replicas repeats."""
+    patterns = [replica_pattern(key, replica) for replica in range(replicas)]
+    return [sum(column) for column in zip(*patterns)]  # noqa: B905 - Python 3.8

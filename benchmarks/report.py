@@ -1,0 +1,211 @@
+"""What the benchmarks have in common to be told and to tell: options, tables, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import mxnet_peer
+import torchkv
+from harness import median_ratio
+from mxnet_peer import MXNet
+
+
+class Target(NamedTuple):
+    """A figure that is promised, and what it came to."""
+
+    what: str
+    value: float | None  # None: its peer is not here
+    limit: float
+    at_least: bool = True
+    unit: str = "x"
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the promise is kept."""
+        if self.value is None:
+            return None
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def row(self) -> list[str]:
+        """Its line of the table."""
+        value = "-" if self.value is None else f"{self.value:.2f} {self.unit}"
+        limit = f"{'>=' if self.at_least else '<='} {self.limit:g} {self.unit}"
+        told = {True: "yes", False: "no", None: "not measured"}[self.reached]
+        return [self.what, value, limit, told]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its entry in the JSON."""
+        return {**self._asdict(), "reached": self.reached}
+
+
+class Table(NamedTuple):
+    """Rows under a header; the first column is text, the others are figures."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> str:
+        """For a terminal."""
+        columns = list(zip(self.header, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+
+        def line(cells: Sequence[str]) -> str:
+            first, *rest = zip(cells, widths, strict=True)
+            figures = (f"{cell:>{width}}" for cell, width in rest)
+            return "  ".join([f"{first[0]:<{first[1]}}", *figures]).rstrip()
+
+        return "\n".join([self.title, *map(line, [self.header, *self.rows])])
+
+    def markdown(self) -> str:
+        """For docs/benchmarks.md."""
+        rule = ["---", *["---:"] * (len(self.header) - 1)]
+        lines = [self.header, *self.rows]
+        table = [re.sub(r"([_*])", r"\\\1", f"| {' | '.join(row)} |") for row in lines]
+        table.insert(1, f"| {' | '.join(rule)} |")
+        return "\n".join([self.title, "", *table])
+
+
+def targets_table(targets: Sequence[Target]) -> Table:
+    """The promises and what came of them."""
+    header = ["target", "measured", "promised", "reached"]
+    return Table("Targets", header, [target.row() for target in targets])
+
+
+def duration(seconds: float) -> str:
+    """A time with a unit that suits it."""
+    for factor, unit in [(1e6, "us"), (1e3, "ms")]:
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def min_and_median(seconds: Sequence[float]) -> list[str]:
+    """The two times that every table quotes."""
+    return [duration(min(seconds)), duration(statistics.median(seconds))]
+
+
+def contestants_table(title: str, figures: dict[str, Any], ours: str) -> Table:
+    """The times of all contestants, and how many times as long as ours each takes."""
+    times = figures["seconds"]
+    rows = [
+        [
+            f"{name} ({figures['mxnet'][name]})" if name in figures["mxnet"] else name,
+            *min_and_median(seconds),
+            f"{median_ratio(seconds, times[ours]):.2f}",
+        ]
+        for name, seconds in times.items()
+    ]
+    return Table(title, ["contestant", "min", "median", f"against {ours}"], rows)
+
+
+def parser(doc: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--plot", type=Path, help="draw the figures here (PNG)")
+    parser.add_argument("--rounds", type=int, help=f"at most so many ({rounds})")
+    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, some seconds")
+    parser.add_argument("--no-mxnet", action="store_true", help="leave MXNet out")
+    parser.add_argument(
+        "--mxnet",
+        type=Path,
+        default=mxnet_peer.PYTHON,
+        help="the Python that has MXNet",
+    )
+    return parser
+
+
+@contextlib.contextmanager
+def start_mxnet(options: argparse.Namespace) -> Iterator[MXNet | None]:
+    """MXNet, unless it is missing (which is said) or not wanted."""
+    if options.no_mxnet or not options.mxnet.exists():
+        if not options.no_mxnet:
+            print("MXNet is not here and is left out: `make bench-peers` brings it\n")
+        yield None
+    else:
+        threads = torch.get_num_threads()
+        with MXNet.start(options.mxnet, threads, options.smoke) as mxnet:
+            yield mxnet
+
+
+def environment(mxnet: MXNet | None) -> dict[str, Any]:
+    """Versions and the machine, as every JSON has them."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "torchkv": torchkv.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "mxnet": mxnet.versions if mxnet else None,
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if "model name" in line),
+        platform.processor(),
+    )
+
+
+def headline(facts: dict[str, Any]) -> str:
+    """The environment in a line."""
+    peer = f"MXNet {facts['mxnet']['mxnet']}" if facts["mxnet"] else "no MXNet"
+    return (
+        f"torchkv {facts['torchkv']}, torch {facts['torch']}, {peer}, {facts['cpu']}, "
+        f"{facts['cores']} cores, {facts['threads']} threads, "
+        f"{facts['memory_gib']} GiB"
+    )
+
+
+def finish(
+    options: argparse.Namespace,
+    figures: dict[str, Any],
+    tables: Sequence[Table],
+    draw: Callable[[Any], None],
+) -> None:
+    """Prints the tables; writes the JSON and draws the plot where asked.
+
+    Args:
+        options: what `parser` parsed.
+        figures: what the JSON holds, the environment first.
+        tables: what is printed.
+        draw: draws on an empty figure of Matplotlib's.
+    """
+    print(headline(figures))
+    if options.smoke:
+        print("A smoke run: too small and too short to say anything about speed.")
+    for table in tables:
+        print("\n" + (table.markdown() if options.markdown else table.text()))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if options.plot:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        figure = plt.figure(layout="constrained")
+        draw(figure)
+        figure.savefig(options.plot, dpi=120)
