@@ -112,6 +112,8 @@ def compile_flags() -> list[str]:
     """Flags of both binaries; the -std flag comes from torch."""
     flags = [
         "-O3",
+        # The same bits whichever instructions the processor has (kernels/cpu).
+        "-ffp-contract=off",
         "-g0",  # setuptools asks for -g, which triples the time and the objects
         "-Wall",
         "-Wextra",

@@ -13,6 +13,14 @@ namespace {
 constexpr size_t kFewKeys = 8;
 
 bool has_repeats(const Entries& entries) {
+  // Most calls name their keys in the order of init.
+  bool ascending = true;
+  for (size_t i = 1; i < entries.size() && ascending; ++i) {
+    ascending = entries[i - 1]->ordinal < entries[i]->ordinal;
+  }
+  if (ascending) {
+    return false;
+  }
   if (entries.size() <= kFewKeys) {
     for (size_t i = 1; i < entries.size(); ++i) {
       if (std::find(entries.begin(), entries.begin() + i, entries[i]) !=

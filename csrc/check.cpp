@@ -139,6 +139,17 @@ void check_out(
       key.context());
 }
 
+void check_optimizable(const char* op, const Key& key, const Meta& meta) {
+  TORCH_CHECK_TYPE(
+      c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype),
+      op,
+      ": expected a stored value of floating-point or complex dtype, as the "
+      "store has an optimizer, but got ",
+      dtype_name(meta.dtype),
+      " ",
+      key.context());
+}
+
 void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
   TORCH_CHECK_VALUE(
       keys.size() != 0, op, ": expected at least one key, but got none");

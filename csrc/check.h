@@ -34,4 +34,8 @@ void check_out(
 // As many groups as keys. The doors make sure of it; C++ programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
+// Whether an optimizer can work on the key's value: TypeError where its dtype
+// is neither floating-point nor complex.
+void check_optimizable(const char* op, const Key& key, const Meta& meta);
+
 } // namespace torchkv

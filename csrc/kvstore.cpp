@@ -39,6 +39,69 @@ void check_tensors(
   }
 }
 
+// Calls `body(begin, end)` for ranges of entries, in order, while it holds
+// their mutexes. It waits for a mutex only while it holds none: a range ends
+// before an entry that another call holds, and the next one begins by waiting
+// for it.
+template <class Body>
+void for_each_locked(
+    const Entries& entries,
+    c10::function_ref<int64_t(size_t)> num_bytes,
+    Body body) {
+  // A range is worth a parallel region, and others do not wait long for its
+  // end.
+  constexpr size_t kMaxEntries = 4096;
+  constexpr int64_t kMaxBytes = int64_t{256} << 20;
+
+  c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
+  for (size_t begin = 0; begin < entries.size();) {
+    locks.emplace_back(entries[begin]->mutex);
+    int64_t bytes = num_bytes(begin);
+    size_t end = begin + 1;
+    while (end < entries.size() && end - begin < kMaxEntries &&
+           bytes < kMaxBytes) {
+      std::unique_lock lock(entries[end]->mutex, std::try_to_lock);
+      if (!lock.owns_lock()) {
+        break;
+      }
+      locks.push_back(std::move(lock));
+      bytes += num_bytes(end++);
+    }
+    body(begin, end);
+    locks.clear();
+    begin = end;
+  }
+}
+
+using Group = c10::SmallVector<Value, 4>;
+
+void append(Group& group, c10::ArrayRef<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) {
+    group.push_back({Value::Form::kDense, &tensor});
+  }
+}
+
+// A rule other than ASSIGN takes floating-point and complex values.
+void check_dtypes(
+    const char* op,
+    const Updater& updater,
+    const Entries& entries) {
+  const auto* rule = std::get_if<RuleSpec>(&updater);
+  if (rule == nullptr || rule->id == RuleSpec::Id::kAssign) {
+    return;
+  }
+  for (const auto& entry : entries) {
+    check_optimizable(op, entry->key, entry->meta);
+  }
+}
+
+// What a sum or a copy of one key moves.
+int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
+  return entry.meta.num_elements *
+      static_cast<int64_t>(c10::elementSize(entry.meta.dtype)) *
+      static_cast<int64_t>(num_tensors + 1);
+}
+
 } // namespace
 
 KVStore::KVStore(const std::string& type, Runtime& runtime)
@@ -137,16 +200,18 @@ void KVStore::push(const Keys& keys, Tensors values, int64_t /*priority*/) {
   check_usable(op);
   Entries entries = table_.find(op, keys);
   check_tensors(&check_value, op, keys, entries, values);
+  const Updater updater = this->updater();
+  check_dtypes(op, updater, entries);
   merge_repeats(entries, values);
-  reduce_update(entries, values);
+  reduce_update(entries, values, updater);
 }
 
-void KVStore::pull(const Keys& keys, const Tensors& outs, int64_t /*priority*/)
-    const {
+void KVStore::pull(const Keys& keys, Tensors outs, int64_t /*priority*/) const {
   constexpr auto* op = "pull";
   check_usable(op);
-  const Entries entries = table_.find(op, keys);
+  Entries entries = table_.find(op, keys);
   check_tensors(&check_out, op, keys, entries, outs);
+  merge_repeats(entries, outs);
   copy_out(entries, outs);
 }
 
@@ -156,70 +221,125 @@ std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
   check_usable(op);
   TORCH_CHECK_VALUE(
       keys.size() != 0, op, ": expected at least one key, but got none");
-  std::vector<at::Tensor> result;
-  for (const auto& entry : table_.find(op, keys)) {
-    const std::lock_guard lock(entry->mutex);
-    result.push_back(comm_->copy_of(*entry));
+  Entries entries = table_.find(op, keys);
+  Tensors outs;
+  for (const auto& entry : entries) {
+    outs.append(empty_like(*entry));
+    outs.end_group();
   }
+  std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
+  merge_repeats(entries, outs);
+  copy_out(entries, outs);
   return result;
 }
 
 void KVStore::pushpull(
     const Keys& keys,
     Tensors values,
-    const Tensors& outs,
+    Tensors outs,
     int64_t /*priority*/) {
   constexpr auto* op = "pushpull";
   check_usable(op);
-  const Entries in_order = table_.find(op, keys);
-  check_tensors(&check_value, op, keys, in_order, values);
-  check_tensors(&check_out, op, keys, in_order, outs);
-  Entries distinct = in_order;
+  Entries entries = table_.find(op, keys);
+  check_tensors(&check_value, op, keys, entries, values);
+  check_tensors(&check_out, op, keys, entries, outs);
+  const Updater updater = this->updater();
+  check_dtypes(op, updater, entries);
+  Entries distinct = entries;
   merge_repeats(distinct, values);
-  reduce_update(distinct, values);
-  copy_out(in_order, outs);
+  reduce_update(distinct, values, updater);
+  merge_repeats(entries, outs);
+  copy_out(entries, outs);
 }
 
-void KVStore::reduce_update(const Entries& entries, const Tensors& values) {
-  const Updater updater = this->updater();
-  const auto* rule = std::get_if<RuleSpec>(&updater);
-  c10::SmallVector<Value, 8> group;
+void KVStore::reduce_update(
+    const Entries& entries,
+    const Tensors& values,
+    const Updater& updater) {
+  const auto tensors_of = [&](size_t i) {
+    return values.of(static_cast<int64_t>(i));
+  };
+  if (const auto* rule = std::get_if<RuleSpec>(&updater)) {
+    for_each_locked(
+        entries,
+        [&](size_t i) {
+          return moved_bytes(*entries[i], tensors_of(i).size());
+        },
+        [&](size_t begin, size_t end) {
+          apply_rule(*rule, entries, values, begin, end);
+        });
+    return;
+  }
+  // One key at a time, in order, as an opaque updater expects.
+  auto& opaque = *std::get<std::shared_ptr<OpaqueUpdater>>(updater);
+  Group group;
   for (size_t i = 0; i < entries.size(); ++i) {
-    const auto tensors = values.of(static_cast<int64_t>(i));
-    group.clear();
-    for (const auto& tensor : tensors) {
-      group.push_back({Value::Form::kDense, &tensor});
-    }
     Entry& entry = *entries[i];
-    const Item item{&entry, group, {}};
+    group.clear();
+    append(group, tensors_of(i));
     const std::lock_guard lock(entry.mutex);
     if (!entry.placed) {
-      comm_->place(entry, tensors);
+      comm_->place(entry, tensors_of(i));
     }
-    if (rule != nullptr) {
-      comm_->reduce_update(item, *rule);
-    } else {
-      auto& opaque = *std::get<std::shared_ptr<OpaqueUpdater>>(updater);
-      comm_->reduce(item, [&](at::Tensor& input, at::Tensor& stored) {
-        const InProgress<KVStore> updating(this);
-        apply_updater(opaque, entry.key, input, stored);
-      });
-    }
+    comm_->reduce(
+        {&entry, group, {}}, [&](at::Tensor& input, at::Tensor& stored) {
+          const InProgress<KVStore> updating(this);
+          apply_updater(opaque, entry.key, input, stored);
+        });
     ++entry.version;
   }
 }
 
-void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
-    const auto group = outs.of(static_cast<int64_t>(i));
-    const Item item{&entry, {}, group};
-    const std::lock_guard lock(entry.mutex);
-    if (!entry.placed) {
-      comm_->place(entry, group);
-    }
-    comm_->copy_out(item);
+void KVStore::apply_rule(
+    const RuleSpec& rule,
+    const Entries& entries,
+    const Tensors& values,
+    size_t begin,
+    size_t end) {
+  Group group;
+  for (size_t i = begin; i < end; ++i) {
+    append(group, values.of(static_cast<int64_t>(i)));
   }
+  c10::SmallVector<Item, 1> items;
+  const Value* next = group.begin();
+  for (size_t i = begin; i < end; ++i) {
+    Entry& entry = *entries[i];
+    const auto tensors = values.of(static_cast<int64_t>(i));
+    if (!entry.placed) {
+      comm_->place(entry, tensors);
+    }
+    items.push_back({&entry, {next, tensors.size()}, {}});
+    next += tensors.size();
+  }
+  comm_->reduce_update(items, rule);
+  for (const auto& item : items) {
+    ++item.entry->version;
+  }
+}
+
+at::Tensor KVStore::empty_like(Entry& entry) const {
+  const std::lock_guard lock(entry.mutex);
+  return comm_->empty_like(entry);
+}
+
+void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
+  const auto outs_of = [&](size_t i) {
+    return outs.of(static_cast<int64_t>(i));
+  };
+  for_each_locked(
+      entries,
+      [&](size_t i) { return moved_bytes(*entries[i], outs_of(i).size()); },
+      [&](size_t begin, size_t end) {
+        c10::SmallVector<Item, 1> items;
+        for (size_t i = begin; i < end; ++i) {
+          Entry& entry = *entries[i];
+          if (!entry.placed) {
+            comm_->place(entry, outs_of(i));
+          }
+          items.push_back({&entry, {}, outs_of(i)});
+        }
+        comm_->copy_out(items);
+      });
 }
 
 void KVStore::erase(const Keys& keys) {
@@ -271,12 +391,21 @@ c10::ScalarType KVStore::dtype(const Key& key) const {
 }
 
 void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
-  constexpr auto* op = "set_updater";
-  check_usable(op);
   Updater next;
   if (updater != nullptr) {
     next = std::move(updater);
   }
+  replace_updater("set_updater", std::move(next));
+}
+
+void KVStore::set_optimizer(const RuleSpec& rule) {
+  constexpr auto* op = "set_optimizer";
+  check_rule(op, rule);
+  replace_updater(op, rule);
+}
+
+void KVStore::replace_updater(const char* op, Updater next) {
+  check_usable(op);
   const std::lock_guard lock(updater_mutex_);
   table_.check_open(op);
   if (const auto kind = table_.kind()) {
@@ -336,15 +465,15 @@ StoreState KVStore::state() const {
     } else {
       state.str_keys.push_back(entry->key.text());
     }
+    // Value and version of one moment.
     const std::lock_guard lock(entry->mutex);
-    state.values.push_back(comm_->copy_of(*entry));
+    state.values.push_back(comm_->empty_like(*entry));
+    comm_->copy_out(Item{entry.get(), {}, state.values.back()});
     state.versions.push_back(entry->version);
   }
-  const Updater updater = this->updater();
-  if (const auto* opaque =
-          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
-    const InProgress<KVStore> saving(this);
-    state.updater.push_back(serialize_updater(**opaque));
+  const InProgress<KVStore> saving(this);
+  if (auto bytes = serialize_updater(updater())) {
+    state.updater.push_back(*std::move(bytes));
   }
   return state;
 }
@@ -365,7 +494,7 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
         state.key_kind == name(KeyKind::kInt) ? KeyKind::kInt : KeyKind::kStr);
   }
   if (!state.updater.empty()) {
-    store->set_updater(load_updater(state.updater[0]));
+    store->replace_updater("load", load_updater(state.updater[0]));
   }
   return store;
 }

@@ -33,9 +33,11 @@ namespace torchkv {
 //    only read, and not after the call.
 // 2. A call that is refused has changed nothing. Only an updater that throws
 //    leaves the keys before its own updated.
-// 3. A call holds one entry's mutex at a time, and takes an updater's after it.
-//    So the calls of one store cannot wait for each other in a circle. Calls of
-//    two stores can, where the updater of each calls the other store.
+// 3. A call waits for an entry's mutex only while it holds no other; more, for
+//    one pass over many keys, it takes only where they are free. An updater's
+//    it takes after its one entry's. So the calls of one store cannot wait for
+//    each other in a circle. Calls of two stores can, where the updater of each
+//    calls the other store.
 //
 // Errors of every method besides its own: RuntimeError after close(), in a
 // forked child of the process that made the store, and from inside an updater
@@ -68,7 +70,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   void push(const Keys& keys, Tensors values, int64_t priority = 0);
 
   // Writes each key's value into all its tensors, in place.
-  void pull(const Keys& keys, const Tensors& outs, int64_t priority = 0) const;
+  // Where outs of several keys share memory, the last key counts.
+  void pull(const Keys& keys, Tensors outs, int64_t priority = 0) const;
   // A new tensor for each key, with the stored dtype, strides and device.
   std::vector<at::Tensor> pull(const Keys& keys, int64_t priority = 0) const;
 
@@ -76,7 +79,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   void pushpull(
       const Keys& keys,
       Tensors values,
-      const Tensors& outs,
+      Tensors outs,
       int64_t priority = 0);
 
   // init, then pull. Everything is checked before anything is stored.
@@ -101,6 +104,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot
   // take the store's kind of keys. A push under way ends with the old updater.
   void set_updater(std::shared_ptr<OpaqueUpdater> updater);
+
+  // Makes an elementwise rule the updater, which runs in the pass that adds up
+  // the values of a push. Changes no value. ValueError for numbers that make no
+  // sense (negative, infinite or NaN). From then on TypeError by push where a
+  // key's dtype is neither floating-point nor complex.
+  void set_optimizer(const RuleSpec& rule);
 
   // Waits for all workers; on one machine there is nothing to wait for.
   void barrier() const;
@@ -129,10 +138,21 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   bool is_forked() const;
   void check_usable(const char* op) const;
   Updater updater() const;
+  void replace_updater(const char* op, Updater next);
   Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
       const;
   void insert(const char* op, const Entries& entries, const Tensors& values);
-  void reduce_update(const Entries& entries, const Tensors& values);
+  void reduce_update(
+      const Entries& entries,
+      const Tensors& values,
+      const Updater& updater);
+  void apply_rule(
+      const RuleSpec& rule,
+      const Entries& entries,
+      const Tensors& values,
+      size_t begin,
+      size_t end);
+  at::Tensor empty_like(Entry& entry) const;
   void copy_out(const Entries& entries, const Tensors& outs) const;
 
   // Constant after construction.

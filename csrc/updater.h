@@ -71,11 +71,13 @@ void apply_updater(
     at::Tensor& input,
     at::Tensor& stored);
 
-// serialize() under the updater's mutex. RuntimeError where this thread runs
-// the same object, which would wait for itself.
-at::Tensor serialize_updater(OpaqueUpdater& updater);
+// An updater as bytes, from which load_updater makes a copy; none = ASSIGN.
+// Takes an opaque updater's mutex. RuntimeError where this thread runs the same
+// object, which would wait for itself; throws what serialize() throws.
+std::optional<at::Tensor> serialize_updater(const Updater& updater);
 
-// The updater that serialize() wrote.
-std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);
+// The updater that serialize_updater wrote. ValueError for a rule that this
+// version does not know.
+Updater load_updater(const at::Tensor& bytes);
 
 } // namespace torchkv

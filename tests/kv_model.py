@@ -16,16 +16,37 @@ OPMATH = {
 }
 
 
-def left_to_right(values, dtype):
-    """The sum of `values` as the store must make it, rounded once to `dtype`."""
-    if len(values) == 1:
-        return values[0].to(dtype)
+def wide_sum(values, dtype):
+    """The sum in the accumulation type of `values` and a stored value of `dtype`."""
     wide = functools.reduce(torch.promote_types, [v.dtype for v in values], dtype)
     wide = OPMATH.get(wide, wide)
     total = values[0].to(wide)
     for value in values[1:]:
         total = total + value.to(wide)
-    return total.to(dtype)
+    return total
+
+
+def left_to_right(values, dtype):
+    """The sum of `values` as the store must make it, rounded once to `dtype`."""
+    if len(values) == 1:
+        return values[0].to(dtype)
+    return wide_sum(values, dtype).to(dtype)
+
+
+def scaled(tensor, number):
+    """tensor * number, a complex number as two real ones."""
+    if tensor.is_complex():
+        return torch.view_as_complex(torch.view_as_real(tensor) * number)
+    return tensor * number
+
+
+def sgd_step(values, stored, learning_rate, wd=0.0):
+    """What a push of `values` makes of `stored` under SGD: rounded once."""
+    gradient = wide_sum(values, stored.dtype)
+    weight = stored.to(gradient.dtype)
+    if wd != 0:
+        gradient = gradient + scaled(weight, wd)
+    return (weight - scaled(gradient, learning_rate)).to(stored.dtype)
 
 
 def group(key, tensors):

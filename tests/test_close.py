@@ -22,6 +22,7 @@ CALLS = {
     "set_updater": lambda kv, a, b: kv.set_updater(add_input),
     "set_updater(None)": lambda kv, a, b: kv.set_updater(None),
     "script updater": lambda kv, a, b: kv.set_updater(script(Add())),
+    "set_optimizer": lambda kv, a, b: kv.set_optimizer("sgd"),
     "barrier": lambda kv, a, b: kv.barrier(),
     "script object": lambda kv, a, b: kv.script_object.push(3, a),
 }

@@ -308,6 +308,52 @@ OUTS = [
      "broadcast"),
 ]
 
+def with_optimizer(scene):
+    """The scene's store of int keys, one of them of an int dtype."""
+    scene.kv.set_optimizer("sgd", learning_rate=0.5, wd=0.5)
+    return scene.kv
+
+
+OPTIMIZER = [
+    *((f"optimizer {name!r}", lambda s, name=name: s.kv.set_optimizer(name),
+       ValueError, r"^set_optimizer: expected .*'sgd', but got '" + name + "'")
+      for name in ("", "SGD", "sgd ", "adam", "größe")),
+    *((f"{option} of {number}",
+       lambda s, option=option, number=number: s.kv.set_optimizer(
+           "sgd", **{option: number}),
+       ValueError, rf"^set_optimizer: expected .*{text}.*, but got {number}")
+      for option, text in (("learning_rate", "learning rate"), ("wd", "weight decay"))
+      for number in (-0.5, -1e-300, float("nan"), float("inf"), float("-inf"))),
+    ("optimizer that is no str", lambda s: s.kv.set_optimizer(None), TypeError, None),
+    ("learning rate that is no number",
+     lambda s: s.kv.set_optimizer("sgd", learning_rate="fast"), TypeError, None),
+    ("learning rate without its name", lambda s: s.kv.set_optimizer("sgd", 0.1),
+     TypeError, "positional"),
+    ("no such option of an optimizer",
+     lambda s: s.kv.set_optimizer("sgd", momentum=0.9), TypeError, "momentum"),
+    ("optimizer and an int key",
+     lambda s: with_optimizer(s).push(7, s.ints), TypeError, expected("push", 7)),
+    ("optimizer and an int key, last",
+     lambda s: with_optimizer(s).push([3, 7, 5], [s.good, s.ints, s.good]), TypeError,
+     expected("push", 7)),
+    ("optimizer and an int key, in a pushpull",
+     lambda s: with_optimizer(s).pushpull(
+         [3, 7], [s.good, s.ints], out=[s.out, s.ints]), TypeError,
+     expected("pushpull", 7)),
+    ("optimizer and an int key, pushpull over the value",
+     lambda s: with_optimizer(s).pushpull([3, 7], [s.good, s.ints]), TypeError,
+     expected("pushpull", 7)),
+    ("TorchScript: optimizer and an int key",
+     lambda s: with_optimizer(s).script_object.push([3, 7], [s.good, s.ints]),
+     TypeError, expected("push", 7)),
+    ("TorchScript: unknown optimizer",
+     lambda s: s.kv.script_object.set_optimizer("adam"), ValueError,
+     expected("set_optimizer")),
+    ("TorchScript: negative weight decay",
+     lambda s: s.kv.script_object.set_optimizer("sgd", 0.1, -1.0), ValueError,
+     expected("set_optimizer")),
+]
+
 REST = [
     ("updater is no callable", lambda s: s.kv.set_updater(5), TypeError, "updater"),
     ("updater with a wrong signature",
@@ -352,7 +398,7 @@ REST = [
 ]
 # fmt: on
 
-ROWS = KEYS + VALUES + OUTS + REST
+ROWS = KEYS + VALUES + OUTS + OPTIMIZER + REST
 UPDATERS = ["assign", "python"]
 
 

@@ -43,6 +43,7 @@ CALLS = {
     "set_updater(None)": lambda kv: kv.set_updater(None),
     "set_updater": lambda kv: kv.set_updater(add_input),
     "script updater": lambda kv: kv.set_updater(SCRIPTED),
+    "set_optimizer": lambda kv: kv.set_optimizer("sgd"),
     "barrier": lambda kv: kv.barrier(),
     "repr": repr,
     "deepcopy": copy.deepcopy,
@@ -112,10 +113,29 @@ def test_a_store_made_in_the_child_works_there(store_type):
     assert in_child(use) == 4.0
 
 
-@pytest.mark.parametrize("updater", ["assign", "python", "script"])
+def test_sums_in_threads_in_a_child(store_type):
+    """As in DataLoader's workers, which set the number of threads to 1 first."""
+    values = [torch.ones(500_000)] * 4
+    with torchkv.create(store_type) as parents:
+        parents.init(3, torch.zeros(500_000))
+        parents.push(3, values)
+
+    def use():
+        torch.set_num_threads(1)
+        with torchkv.create(store_type) as store:
+            store.init([3, 5], [torch.zeros(500_000)] * 2)
+            store.push([3, 5], [values, values])
+            return [(x == 4).all().item() for x in store.pull([3, 5])]
+
+    assert in_child(use) == [True, True]
+
+
+@pytest.mark.parametrize("updater", ["assign", "sgd", "python", "script"])
 def test_fork_while_other_threads_push(kv, updater):
     kv.init([3, 5], [torch.zeros(50000)] * 2)
-    if updater != "assign":
+    if updater == "sgd":
+        kv.set_optimizer("sgd")
+    elif updater != "assign":
         kv.set_updater(add_input if updater == "python" else script(Add()))
     done = threading.Event()
     values = [[torch.ones(50000)] * 4] * 2

@@ -65,6 +65,9 @@ WAITING = {
     "pull of the same key": lambda kv: kv.pull(3),
     "pushpull": lambda kv: kv.pushpull(3, full(1), out=full(0)),
     "set_updater": lambda kv: kv.set_updater(None),
+    "set_optimizer": lambda kv: kv.set_optimizer("sgd"),
+    "push of several keys": lambda kv: kv.push([5, 3], [full(1)] * 2),
+    "pull of several keys": lambda kv: kv.pull([5, 3], out=[full(0), full(0)]),
 }
 
 

@@ -52,6 +52,26 @@ def test_assign_allocates_nothing(kv, values, dtype):
     assert allocated_bytes(lambda: kv.push([3, 3], [value, value])) < SLACK
 
 
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_an_optimizer_allocates_nothing(kv, values, dtype):
+    kv.init([3, 5], [wide(dtype), torch.ones(SIZE, 3, dtype=dtype)[:, 1]])
+    kv.set_optimizer("sgd", wd=0.1)
+    value = VALUES[values]()
+    kv.push([3, 5], [value, value])
+    assert allocated_bytes(lambda: kv.push(3, value)) < SLACK
+    assert allocated_bytes(lambda: kv.push([5, 3], [value, value])) < SLACK
+
+
+def test_a_long_list_of_keys_allocates_nothing(kv):
+    keys = list(range(100))
+    kv.init(keys, [torch.zeros(1000)] * 100)
+    values = [[torch.ones(1000)] * 3] * 100
+    kv.push(keys, values)
+    assert allocated_bytes(lambda: kv.push(keys, values)) < SLACK
+    assert allocated_bytes(lambda: kv.pull(keys, out=values)) < SLACK
+
+
 def test_assign_to_a_transposed_value_allocates_nothing(kv):
     kv.init(3, torch.ones(256, 256).t())
     values = [torch.ones(256, 256) for _ in range(4)]

@@ -226,6 +226,30 @@ def test_whatever_an_updater_meets_in_a_mode_the_store_stays_usable(mode, kind):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_an_optimizer_inside_a_mode(mode):
+    """Also where its steps are operators of torch: for a conjugated value."""
+    value, imaginary = full(2), torch.complex(full(1), full(2)).conj()
+
+    def work(kv, copies):
+        kv.set_optimizer("sgd", learning_rate=0.5, wd=0.25)
+        kv.push([3, 5], [[value, value], [imaginary, imaginary]])
+        copies.append(copy.deepcopy(kv))
+        copies[0].push([5, 3], [imaginary, value])
+
+    def body():
+        snapshots = []
+        for run in (lambda call: call(), mode):
+            kv, copies = torchkv.create(), []
+            kv.init([3, 5], [full(8), torch.complex(full(8), full(4))])
+            run(lambda kv=kv, copies=copies: work(kv, copies))
+            kv.push(3, value)
+            snapshots.append([snapshot(kv), snapshot(copies[0])])
+        assert snapshots[0] == snapshots[1]
+
+    check(mode, body)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_what_an_updater_keeps_inside_a_mode_is_no_door(mode):
     def body():
         kv, kept, value = torchkv.create(), [], full(2)

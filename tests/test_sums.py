@@ -1,10 +1,12 @@
 """Sums: left to right in the accumulation type, rounded once, the same bits always."""
 
+import itertools
+
 import pytest
 import torch
 
 import torchkv
-from helpers import assert_same, bits, stored
+from helpers import assert_same, bits, run_threads, stored
 from kv_model import left_to_right
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -180,6 +182,87 @@ def test_local_and_device_give_the_same_bits_on_every_run():
     finally:
         torch.set_num_threads(threads)
     assert len(seen) == 1
+
+
+def several_binades(size, dtype):
+    """As random_tensor, of which making large ones takes long."""
+    some = random_tensor((50_021,), dtype)
+    return some.repeat(size // some.numel() + 1)[:size]
+
+
+@pytest.fixture
+def num_threads():
+    """torch.set_num_threads, until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+LARGE = 5_000_001  # with replicas, more than any cache holds
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.complex64],
+    ids=str,
+)
+def test_large_values_in_one_thread_and_in_several(num_threads, dtype):
+    values = [several_binades(LARGE, dtype) for _ in range(3)]
+    odd = values[0][1:].roll(1)  # shifted in memory, too
+    with torchkv.create() as kv:
+        kv.init([3, 5], [torch.zeros(LARGE, dtype=dtype), odd])
+        for count in (1, 3):
+            expected = left_to_right(values[:count], dtype)
+            for threads in (1, 2):
+                num_threads(threads)
+                kv.push([3, 5], [values[:count], [odd, odd]])
+                assert torch.equal(stored(kv, 3), expected), f"{threads} threads"
+                assert torch.equal(stored(kv, 5), odd + odd)
+                out = torch.zeros(LARGE + 1, dtype=dtype)[1:]
+                kv.pull(3, out=[out, values[0].clone()])
+                assert torch.equal(out, expected)
+
+
+def test_large_values_pushed_by_several_threads(kv):
+    """The threads of the sums are shared out among the callers."""
+    sizes = [3, 900_001, 1_000_000, 1_100_003]
+    values = [[several_binades(n, torch.float32) for _ in range(2)] for n in sizes]
+    expected = [left_to_right(pair, torch.float32) for pair in values]
+    kv.init([0, 1, 2, 3], [torch.zeros(n) for n in sizes])
+
+    def body(key):
+        for _ in range(6):
+            kv.push(key, values[key])
+            assert torch.equal(stored(kv, key), expected[key])
+        kv.push([key, 0], [values[key], values[0]])
+
+    run_threads([lambda key=key: body(key) for key in (1, 2, 3)])
+    for key in range(4):
+        assert_same(stored(kv, key), expected[key])
+
+
+@pytest.mark.parametrize(
+    "shape", [(65, 17, 33), (130, 70), (2, 3, 4, 5, 6), (1, 65, 1)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_that_lie_across_the_stored_one(kv, shape, dtype):
+    """Permuted, sliced and expanded replicas, mixed: what is turned tile by tile."""
+    dims = range(len(shape))
+    stored_value = random_tensor(shape, dtype)
+    kv.init(3, stored_value)
+    for order in itertools.islice(itertools.permutations(dims), 0, 24, 5):
+        lengths = [shape[i] for i in order]
+        back = [order.index(i) for i in dims]
+        values = [
+            random_tensor(lengths, dtype).permute(back),
+            random_tensor(shape, dtype),
+            random_tensor([*lengths, 2], torch.float32)[..., 1].permute(back),
+            random_tensor((1, *shape[1:]), dtype).expand(shape),
+        ]
+        kv.push(3, values)
+        assert_same(stored(kv, 3), left_to_right(values, dtype), str(order))
+        kv.push(3, values[0])
+        assert_same(stored(kv, 3), values[0])
 
 
 @pytest.mark.cuda

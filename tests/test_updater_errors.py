@@ -185,6 +185,7 @@ REENTRANT = {
     "broadcast": lambda kv: kv.broadcast(11, full(1), full(0)),
     "delete": lambda kv: kv.delete(5),
     "set_updater": lambda kv: kv.set_updater(None),
+    "set_optimizer": lambda kv: kv.set_optimizer("sgd"),
     "close": lambda kv: kv.close(),
     "script_object": lambda kv: kv.script_object.pull(5),
     "len": len,

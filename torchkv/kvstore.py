@@ -273,6 +273,29 @@ class KVStore:
 
     _set_updater = set_updater  # MXNet's name
 
+    def set_optimizer(
+        self, optimizer: str, *, learning_rate: float = 0.01, wd: float = 0.0
+    ) -> None:
+        """Makes an optimizer the updater: pushed gradients become steps.
+
+        It runs in the pass that adds up the gradients, without the GIL, and in
+        several threads at once. ``"sgd"``: ``stored -= learning_rate * (sum + wd *
+        stored)``, as :class:`torch.optim.SGD` without momentum. Values of half
+        precision are computed in fp32 and rounded once. Stored values do not change
+        by this call; ``set_updater(None)`` restores ASSIGN.
+
+        Args:
+            optimizer: ``"sgd"``.
+            learning_rate: not negative.
+            wd: the weight decay (MXNet's name for it), not negative.
+
+        Raises:
+            ValueError: another optimizer, or a number that is negative, infinite or
+                NaN. From then on :meth:`push` raises TypeError for keys whose dtype
+                is neither floating-point nor complex.
+        """
+        self._impl.set_optimizer(optimizer, learning_rate, wd)
+
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Compresses what travels between devices; not supported yet.
 

@@ -261,10 +261,10 @@ py::object pull(
   const Parser parser("pull");
   const Keys keys = parser.keys(key.ptr());
   if (!out.is_none()) {
-    const Tensors outs = parser.tensors(keys, out.ptr(), "out");
+    Tensors outs = parser.tensors(keys, out.ptr(), "out");
     {
       const py::gil_scoped_release no_gil;
-      self->pull(keys, outs, priority);
+      self->pull(keys, std::move(outs), priority);
     }
     return py::none();
   }
@@ -292,10 +292,10 @@ void pushpull(
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key.ptr());
   Tensors values = parser.tensors(keys, value.ptr(), "value");
-  const Tensors outs =
+  Tensors outs =
       out.is_none() ? values : parser.tensors(keys, out.ptr(), "out");
   const py::gil_scoped_release no_gil;
-  self->pushpull(keys, std::move(values), outs, priority);
+  self->pushpull(keys, std::move(values), std::move(outs), priority);
 }
 
 void broadcast(
@@ -362,6 +362,15 @@ void set_updater(const Self& self, const py::object& updater) {
   auto parsed = parse_updater(updater);
   const py::gil_scoped_release no_gil;
   self->set_updater(std::move(parsed));
+}
+
+void set_optimizer(
+    const Self& self,
+    const std::string& optimizer,
+    double learning_rate,
+    double wd) {
+  const py::gil_scoped_release no_gil;
+  self->set_optimizer(make_rule("set_optimizer", optimizer, learning_rate, wd));
 }
 
 StoreState::Tuple state(const Self& self) {
@@ -482,6 +491,12 @@ PYBIND11_MODULE(_C, m) {
       .def("shape", &shape, py::arg("key"))
       .def("dtype", &dtype, py::arg("key"))
       .def("set_updater", &set_updater, py::arg("updater"))
+      .def(
+          "set_optimizer",
+          &set_optimizer,
+          py::arg("optimizer"),
+          py::arg("learning_rate"),
+          py::arg("wd"))
       .def("barrier", &KVStore::barrier, release)
       .def("repr", &KVStore::repr, release)
       .def("close", &KVStore::close, release)

@@ -95,12 +95,9 @@ void pushpull(
     int64_t priority) {
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key);
-  const Tensors values = parser.tensors(keys, value, "value");
-  self->pushpull(
-      keys,
-      values,
-      out.isNone() ? values : parser.tensors(keys, out, "out"),
-      priority);
+  Tensors values = parser.tensors(keys, value, "value");
+  Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
+  self->pushpull(keys, std::move(values), std::move(outs), priority);
 }
 
 void broadcast(
@@ -153,6 +150,14 @@ void set_updater(const Self& self, const IValue& updater) {
   self->set_updater(std::make_shared<ScriptUpdater>(updater.toModule()));
 }
 
+void set_optimizer(
+    const Self& self,
+    const std::string& optimizer,
+    double learning_rate,
+    double wd) {
+  self->set_optimizer(make_rule("set_optimizer", optimizer, learning_rate, wd));
+}
+
 } // namespace
 
 TORCH_LIBRARY(torchkv, m) {
@@ -194,6 +199,11 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__len__", [](const Self& self) { return self->size(); })
       .def("__repr__", [](const Self& self) { return self->repr(); })
       .def("set_updater", &set_updater, "", {arg("updater")})
+      .def(
+          "set_optimizer",
+          &set_optimizer,
+          "",
+          {arg("optimizer"), arg("learning_rate") = 0.01, arg("wd") = 0.0})
       .def("barrier", [](const Self& self) { self->barrier(); })
       .def("close", [](const Self& self) { self->close(); })
       .def_pickle(

@@ -30,7 +30,8 @@ class TORCHKV_API Comm {
   virtual void place(Entry& entry, at::TensorList tensors) = 0;
 
   // Adds up each item's values and applies the rule to the stored value, in one
-  // pass.
+  // pass over the memory of all items. REQUIRES: distinct entries, of
+  // floating-point or complex dtypes where the rule is not ASSIGN.
   virtual void reduce_update(
       c10::ArrayRef<Item> items,
       const RuleSpec& rule) = 0;
@@ -42,11 +43,12 @@ class TORCHKV_API Comm {
   using Update = c10::function_ref<void(at::Tensor& input, at::Tensor& stored)>;
   virtual void reduce(const Item& item, Update update) = 0;
 
-  // Writes each item's stored value into all its outs.
+  // Writes each item's stored value into all its outs, in one pass over the
+  // memory of all items. REQUIRES: distinct entries.
   virtual void copy_out(c10::ArrayRef<Item> items) = 0;
 
-  // A new tensor that equals the stored value, on its device.
-  virtual at::Tensor copy_of(Entry& entry) = 0;
+  // An uninitialised tensor like the stored value, on its device.
+  virtual at::Tensor empty_like(const Entry& entry) = 0;
 };
 
 } // namespace torchkv

@@ -1,5 +1,5 @@
 // Comm for every device that PyTorch knows. Which tensors can go through the
-// raw CPU kernels is decided here; the arithmetic is in kernels/cpu.
+// raw CPU kernels is decided here; the arithmetic is in kernels/.
 #include "comm_aten.h"
 
 #include <ATen/Functions.h>
@@ -21,8 +21,56 @@ bool is_plain_cpu(const at::Tensor& tensor) {
       !tensor._is_zerotensor();
 }
 
-bool is_same_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.strides() == b.strides();
+// Whether the raw kernels can copy one into the other. Both have one shape.
+bool is_plain_copy(const at::Tensor& source, const at::Tensor& out) {
+  return is_plain_cpu(source) && is_plain_cpu(out) &&
+      source.scalar_type() == out.scalar_type() &&
+      kernels::cpu::lie_alike(source, out) &&
+      source.is_non_overlapping_and_dense();
+}
+
+// The memory from a tensor's first element to behind its last.
+struct Extent {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  if (tensor.numel() == 0) {
+    return {data, data};
+  }
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  return {
+      data, data + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+// Whether two outs may share memory, by the extents that they span.
+bool may_overlap(c10::ArrayRef<Item> items) {
+  c10::SmallVector<Extent, 4> extents;
+  bool ascending = true;
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      extents.push_back(extent_of(out));
+      const size_t n = extents.size();
+      ascending =
+          ascending && (n == 1 || extents[n - 2].end <= extents[n - 1].begin);
+    }
+  }
+  if (ascending) {
+    return false;
+  }
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+    return a.begin < b.begin;
+  });
+  const auto* overlap = std::adjacent_find(
+      extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+        return a.end > b.begin;
+      });
+  return overlap != extents.end();
 }
 
 // PyTorch promotes fp8 with nothing but itself, and uint16, uint32 and uint64
@@ -57,9 +105,10 @@ void bump_version(const at::Tensor& tensor) {
 class Access {
  public:
   Access(Runtime& runtime, Slice& slice) : runtime_(runtime), slice_(slice) {
-    if (!slice.home.is_cpu()) {
-      guard_.reset_device(slice.home);
+    if (slice.home.is_cpu()) {
+      return; // work is done when a call returns
     }
+    guard_.reset_device(slice.home);
     slice.timeline.enter(
         runtime, slice.home, {slice.value, slice.merge_buffer});
   }
@@ -131,56 +180,84 @@ void CommAten::place(Entry& entry, at::TensorList tensors) {
 }
 
 void CommAten::copy(const at::Tensor& value, const at::Tensor& result) {
-  if (is_plain_cpu(value) && is_plain_cpu(result) &&
-      is_same_layout(value, result) && value.is_non_overlapping_and_dense()) {
-    kernels::cpu::copy(value, result);
+  if (is_plain_copy(value, result)) {
+    kernels::cpu::CopyBatch batch;
+    batch.add(value, result);
+    batch.run();
   } else {
     runtime_.copy(result, value);
   }
 }
 
-void CommAten::sum(c10::ArrayRef<Value> values, const at::Tensor& result) {
-  if (result.numel() == 0) {
-    return;
-  }
-  if (values.size() == 1) {
-    copy(*values[0].data, result);
-    return;
-  }
-  const bool on_cpu = result.device().is_cpu() &&
-      std::all_of(values.begin(), values.end(), [](const Value& value) {
-                        return is_plain_cpu(*value.data);
-                      });
-  if (on_cpu) {
-    const bool same_layout =
-        std::all_of(values.begin(), values.end(), [&](const Value& value) {
-          return is_same_layout(*value.data, result);
-        });
-    kernels::cpu::sum(
-        values,
-        result,
-        accumulation_type(values, result.scalar_type()),
-        same_layout);
+// The sum through ATen operators, then the rule: for values of several devices
+// and such as the raw kernels cannot read.
+void CommAten::reduce_apart(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& stored,
+    c10::ScalarType accumulation,
+    const RuleSpec& rule) {
+  const bool is_assign = rule.id == RuleSpec::Id::kAssign;
+  if (is_assign && values.size() == 1) {
+    runtime_.copy(stored, *values[0].data);
     return;
   }
   const PlainDispatch plain;
-  const auto dtype = accumulation_type(values, result.scalar_type());
   const auto brought = [&](const Value& value, bool copy) {
-    return value.data->to(result.device(), dtype, /*non_blocking=*/false, copy);
+    return value.data->to(
+        stored.device(), accumulation, /*non_blocking=*/false, copy);
   };
   at::Tensor total = brought(values[0], /*copy=*/true);
   for (const auto& value : values.slice(1)) {
     total.add_(brought(value, /*copy=*/false));
   }
-  runtime_.copy(result, total);
+  if (!is_assign) {
+    TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::Id::kSgd);
+    const at::Tensor weight = stored.to(accumulation);
+    if (rule.weight_decay != 0) {
+      total.add_(weight, rule.weight_decay);
+    }
+    // weight - learning_rate * total, rounded as the CPU kernel rounds it.
+    total = weight.sub(total.mul_(rule.learning_rate));
+  }
+  runtime_.copy(stored, total);
 }
 
 void CommAten::reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) {
-  TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::Id::kAssign);
+  kernels::cpu::SumBatch batch(rule);
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
     const Access access(runtime_, slice);
-    sum(item.values, slice.value);
+    reduce_into(item.values, slice.value, rule, batch);
+  }
+  batch.run();
+}
+
+// Adds the sum to the batch, or carries it out.
+void CommAten::reduce_into(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& result,
+    const RuleSpec& rule,
+    kernels::cpu::SumBatch& batch) {
+  if (result.numel() == 0) {
+    return;
+  }
+  const auto dtype = accumulation_type(values, result.scalar_type());
+  const bool on_cpu = result.device().is_cpu() &&
+      std::all_of(values.begin(), values.end(), [](const Value& value) {
+                        return is_plain_cpu(*value.data);
+                      });
+  if (!on_cpu) {
+    reduce_apart(values, result, dtype, rule);
+    return;
+  }
+  const bool alike =
+      std::all_of(values.begin(), values.end(), [&](const Value& value) {
+        return kernels::cpu::lie_alike(*value.data, result);
+      });
+  if (alike) {
+    batch.add(values, result, dtype);
+  } else {
+    kernels::cpu::sum_strided(values, result, dtype, rule);
   }
 }
 
@@ -191,28 +268,35 @@ void CommAten::reduce(const Item& item, Update update) {
     slice.merge_buffer =
         allocate(slice.value, slice.home, /*for_the_store=*/true);
   }
-  sum(item.values, slice.merge_buffer);
+  constexpr RuleSpec kAssign;
+  kernels::cpu::SumBatch batch(kAssign);
+  reduce_into(item.values, slice.merge_buffer, kAssign, batch);
+  batch.run();
   update(slice.merge_buffer, slice.value);
 }
 
-at::Tensor CommAten::copy_of(Entry& entry) {
-  Slice& slice = entry.slices[0];
-  const Access access(runtime_, slice);
-  at::Tensor result =
-      allocate(slice.value, slice.home, /*for_the_store=*/false);
-  copy(slice.value, result);
-  return result;
+at::Tensor CommAten::empty_like(const Entry& entry) {
+  const Slice& slice = entry.slices[0];
+  return allocate(slice.value, slice.home, /*for_the_store=*/false);
 }
 
 void CommAten::copy_out(c10::ArrayRef<Item> items) {
+  // Outs that share memory are written one after another: the last one counts.
+  const bool one_by_one = may_overlap(items);
+  kernels::cpu::CopyBatch batch;
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
     const Access access(runtime_, slice);
     for (const auto& out : item.outs) {
-      copy(slice.value, out);
+      if (!one_by_one && is_plain_copy(slice.value, out)) {
+        batch.add(slice.value, out);
+      } else {
+        copy(slice.value, out);
+      }
       bump_version(out);
     }
   }
+  batch.run();
 }
 
 } // namespace torchkv

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "../export.h"
+#include "../kernels/cpu/sum.h"
 #include "../runtime.h"
 #include "comm.h"
 
@@ -25,7 +26,7 @@ class TORCHKV_API CommAten final : public Comm {
   void reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) override;
   void reduce(const Item& item, Update update) override;
   void copy_out(c10::ArrayRef<Item> items) override;
-  at::Tensor copy_of(Entry& entry) override;
+  at::Tensor empty_like(const Entry& entry) override;
 
  private:
   // Uninitialised memory for a tensor like `model`; of a fixed size if it is
@@ -36,7 +37,16 @@ class TORCHKV_API CommAten final : public Comm {
       bool for_the_store);
   Slice make_slice(const at::Tensor& value, c10::Device home);
   void copy(const at::Tensor& value, const at::Tensor& result);
-  void sum(c10::ArrayRef<Value> values, const at::Tensor& result);
+  void reduce_apart(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& stored,
+      c10::ScalarType accumulation,
+      const RuleSpec& rule);
+  void reduce_into(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& result,
+      const RuleSpec& rule,
+      kernels::cpu::SumBatch& batch);
 
   const Home home_;
   Runtime& runtime_;

@@ -41,17 +41,18 @@ class Meeting {
 };
 
 // Pushes to two keys from two threads while every copy waits for company.
-// A value of another dtype makes the reduction go through Runtime::copy.
+// A conjugated value makes the reduction go through Runtime::copy.
 int most_at_once(
     const Key& first,
     const Key& second,
     std::chrono::milliseconds patience) {
   testing::RecordingRuntime runtime;
   const auto store = c10::make_intrusive<KVStore>("local", runtime);
-  store->init({1, 2}, Tensors::one_each({at::zeros(4), at::zeros(4)}));
+  const at::Tensor zero = at::zeros(4, at::kComplexFloat);
+  store->init({1, 2}, Tensors::one_each({zero, zero}));
   Meeting meeting;
   runtime.on_copy = [&] { meeting.enter_and_leave(patience); };
-  const at::Tensor value = at::ones(4, at::kDouble);
+  const at::Tensor value = at::ones(4, at::kComplexFloat).conj();
   std::thread other([&] { store->push(first, value); });
   store->push(second, value);
   other.join();

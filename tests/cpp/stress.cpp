@@ -1,6 +1,6 @@
-// Many threads, random operations, two stores; run under ThreadSanitizer, which
-// finds the races, while the program checks what must hold at every moment:
-// a value is never torn, and no push is lost.
+// Many threads, random operations, three stores; run under ThreadSanitizer,
+// which finds the races, while the program checks what must hold at every
+// moment: a value is never torn, and no push is lost.
 //
 // The sanitizer sees only code that was compiled for it. PyTorch was not, so
 // all that matters here is written by torchkv's own kernels, or by the updater
@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@
 namespace {
 
 using torchkv::Key;
+using torchkv::Keys;
 using torchkv::Tensors;
 using torchkv::UnknownKeyError;
 
@@ -30,6 +32,9 @@ constexpr int kSteps = 400;
 constexpr int kSize = 64;
 constexpr int64_t kCounters = 3; // keys [0, 3): an updater counts pushes
 constexpr int64_t kTransient = 4; // keys [0, 4) that come and go, by ASSIGN
+// Keys [0, 40) of the calls with lists. The sanitizer follows a thread that
+// holds up to 64 mutexes.
+constexpr int64_t kListed = 40;
 
 void require(bool condition, const char* what) {
   if (!condition) {
@@ -58,6 +63,27 @@ class Add final : public torchkv::OpaqueUpdater {
     return {};
   }
   int64_t calls = 0;
+};
+
+// What SGD of learning rate 1 does.
+class Subtract final : public torchkv::OpaqueUpdater {
+ public:
+  void update(
+      const Key& /*key*/,
+      const at::Tensor& input,
+      const at::Tensor& stored) override {
+    auto* value = stored.mutable_data_ptr<float>();
+    const auto* gradient = input.const_data_ptr<float>();
+    for (int64_t i = 0; i < stored.numel(); ++i) {
+      value[i] -= gradient[i];
+    }
+  }
+  std::optional<torchkv::KeyKind> key_kind() const override {
+    return std::nullopt;
+  }
+  at::Tensor serialize() const override {
+    return {};
+  }
 };
 
 bool is_uniform(const at::Tensor& tensor) {
@@ -128,6 +154,67 @@ void churn(
   }
 }
 
+Tensors repeat(const at::Tensor& tensor, int64_t count) {
+  return Tensors::one_each(std::vector<at::Tensor>(count, tensor));
+}
+
+Keys listed_keys() {
+  Keys keys;
+  keys.single = false;
+  for (int64_t key = 0; key < kListed; ++key) {
+    keys.list.emplace_back(key);
+  }
+  return keys;
+}
+
+// All or some of them, in any order.
+Keys some_keys(std::mt19937_64& random) {
+  Keys keys = listed_keys();
+  std::shuffle(keys.list.begin(), keys.list.end(), random);
+  if (random() % 2 == 0) {
+    keys.list.erase(
+        keys.list.begin() + 1 + random() % kListed, keys.list.end());
+  }
+  return keys;
+}
+
+// Each push of -1 adds 1, whichever of two updaters makes the step.
+void count_by_lists(
+    torchkv::KVStore& store,
+    const std::shared_ptr<Subtract>& subtract,
+    std::mt19937_64& random,
+    int64_t& pushed) {
+  const Keys keys = some_keys(random);
+  const auto values = repeat(at::full(kSize, -1.F), keys.size());
+  switch (random() % 6) {
+    case 0: {
+      torchkv::RuleSpec sgd;
+      sgd.id = torchkv::RuleSpec::Id::kSgd;
+      sgd.learning_rate = 1;
+      store.set_optimizer(sgd);
+      break;
+    }
+    case 1:
+      store.set_updater(subtract);
+      break;
+    case 2:
+      for (const auto& value : store.pull(keys)) {
+        require(is_uniform(value), "a pull of a list saw a torn value");
+      }
+      break;
+    case 3: {
+      const at::Tensor out = at::zeros(kSize);
+      store.pushpull(keys, values, repeat(out, keys.size()));
+      require(is_uniform(out), "a shared out was torn");
+      pushed += keys.size();
+      break;
+    }
+    default:
+      store.push(keys, values);
+      pushed += keys.size();
+  }
+}
+
 void look(torchkv::KVStore& store) {
   store.repr();
   for (const auto& value : store.state().values) {
@@ -146,8 +233,13 @@ int main() {
   const at::Tensor zero = at::zeros(kSize);
   store->init({0, 1, 2}, Tensors::one_each({zero, zero, zero}));
   store->set_updater(updater);
+  const auto listed = c10::make_intrusive<torchkv::KVStore>();
+  const auto subtract = std::make_shared<Subtract>();
+  listed->init(listed_keys(), repeat(zero, kListed));
+  listed->set_updater(subtract);
 
   std::atomic<int64_t> pushed{0};
+  std::atomic<int64_t> pushed_by_lists{0};
   std::atomic<int64_t> refused{0};
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
@@ -155,35 +247,47 @@ int main() {
     threads.emplace_back([&, t] {
       std::mt19937_64 random(t);
       int64_t mine = 0;
+      int64_t mine_by_lists = 0;
       for (int step = 0; step < kSteps; ++step) {
-        const auto choice = random() % 10;
-        if (choice < 5) {
+        const auto choice = random() % 12;
+        if (choice < 4) {
           count(*store, random, mine);
-        } else if (choice < 9) {
+        } else if (choice < 8) {
           churn(*assigned, random, refused);
+        } else if (choice < 11) {
+          count_by_lists(*listed, subtract, random, mine_by_lists);
         } else {
           look(*store);
           look(*assigned);
         }
       }
       pushed += mine;
+      pushed_by_lists += mine_by_lists;
     });
   }
   for (auto& thread : threads) {
     thread.join();
   }
 
-  double total = 0;
-  for (const auto& value : store->pull({0, 1, 2})) {
-    total += value[0].item<double>();
-  }
-  require(total == static_cast<double>(pushed), "a push was lost");
+  const auto total = [](const std::vector<at::Tensor>& values) {
+    double sum = 0;
+    for (const auto& value : values) {
+      require(is_uniform(value), "a value is torn");
+      sum += value[0].item<double>();
+    }
+    return static_cast<int64_t>(sum);
+  };
+  require(total(store->pull({0, 1, 2})) == pushed, "a push was lost");
+  require(
+      total(listed->state().values) == pushed_by_lists,
+      "a push of a list was lost");
   require(updater->calls > 0, "the updater never ran");
   require(refused > 0, "keys never came and went");
   std::printf(
-      "stress: %lld pushed in %d threads, none lost; %lld calls came too early or "
-      "too late for their key\n",
+      "stress: %lld and, by lists, %lld pushed in %d threads, none lost; %lld "
+      "calls came too early or too late for their key\n",
       static_cast<long long>(pushed),
+      static_cast<long long>(pushed_by_lists),
       kThreads,
       static_cast<long long>(refused));
   return 0;

@@ -1,16 +1,29 @@
-// The CPU reduction: same bits as a plain loop, for every dtype and layout.
+// The CPU reduction: same bits as a plain loop, for every dtype, layout and mix
+// of tensors in one pass.
 #include "kernels/cpu/sum.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <vector>
 
 namespace torchkv {
 namespace {
 
-std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) {
+using kernels::cpu::CopyBatch;
+using kernels::cpu::lie_alike;
+using kernels::cpu::sum_strided;
+using kernels::cpu::SumBatch;
+
+using Tensors = std::vector<at::Tensor>;
+
+std::vector<Value> values_of(const Tensors& tensors) {
   std::vector<Value> values;
   values.reserve(tensors.size());
   for (const auto& tensor : tensors) {
@@ -19,26 +32,83 @@ std::vector<Value> values_of(const std::vector<at::Tensor>& tensors) {
   return values;
 }
 
-// Left to right in `accumulation`, rounded once.
-at::Tensor plain_sum(
-    const std::vector<at::Tensor>& tensors,
-    at::ScalarType accumulation,
-    at::ScalarType dtype) {
-  at::Tensor total = tensors[0].to(accumulation);
-  for (size_t i = 1; i < tensors.size(); ++i) {
-    total = total + tensors[i].to(accumulation);
-  }
-  return total.to(dtype);
+RuleSpec sgd(double learning_rate, double weight_decay) {
+  return {RuleSpec::Id::kSgd, learning_rate, weight_decay};
 }
 
-void expect_same_bits(const at::Tensor& a, const at::Tensor& b) {
+const RuleSpec kRules[] = {{}, sgd(0.1, 0), sgd(0.1, 0.01)};
+
+bool takes(at::ScalarType dtype, const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kAssign || c10::isFloatingType(dtype) ||
+      c10::isComplexType(dtype);
+}
+
+// a + number * b, each operation rounded by itself; a complex number as two
+// real ones.
+at::Tensor add_scaled(const at::Tensor& a, const at::Tensor& b, double number) {
+  if (a.is_complex()) {
+    return at::view_as_complex(
+        add_scaled(at::view_as_real(a), at::view_as_real(b), number));
+  }
+  return a + b * number;
+}
+
+// Left to right in `accumulation`, then the rule, rounded once.
+at::Tensor plain_update(
+    const RuleSpec& rule,
+    const Tensors& values,
+    const at::Tensor& stored,
+    at::ScalarType accumulation) {
+  at::Tensor total = values[0].to(accumulation);
+  for (size_t i = 1; i < values.size(); ++i) {
+    total = total + values[i].to(accumulation);
+  }
+  if (rule.id == RuleSpec::Id::kSgd) {
+    const at::Tensor weight = stored.to(accumulation);
+    if (rule.weight_decay != 0) {
+      total = add_scaled(total, weight, rule.weight_decay);
+    }
+    total = add_scaled(weight, total, -rule.learning_rate);
+  }
+  return total.to(stored.scalar_type());
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.contiguous();
   const at::Tensor y = b.contiguous();
-  ASSERT_EQ(x.scalar_type(), y.scalar_type());
-  ASSERT_EQ(x.nbytes(), y.nbytes());
-  if (x.nbytes() != 0) {
-    EXPECT_EQ(std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()), 0);
+  return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() &&
+      (x.nbytes() == 0 ||
+       std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0);
+}
+
+// One sum of tensors that lie alike.
+void sum_dense(
+    const RuleSpec& rule,
+    const Tensors& values,
+    const at::Tensor& stored,
+    at::ScalarType accumulation) {
+  SumBatch batch(rule);
+  batch.add(values_of(values), stored, accumulation);
+  batch.run();
+}
+
+at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype) {
+  const at::Tensor real = at::mul(at::randn(shape), 3);
+  return c10::isComplexType(dtype)
+      ? at::complex(real, at::randn(shape)).to(dtype)
+      : real.to(dtype);
+}
+
+// Runs the body on one thread, then on four.
+template <class Body>
+void for_thread_counts(Body body) {
+  const int before = at::get_num_threads();
+  for (const int num_threads : {1, 4}) {
+    SCOPED_TRACE(::testing::Message() << num_threads << " threads");
+    at::set_num_threads(num_threads);
+    body();
   }
+  at::set_num_threads(before);
 }
 
 struct Dtype {
@@ -46,23 +116,52 @@ struct Dtype {
   at::ScalarType accumulation;
 };
 
+const Dtype kDtypes[] = {
+    {at::kFloat, at::kFloat},
+    {at::kDouble, at::kDouble},
+    {at::kHalf, at::kFloat},
+    {at::kBFloat16, at::kFloat},
+    {at::kFloat8_e4m3fn, at::kFloat},
+    {at::kFloat8_e5m2, at::kFloat},
+    {at::kComplexHalf, at::kComplexFloat},
+    {at::kComplexFloat, at::kComplexFloat},
+    {at::kComplexDouble, at::kComplexDouble},
+    {at::kChar, at::kChar},
+    {at::kByte, at::kByte},
+    {at::kShort, at::kShort},
+    {at::kInt, at::kInt},
+    {at::kLong, at::kLong},
+    {at::kUInt16, at::kLong},
+    {at::kUInt32, at::kLong},
+    {at::kBool, at::kBool}};
+
 class SumDtypeTest : public ::testing::TestWithParam<Dtype> {};
 
 TEST_P(SumDtypeTest, EqualsThePlainLoop) {
   const auto [storage, accumulation] = GetParam();
   at::manual_seed(0);
-  // Around the block of 1024 and the parallel grain of 32768.
-  for (const int64_t size : {0, 1, 3, 1023, 1024, 1025, 40001}) {
+  // Around the blocks, and with enough work for several threads.
+  for (const int64_t size : {0, 1, 3, 255, 256, 257, 1023, 1025, 140001}) {
     for (const int64_t replicas : {1, 2, 3, 8}) {
-      std::vector<at::Tensor> tensors;
-      tensors.reserve(replicas);
+      Tensors values;
       for (int64_t i = 0; i < replicas; ++i) {
-        tensors.push_back(at::mul(at::randn(size), 3).to(storage));
+        values.push_back(random_tensor(size, storage));
       }
-      const at::Tensor result = at::empty(size, storage);
-      kernels::cpu::sum(
-          values_of(tensors), result, accumulation, /*same_layout=*/true);
-      expect_same_bits(result, plain_sum(tensors, accumulation, storage));
+      const at::Tensor before = random_tensor(size, storage);
+      for (const auto& rule : kRules) {
+        if (!takes(storage, rule)) {
+          continue;
+        }
+        const auto expected = plain_update(rule, values, before, accumulation);
+        const at::Tensor stored = before.clone();
+        sum_dense(rule, values, stored, accumulation);
+        EXPECT_TRUE(same_bits(stored, expected))
+            << size << " elements of " << replicas << " values";
+        stored.copy_(before);
+        sum_strided(values_of(values), stored, accumulation, rule);
+        EXPECT_TRUE(same_bits(stored, expected))
+            << size << " elements of " << replicas << " values, strided";
+      }
     }
   }
 }
@@ -70,56 +169,297 @@ TEST_P(SumDtypeTest, EqualsThePlainLoop) {
 INSTANTIATE_TEST_SUITE_P(
     All,
     SumDtypeTest,
-    ::testing::Values(
-        Dtype{at::kFloat, at::kFloat},
-        Dtype{at::kDouble, at::kDouble},
-        Dtype{at::kHalf, at::kFloat},
-        Dtype{at::kBFloat16, at::kFloat},
-        Dtype{at::kFloat8_e4m3fn, at::kFloat},
-        Dtype{at::kFloat8_e5m2, at::kFloat},
-        Dtype{at::kComplexFloat, at::kComplexFloat},
-        Dtype{at::kComplexDouble, at::kComplexDouble},
-        Dtype{at::kChar, at::kChar},
-        Dtype{at::kByte, at::kByte},
-        Dtype{at::kShort, at::kShort},
-        Dtype{at::kInt, at::kInt},
-        Dtype{at::kLong, at::kLong},
-        Dtype{at::kBool, at::kBool}),
+    ::testing::ValuesIn(kDtypes),
     [](const auto& info) { return c10::toString(info.param.storage); });
 
-TEST(SumTest, AnyStridesAndDtypes) {
+// --- Batches
+
+TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
+  const std::vector<std::pair<at::ScalarType, at::ScalarType>> mixed{
+      {at::kBFloat16, at::kFloat},
+      {at::kFloat, at::kBFloat16},
+      {at::kDouble, at::kFloat},
+      {at::kFloat, at::kComplexFloat},
+      {at::kByte, at::kInt},
+      {at::kShort, at::kHalf}};
+  std::mt19937_64 random(0);
   at::manual_seed(0);
-  const std::vector<at::Tensor> tensors{
-      at::randn({64, 48}).to(at::kBFloat16),
-      at::randn({48, 64}).t(),
-      at::randn({64, 96}).slice(1, 0, 96, 2).to(at::kHalf),
-      at::randn({1, 48}).expand({64, 48}),
-      at::randint(9, {64, 48}, at::kLong)};
-  const at::Tensor result = at::empty({48, 64}).t();
-  kernels::cpu::sum(
-      values_of(tensors), result, at::kFloat, /*same_layout=*/false);
-  expect_same_bits(result, plain_sum(tensors, at::kFloat, at::kFloat));
-}
-
-TEST(SumTest, MisalignedMemory) {
-  const at::Tensor base = at::arange(1, 20002, at::kFloat);
-  const std::vector<at::Tensor> tensors{
-      base.slice(0, 1, 10001), base.slice(0, 3, 10003)};
-  const at::Tensor result = at::zeros(10001).slice(0, 1);
-  kernels::cpu::sum(
-      values_of(tensors), result, at::kFloat, /*same_layout=*/true);
-  expect_same_bits(result, tensors[0] + tensors[1]);
-}
-
-TEST(CopyTest, SmallLargeAndOntoItself) {
-  for (const int64_t size : {0, 5, 100000}) {
-    const at::Tensor value = at::arange(size, at::kInt);
-    const at::Tensor result = at::empty_like(value);
-    kernels::cpu::copy(value, result);
-    expect_same_bits(result, value);
-    kernels::cpu::copy(result, result);
-    expect_same_bits(result, value);
+  struct Sum {
+    Tensors values;
+    at::Tensor before;
+    at::Tensor stored;
+    at::ScalarType accumulation;
+  };
+  for (const auto& rule : kRules) {
+    std::vector<Sum> sums;
+    for (int i = 0; i < 150; ++i) {
+      // Mostly small; some are cut into pieces.
+      const auto size = static_cast<int64_t>(
+          i % 30 == 7 ? 300000 + random() % 9 : random() % (i % 7 * 700 + 2));
+      Sum& sum = sums.emplace_back();
+      const auto& pair = mixed[random() % mixed.size()];
+      const auto& dtype = kDtypes[random() % std::size(kDtypes)];
+      const bool is_mixed = random() % 3 == 0;
+      const auto storage = is_mixed ? pair.second : dtype.storage;
+      sum.accumulation = is_mixed
+          ? at::toOpMathType(c10::promoteTypes(pair.first, pair.second))
+          : dtype.accumulation;
+      for (uint64_t k = 0; k < 1 + random() % 5; ++k) {
+        sum.values.push_back(
+            random_tensor(size, is_mixed && k != 1 ? pair.first : storage));
+      }
+      sum.before = random_tensor(size, storage);
+      if (!takes(storage, rule)) {
+        sums.pop_back();
+      }
+    }
+    for_thread_counts([&] {
+      SumBatch batch(rule);
+      for (auto& sum : sums) {
+        sum.stored = sum.before.clone();
+        batch.add(values_of(sum.values), sum.stored, sum.accumulation);
+      }
+      batch.run();
+      for (const auto& sum : sums) {
+        EXPECT_TRUE(same_bits(
+            sum.stored,
+            plain_update(rule, sum.values, sum.before, sum.accumulation)))
+            << sum.values.size() << " values of " << sum.values[0].dtype()
+            << " into " << sum.stored.dtype() << sum.stored.sizes();
+      }
+    });
   }
+}
+
+TEST(SumBatchTest, NoneAndEmptyOnes) {
+  const RuleSpec assign;
+  SumBatch batch(assign);
+  batch.run();
+  const Tensors values{at::empty({3, 0})};
+  batch.add(values_of(values), at::empty({3, 0}), at::kFloat);
+  batch.run();
+}
+
+TEST(SumBatchTest, MisalignedMemory) {
+  const at::Tensor base = at::arange(1, 200002, at::kFloat);
+  const Tensors values{base.slice(0, 1, 100001), base.slice(0, 3, 100003)};
+  for (const auto& rule : kRules) {
+    const at::Tensor stored = at::zeros(100001).slice(0, 1);
+    const auto expected = plain_update(rule, values, stored, at::kFloat);
+    sum_dense(rule, values, stored, at::kFloat);
+    EXPECT_TRUE(same_bits(stored, expected));
+  }
+}
+
+// The same sum, whichever way the work is cut.
+TEST(SumBatchTest, TheStoredValueAsAValue) {
+  for_thread_counts([] {
+    for (const auto dtype : {at::kFloat, at::kHalf, at::kLong}) {
+      const at::Tensor stored = random_tensor(200001, dtype);
+      const Tensors values{random_tensor(200001, dtype), stored, stored};
+      const auto accumulation = at::toOpMathType(dtype);
+      const auto expected = plain_update({}, values, stored, accumulation);
+      sum_dense({}, values, stored, accumulation);
+      EXPECT_TRUE(same_bits(stored, expected)) << dtype;
+    }
+  });
+}
+
+// --- Layouts
+
+using Random = std::mt19937_64;
+
+// A tensor of zeros of the shape, whose dimensions lie in another order.
+at::Tensor permuted(
+    at::IntArrayRef shape,
+    at::ScalarType dtype,
+    Random& random) {
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random);
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (const int64_t i : order) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  return at::zeros(stride, dtype).as_strided(shape, strides);
+}
+
+at::Tensor contiguous(at::IntArrayRef shape, at::ScalarType dtype, Random&) {
+  return at::zeros(shape, dtype);
+}
+
+// Every other element of a dimension, from the second on.
+at::Tensor sliced(at::IntArrayRef shape, at::ScalarType dtype, Random& random) {
+  const auto i = static_cast<int64_t>(random() % shape.size());
+  std::vector<int64_t> whole(shape.vec());
+  whole[i] = whole[i] * 2 + 1;
+  return permuted(whole, dtype, random).slice(i, 1, whole[i], 2);
+}
+
+// A dimension repeats, so only values can be like this.
+at::Tensor expanded(
+    at::IntArrayRef shape,
+    at::ScalarType dtype,
+    Random& random) {
+  const auto i = static_cast<int64_t>(random() % shape.size());
+  std::vector<int64_t> small(shape.vec());
+  small[i] = 1;
+  return permuted(small, dtype, random).expand(shape);
+}
+
+// Dimensions of one element have strides that mean nothing.
+at::Tensor odd_strides(at::IntArrayRef shape, at::ScalarType dtype, Random&) {
+  const at::Tensor tensor = at::zeros(shape, dtype);
+  std::vector<int64_t> strides(tensor.strides().vec());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    strides[i] = shape[i] == 1 ? 17 : strides[i];
+  }
+  return tensor.as_strided(shape, strides);
+}
+
+using Layout = at::Tensor (*)(at::IntArrayRef, at::ScalarType, Random&);
+constexpr Layout kLayouts[] =
+    {permuted, contiguous, sliced, odd_strides, permuted, expanded};
+
+// Not multiples of the tile of 64 x 16 elements; with dimensions of one, of
+// none, and of none at all.
+const std::vector<std::vector<int64_t>> kShapes{
+    {65, 17, 33},
+    {130, 70},
+    {64, 16},
+    {200, 3, 3, 7},
+    {2, 3, 4, 5, 6},
+    {1, 65, 1, 33},
+    {33, 1},
+    {300},
+    {5, 0, 3},
+    {1, 1}};
+
+// All of the memory behind a tensor, gaps included, now with random numbers.
+at::Tensor fill_memory(const at::Tensor& tensor) {
+  const at::Tensor memory = at::empty(0, tensor.options());
+  memory.set_(tensor.storage());
+  return memory.copy_(random_tensor(memory.sizes(), tensor.scalar_type()));
+}
+
+TEST(SumStridedTest, MixedLayoutsAndDtypes) {
+  const std::vector<Dtype> dtypes{
+      {at::kFloat, at::kFloat},
+      {at::kBFloat16, at::kFloat},
+      {at::kHalf, at::kFloat},
+      {at::kDouble, at::kDouble},
+      {at::kComplexDouble, at::kComplexDouble},
+      {at::kChar, at::kChar},
+      {at::kBool, at::kBool}};
+  Random random(0);
+  at::manual_seed(0);
+  for (int round = 0; round < 400; ++round) {
+    const auto& shape = kShapes[random() % kShapes.size()];
+    const auto& rule = kRules[random() % std::size(kRules)];
+    auto [dtype, accumulation] = dtypes[random() % dtypes.size()];
+    if (!takes(dtype, rule)) {
+      continue;
+    }
+    Tensors values;
+    for (uint64_t k = 0; k < 1 + random() % 4; ++k) {
+      auto value_dtype = dtype;
+      if (dtype == at::kFloat && random() % 4 == 0) {
+        value_dtype = random() % 2 == 0 ? at::kHalf : at::kLong;
+      }
+      const Layout layout = kLayouts[random() % std::size(kLayouts)];
+      values.push_back(layout(shape, value_dtype, random));
+      fill_memory(values.back());
+    }
+    // Any but the last, which is for values only.
+    const Layout layout = kLayouts[random() % (std::size(kLayouts) - 1)];
+    const at::Tensor stored = layout(shape, dtype, random);
+    const at::Tensor memory = fill_memory(stored);
+    const at::Tensor expected = memory.clone();
+    expected.as_strided(shape, stored.strides(), stored.storage_offset())
+        .copy_(plain_update(rule, values, stored, accumulation));
+    sum_strided(values_of(values), stored, accumulation, rule);
+    ASSERT_TRUE(same_bits(memory, expected))
+        << "round " << round << ", " << values.size() << " values, stored "
+        << dtype << stored.sizes() << stored.strides();
+  }
+}
+
+TEST(SumStridedTest, ChannelsLastAndBack) {
+  at::manual_seed(0);
+  const auto last = at::MemoryFormat::ChannelsLast;
+  const auto plain = at::MemoryFormat::Contiguous;
+  for (const auto& rule : kRules) {
+    for (const auto& [of_values, of_stored] :
+         {std::pair{last, plain}, {plain, last}, {last, last}}) {
+      const Tensors values{
+          at::randn({65, 17, 3, 5}).contiguous(of_values),
+          at::randn({65, 17, 3, 5}).contiguous(of_values),
+          at::randn({65, 17, 3, 5}).contiguous(of_stored)};
+      const at::Tensor stored = at::randn({65, 17, 3, 5}).contiguous(of_stored);
+      const auto expected = plain_update(rule, values, stored, at::kFloat);
+      sum_strided(values_of(values), stored, at::kFloat, rule);
+      EXPECT_TRUE(same_bits(stored, expected));
+    }
+  }
+}
+
+// --- Copies
+
+TEST(CopyBatchTest, ManyCopiesOfSeveralOuts) {
+  at::manual_seed(0);
+  std::mt19937_64 random(0);
+  Tensors sources;
+  std::vector<Tensors> outs;
+  for (int i = 0; i < 120; ++i) {
+    const auto size = static_cast<int64_t>(
+        i % 30 == 7 ? 300001 : random() % (i % 7 * 700 + 2));
+    const auto& dtype = kDtypes[random() % std::size(kDtypes)];
+    sources.push_back(random_tensor(size, dtype.storage));
+    outs.emplace_back(1 + random() % 5);
+  }
+  for_thread_counts([&] {
+    CopyBatch batch;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      for (auto& out : outs[i]) {
+        out = at::zeros_like(sources[i]);
+        batch.add(sources[i], out);
+      }
+    }
+    batch.run();
+    for (size_t i = 0; i < sources.size(); ++i) {
+      for (const auto& out : outs[i]) {
+        EXPECT_TRUE(same_bits(out, sources[i])) << sources[i].sizes();
+      }
+    }
+  });
+}
+
+TEST(CopyBatchTest, SmallLargePermutedAndOntoItself) {
+  for (const int64_t size : {0, 5, 100000}) {
+    const at::Tensor value = at::arange(3 * size, at::kInt).view({3, size}).t();
+    const at::Tensor before = value.clone();
+    const at::Tensor result = at::zeros({3, size}, at::kInt).t();
+    CopyBatch batch;
+    batch.add(value, result);
+    batch.add(value, value);
+    batch.run();
+    EXPECT_TRUE(same_bits(result, before));
+    EXPECT_TRUE(same_bits(value, before));
+  }
+}
+
+// --- lie_alike
+
+TEST(LieAlikeTest, ByStridesWhereThereAreSteps) {
+  const at::Tensor a = at::zeros({4, 1, 3});
+  EXPECT_TRUE(lie_alike(a, at::ones({4, 1, 3}, at::kDouble)));
+  EXPECT_TRUE(lie_alike(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
+  EXPECT_FALSE(lie_alike(a, at::zeros({3, 1, 4}).permute({2, 1, 0})));
+  EXPECT_FALSE(lie_alike(a, at::zeros({4, 1, 6}).slice(2, 0, 6, 2)));
+  EXPECT_FALSE(lie_alike(a, at::zeros({1, 1, 3}).expand({4, 1, 3})));
+  EXPECT_TRUE(lie_alike(at::zeros({}), at::zeros({})));
 }
 
 } // namespace

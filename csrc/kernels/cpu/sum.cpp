@@ -1,197 +1,329 @@
 #include "sum.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/Dispatch_v2.h>
-#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
-#include <c10/core/DynamicCast.h>
-#include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
-#include <type_traits>
 
 #include "../../plain_dispatch.h"
+#include "lines.h"
+#include "parallel.h"
 
 namespace torchkv::kernels::cpu {
+
+void SumBatch::add(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& stored,
+    c10::ScalarType accumulation) {
+  if (stored.numel() == 0) {
+    return; // its memory may be null
+  }
+  Job job;
+  job.num_elements = stored.numel();
+  job.bytes_per_element = static_cast<int64_t>(stored.element_size());
+  for (const auto& value : values) {
+    values_.push_back(static_cast<const char*>(value.data->const_data_ptr()));
+    dtypes_.push_back(value.data->scalar_type());
+    job.bytes_per_element += static_cast<int64_t>(value.data->element_size());
+  }
+  job.values_end = values_.size();
+  job.stored = static_cast<char*>(stored.mutable_data_ptr());
+  job.dtype = stored.scalar_type();
+  job.accumulation = accumulation;
+  jobs_.push_back(job);
+}
+
+void SumBatch::run() const {
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        return Work{jobs_[i].num_elements, jobs_[i].bytes_per_element};
+      },
+      [&](int64_t i, int64_t begin, int64_t end, bool stream) {
+        const Job& job = jobs_[i];
+        const size_t first = i == 0 ? 0 : jobs_[i - 1].values_end;
+        const size_t num_values = job.values_end - first;
+        const SumLine line(
+            {dtypes_.data() + first, num_values},
+            job.dtype,
+            job.accumulation,
+            rule_,
+            SumLine::Layout::kDense);
+        c10::SmallVector<const char*, 8> values;
+        for (size_t k = first; k < job.values_end; ++k) {
+          values.push_back(
+              values_[k] +
+              begin * static_cast<int64_t>(c10::elementSize(dtypes_[k])));
+        }
+        char* stored = job.stored +
+            begin * static_cast<int64_t>(c10::elementSize(job.dtype));
+        line.dense(values.data(), stored, end - begin, stream);
+        if (stream) {
+          end_stream();
+        }
+      });
+}
+
 namespace {
 
-// Sums are kept in a block of this many elements: 4 KiB in fp32, so that they
-// stay in the first-level cache while the replicas stream past.
-constexpr int64_t kBlock = 1024;
+// A tile of a plane: this many elements of each of so many lines.
+constexpr int64_t kTileElements = 64;
+constexpr int64_t kTileLines = 16;
 
-template <typename acc_t>
-acc_t add(acc_t a, acc_t b) {
-  if constexpr (std::is_same_v<acc_t, bool>) {
-    return a || b; // as torch.add
-  } else {
-    return static_cast<acc_t>(a + b);
+// tile[line][i] = the plane's element i of a line.
+template <typename T>
+void turn(
+    const char* source,
+    int64_t element_stride,
+    int64_t line_stride,
+    int64_t num_elements,
+    int64_t num_lines,
+    char* tile) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    for (int64_t line = 0; line < num_lines; ++line) {
+      std::memcpy(
+          tile + (line * kTileElements + i) * static_cast<int64_t>(sizeof(T)),
+          source + i * element_stride + line * line_stride,
+          sizeof(T));
+    }
   }
 }
 
-// Contiguous inputs and result of one dtype:
+struct Complex128 {
+  double real;
+  double imag;
+};
+
+// By the size of an element.
+decltype(&turn<uint8_t>) turn_of(int64_t element_size) {
+  switch (element_size) {
+    case 1:
+      return &turn<uint8_t>;
+    case 2:
+      return &turn<uint16_t>;
+    case 4:
+      return &turn<uint32_t>;
+    case 8:
+      return &turn<uint64_t>;
+    default:
+      return &turn<Complex128>;
+  }
+}
+
+// A plane of lines, as PyTorch's iterator finds it: the stored value first,
+// then the values. `strides` has those between the elements of a line, then
+// those between lines.
 //
-//   inputs[0]  [ block ][ block ][ ..
-//   inputs[1]  [ block ][ block ][ ..    --> total[kBlock] --> result
-//
-template <typename scalar_t>
-void sum_contiguous(
-    c10::ArrayRef<const char*> inputs,
-    char* result,
-    int64_t num_elements) {
-  using acc_t = at::opmath_type<scalar_t>;
-  auto* out = reinterpret_cast<scalar_t*>(result);
-  alignas(64) acc_t total[kBlock];
-  for (int64_t begin = 0; begin < num_elements; begin += kBlock) {
-    const int64_t size = std::min(kBlock, num_elements - begin);
-    const auto* first = reinterpret_cast<const scalar_t*>(inputs[0]) + begin;
-    for (int64_t i = 0; i < size; ++i) {
-      total[i] = static_cast<acc_t>(first[i]);
+// A value that lies across the stored one (a channels_last gradient of a
+// contiguous weight) would be read one element of a cache line at a time, so it
+// is turned first, tile by tile.
+class SumPlane {
+ public:
+  SumPlane(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& stored,
+      c10::ScalarType accumulation,
+      const RuleSpec& rule)
+      : num_values_(values.size()),
+        line_(
+            dtypes_of(values),
+            stored.scalar_type(),
+            accumulation,
+            rule,
+            SumLine::Layout::kAny) {
+    for (const auto& value : values) {
+      sizes_.push_back(static_cast<int64_t>(value.data->element_size()));
     }
-    for (const char* input : inputs.slice(1)) {
-      const auto* next = reinterpret_cast<const scalar_t*>(input) + begin;
-      for (int64_t i = 0; i < size; ++i) {
-        total[i] = add<acc_t>(total[i], static_cast<acc_t>(next[i]));
+  }
+
+  void operator()(
+      char** data,
+      const int64_t* strides,
+      int64_t num_elements,
+      int64_t num_lines) const {
+    const int64_t* line_strides = strides + num_values_ + 1;
+    c10::SmallVector<bool, 8> across;
+    for (size_t k = 1; k <= num_values_; ++k) {
+      across.push_back(
+          num_elements > 1 && num_lines > 1 && line_strides[k] != 0 &&
+          std::abs(line_strides[k]) < std::abs(strides[k]));
+    }
+    const bool any_across =
+        std::find(across.begin(), across.end(), true) != across.end();
+    // Without tiles, whole lines.
+    const int64_t tile_elements = any_across ? kTileElements : num_elements;
+    const int64_t tile_lines = any_across ? kTileLines : num_lines;
+    for (int64_t line = 0; line < num_lines; line += tile_lines) {
+      for (int64_t i = 0; i < num_elements; i += tile_elements) {
+        sum_tile(
+            data,
+            strides,
+            across,
+            i,
+            line,
+            std::min(tile_elements, num_elements - i),
+            std::min(tile_lines, num_lines - line));
       }
     }
-    for (int64_t i = 0; i < size; ++i) {
-      out[begin + i] = static_cast<scalar_t>(total[i]);
+  }
+
+ private:
+  static c10::SmallVector<c10::ScalarType, 8> dtypes_of(
+      c10::ArrayRef<Value> values) {
+    c10::SmallVector<c10::ScalarType, 8> dtypes;
+    for (const auto& value : values) {
+      dtypes.push_back(value.data->scalar_type());
+    }
+    return dtypes;
+  }
+
+  void sum_tile(
+      char** data,
+      const int64_t* strides,
+      c10::ArrayRef<bool> across,
+      int64_t first_element,
+      int64_t first_line,
+      int64_t num_elements,
+      int64_t num_lines) const {
+    const int64_t* line_strides = strides + num_values_ + 1;
+    const auto at = [&](size_t k) {
+      return data[k] + first_element * strides[k] +
+          first_line * line_strides[k];
+    };
+    c10::SmallVector<const char*, 8> values;
+    c10::SmallVector<int64_t, 8> element_steps;
+    c10::SmallVector<int64_t, 8> line_steps;
+    c10::SmallVector<char, 0> tiles;
+    int64_t tiles_size = 0;
+    for (size_t k = 0; k < num_values_; ++k) {
+      tiles_size += across[k] ? tile_size(k) : 0;
+    }
+    tiles.resize(tiles_size);
+    char* tile = tiles.data();
+    for (size_t k = 0; k < num_values_; ++k) {
+      if (across[k]) {
+        turn_of(sizes_[k])(
+            at(k + 1),
+            strides[k + 1],
+            line_strides[k + 1],
+            num_elements,
+            num_lines,
+            tile);
+        values.push_back(tile);
+        element_steps.push_back(sizes_[k]);
+        line_steps.push_back(kTileElements * sizes_[k]);
+        tile += tile_size(k);
+      } else {
+        values.push_back(at(k + 1));
+        element_steps.push_back(strides[k + 1]);
+        line_steps.push_back(line_strides[k + 1]);
+      }
+    }
+    char* stored = at(0);
+    for (int64_t line = 0; line < num_lines; ++line) {
+      line_.strided(
+          values.data(),
+          element_steps.data(),
+          stored,
+          strides[0],
+          num_elements);
+      for (size_t k = 0; k < num_values_; ++k) {
+        values[k] += line_steps[k];
+      }
+      stored += line_strides[0];
     }
   }
-}
 
-void sum_contiguous(
-    c10::ScalarType dtype,
-    c10::ArrayRef<const char*> inputs,
-    char* result,
-    int64_t num_elements) {
-  AT_DISPATCH_V2(
-      dtype,
-      "torchkv sum",
-      AT_WRAP([&] { sum_contiguous<scalar_t>(inputs, result, num_elements); }),
-      AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-      AT_EXPAND(AT_FLOAT8_TYPES),
-      AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES),
-      at::kBool,
-      at::kHalf,
-      at::kBFloat16,
-      at::kComplexHalf);
-}
-
-// Any strides and dtypes, one line of elements. data[0] is the result.
-template <typename acc_t>
-void sum_strided(
-    char* const* data,
-    const int64_t* strides,
-    c10::ArrayRef<c10::ScalarType> dtypes,
-    int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    acc_t total =
-        c10::fetch_and_cast<acc_t>(dtypes[1], data[1] + i * strides[1]);
-    for (size_t k = 2; k < dtypes.size(); ++k) {
-      total = add<acc_t>(
-          total,
-          c10::fetch_and_cast<acc_t>(dtypes[k], data[k] + i * strides[k]));
-    }
-    c10::cast_and_store<acc_t>(dtypes[0], data[0] + i * strides[0], total);
+  int64_t tile_size(size_t k) const {
+    return kTileElements * kTileLines * sizes_[k];
   }
-}
+
+  const size_t num_values_;
+  const SumLine line_;
+  c10::SmallVector<int64_t, 8> sizes_;
+};
+
+} // namespace
 
 void sum_strided(
-    c10::ScalarType accumulation,
-    char* const* data,
-    const int64_t* strides,
-    c10::ArrayRef<c10::ScalarType> dtypes,
-    int64_t num_elements) {
-  AT_DISPATCH_V2(
-      accumulation,
-      "torchkv sum",
-      AT_WRAP(
-          [&] { sum_strided<scalar_t>(data, strides, dtypes, num_elements); }),
-      AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-      AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES),
-      at::kBool);
-}
-
-// Walks any tensors in lines that PyTorch's iterator finds and shares out.
-void sum_lines(
     c10::ArrayRef<Value> values,
-    const at::Tensor& result,
-    c10::ScalarType accumulation) {
+    const at::Tensor& stored,
+    c10::ScalarType accumulation,
+    const RuleSpec& rule) {
+  if (stored.numel() == 0) {
+    return;
+  }
   const PlainDispatch plain; // for the views that the iterator makes
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
       .check_all_same_dtype(false)
       .resize_outputs(false)
-      .add_output(result);
-  c10::SmallVector<c10::ScalarType, 8> dtypes{result.scalar_type()};
+      .add_output(stored);
   for (const auto& value : values) {
     config.add_const_input(*value.data);
-    dtypes.push_back(value.data->scalar_type());
   }
   auto iterator = config.build();
-  const bool same_dtype =
-      std::all_of(dtypes.begin(), dtypes.end(), [&](auto dtype) {
-        return dtype == dtypes[0];
-      });
-  const auto element_size = static_cast<int64_t>(result.element_size());
-  const auto num_operands = dtypes.size();
-
-  iterator.for_each([&](char** data, const int64_t* strides, int64_t size) {
-    const bool contiguous = same_dtype &&
-        std::all_of(strides, strides + num_operands, [&](int64_t stride) {
-                              return stride == element_size;
-                            });
-    if (contiguous) {
-      sum_contiguous(
-          dtypes[0],
-          c10::ArrayRef<const char*>(data + 1, num_operands - 1),
-          data[0],
-          size);
-    } else {
-      sum_strided(accumulation, data, strides, dtypes, size);
-    }
-  });
+  const SumPlane plane(values, stored, accumulation, rule);
+  iterator.for_each(
+      [&](char** data,
+          const int64_t* strides,
+          int64_t size,
+          int64_t num_lines) { plane(data, strides, size, num_lines); });
 }
 
-} // namespace
-
-void sum(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& result,
-    c10::ScalarType accumulation,
-    bool same_layout) {
-  const int64_t num_elements = result.numel();
-  if (!same_layout || num_elements > at::internal::GRAIN_SIZE) {
-    sum_lines(values, result, accumulation);
-    return;
-  }
-  // Small: the iterator would cost more than the sum.
-  c10::SmallVector<const char*, 8> inputs;
-  for (const auto& value : values) {
-    inputs.push_back(static_cast<const char*>(value.data->const_data_ptr()));
-  }
-  sum_contiguous(
-      result.scalar_type(),
-      inputs,
-      static_cast<char*>(result.mutable_data_ptr()),
-      num_elements);
-}
-
-void copy(const at::Tensor& value, const at::Tensor& result) {
-  if (result.numel() == 0) {
+void CopyBatch::add(const at::Tensor& source, const at::Tensor& out) {
+  if (source.numel() == 0) {
     return; // its memory may be null
   }
-  const auto* source = static_cast<const char*>(value.const_data_ptr());
-  auto* destination = static_cast<char*>(result.mutable_data_ptr());
-  const size_t num_bytes = result.nbytes();
-  if (result.numel() <= at::internal::GRAIN_SIZE) {
-    // memmove: the out of a pull may be anything, also the value itself.
-    std::memmove(destination, source, num_bytes);
-    return;
+  const auto* data = static_cast<const char*>(source.const_data_ptr());
+  if (jobs_.empty() || jobs_.back().source != data) {
+    jobs_.push_back({data, static_cast<int64_t>(source.nbytes()), 0});
   }
-  const PlainDispatch plain;
-  result.copy_(value); // PyTorch shares a large copy out over its threads
+  outs_.push_back(static_cast<char*>(out.mutable_data_ptr()));
+  jobs_.back().outs_end = outs_.size();
+}
+
+void CopyBatch::run() const {
+  const auto outs_begin = [&](int64_t i) {
+    return i == 0 ? 0 : jobs_[i - 1].outs_end;
+  };
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        const auto num_outs =
+            static_cast<int64_t>(jobs_[i].outs_end - outs_begin(i));
+        return Work{jobs_[i].num_bytes, 1 + num_outs};
+      },
+      [&](int64_t i, int64_t begin, int64_t end, bool stream) {
+        const Job& job = jobs_[i];
+        c10::SmallVector<char*, 8> outs(
+            outs_.begin() + static_cast<int64_t>(outs_begin(i)),
+            outs_.begin() + static_cast<int64_t>(job.outs_end));
+        for (auto& out : outs) {
+          out += begin;
+        }
+        copy_line(job.source + begin, outs, end - begin, stream);
+        if (stream) {
+          end_stream();
+        }
+      });
+}
+
+bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  const auto sizes = a.sizes();
+  const auto a_strides = a.strides();
+  const auto b_strides = b.strides();
+  if (a_strides == b_strides) {
+    return true;
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    // The stride of a dimension of one element takes nobody anywhere.
+    if (sizes[i] != 1 && a_strides[i] != b_strides[i]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 } // namespace torchkv::kernels::cpu

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+#include "../../rule.h"
+
+namespace torchkv::kernels::cpu {
+
+// A sum of lines without gaps, in registers. Integers are added as unsigned
+// ones: the same bits, and overflow wraps around as PyTorch's does. A complex
+// number is added as two real ones.
+struct DenseAdd {
+  void (*function)(
+      const char* const* values,
+      size_t num_values,
+      char* result,
+      int64_t num_numbers,
+      bool stream) = nullptr;
+  int64_t numbers_per_element = 1;
+};
+
+// stored = rule(stored, values[0] + values[1] + ...), line by line, for values
+// and a stored value of fixed dtypes. One pass: added left to right in
+// `accumulation`, rounded once to the stored dtype. The bits do not depend on
+// the processor (except inside a NaN), nor on how a tensor is cut into lines.
+//
+// REQUIRES: at least one value; `accumulation` is what at::toOpMathType makes
+// of a dtype to which all others convert; floating-point or complex, for a rule
+// that is not ASSIGN. A line of values may be that of the stored value itself,
+// but must not overlap it otherwise. Any alignment. Any thread. The rule
+// outlives this.
+class SumLine {
+ public:
+  // kDense saves a small sum the look-up of what it does not need.
+  enum class Layout : uint8_t { kDense, kAny };
+
+  SumLine(
+      c10::ArrayRef<c10::ScalarType> values,
+      c10::ScalarType stored,
+      c10::ScalarType accumulation,
+      const RuleSpec& rule,
+      Layout layout);
+
+  // Lines without gaps. `stream` writes past the caches: right where the call
+  // moves more than they hold. The caller ends its writes with end_stream().
+  void dense(
+      const char* const* values,
+      char* stored,
+      int64_t num_elements,
+      bool stream) const;
+
+  // Lines of elements so many bytes apart; 0 repeats one value.
+  // REQUIRES: Layout::kAny.
+  void strided(
+      const char* const* values,
+      const int64_t* value_strides,
+      char* stored,
+      int64_t stored_stride,
+      int64_t num_elements) const;
+
+ private:
+  using AnyFunction = void (*)();
+  using Sources = c10::SmallVector<const char*, 8>;
+
+  template <typename acc_t>
+  void look_up(c10::ArrayRef<c10::ScalarType> values);
+  template <typename acc_t>
+  void sum_blocks(
+      Sources sources,
+      const int64_t* strides,
+      char* stored,
+      int64_t stored_stride,
+      int64_t num_elements,
+      bool stream) const;
+
+  const RuleSpec& rule_;
+  const c10::ScalarType stored_;
+  const bool is_assign_;
+  bool is_uniform_ = true; // all values have the stored dtype
+  int64_t stored_size_ = 0;
+  c10::SmallVector<int64_t, 8> sizes_; // of the values' elements
+
+  // The sum in registers, if this is one: ASSIGN and one dtype.
+  DenseAdd dense_add_;
+
+  // The sum in blocks. What the functions are depends on the accumulation type.
+  void (SumLine::*sum_blocks_)(
+      Sources sources,
+      const int64_t* strides,
+      char* stored,
+      int64_t stored_stride,
+      int64_t num_elements,
+      bool stream) const = nullptr;
+  c10::SmallVector<AnyFunction, 8> loads_;
+  AnyFunction load_stored_ = nullptr;
+  AnyFunction store_ = nullptr;
+  DenseAdd ready_add_; // if all values have the accumulation type
+};
+
+// Copies `num_bytes` into each of `outs`, reading them once. `stream` as above.
+// An out may be `source` itself.
+void copy_line(
+    const char* source,
+    c10::ArrayRef<char*> outs,
+    int64_t num_bytes,
+    bool stream);
+
+// Orders streamed writes of this thread before whatever it does next.
+void end_stream();
+
+} // namespace torchkv::kernels::cpu

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+
+#include "../../export.h"
+
+namespace torchkv::kernels::cpu {
+
+// A job's work: units that can be done in any order, each moving so many bytes.
+struct Work {
+  int64_t num_units = 0;
+  int64_t bytes_per_unit = 0;
+};
+
+// Does all units of all jobs in one parallel region: runs
+// `body(job, begin, end, stream)` over spans [begin, end) that cover each job's
+// units once. A large job is cut at multiples of 1024 units, small ones go
+// together, and threads take the pieces as they get done, so one that is held
+// up does not hold up the rest. `stream` says that the jobs together move more
+// than the caches hold.
+//
+// Takes PyTorch's intra-op threads (torch.set_num_threads), and of these only
+// as many as concurrent calls leave free: callers in several threads of the
+// user's do not multiply them. In a parallel region already, and for little
+// work, it stays on the calling thread, where jobs run in order.
+//
+// Blocks until done. REQUIRES: `body` does not throw and takes no lock that the
+// caller may hold.
+TORCHKV_API void parallel_spans(
+    int64_t num_jobs,
+    c10::function_ref<Work(int64_t job)> work,
+    c10::function_ref<
+        void(int64_t job, int64_t begin, int64_t end, bool stream)> body);
+
+} // namespace torchkv::kernels::cpu

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "rule.h"
+
+namespace torchkv::testing {
+
+// SumLine as one plain C function, so that a test can load it once more from
+// each of the libraries that were compiled for one processor only.
+struct LineCall {
+  const c10::ScalarType* dtypes = nullptr; // of the values
+  size_t num_values = 0;
+  c10::ScalarType stored_dtype = c10::kFloat;
+  c10::ScalarType accumulation = c10::kFloat;
+  RuleSpec rule;
+
+  const char* const* values = nullptr;
+  const int64_t* strides = nullptr; // in bytes; null = dense
+  char* stored = nullptr;
+  int64_t stored_stride = 0;
+  int64_t num_elements = 0;
+  bool stream = false;
+};
+
+} // namespace torchkv::testing
+
+extern "C" void torchkv_sum_line(const torchkv::testing::LineCall& call);
