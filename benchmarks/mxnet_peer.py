@@ -69,6 +69,9 @@ class Case(NamedTuple):
     dtype: str
     replicas: int
     outs: int  # per key; 0 to push only
+    optimizer: dict[str, Any] | None = None  # its "name" and arguments
+    # With an optimizer: how each key's weights, which were zero, begin after a step.
+    first_step: Sequence[Sequence[float]] = ()
 
 
 class Choice(NamedTuple):

@@ -1,9 +1,11 @@
 #include "check.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <string>
 
 namespace torchkv {
@@ -148,6 +150,74 @@ void check_optimizable(const char* op, const Key& key, const Meta& meta) {
       dtype_name(meta.dtype),
       " ",
       key.context());
+}
+
+void check_state(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const RuleSpec& rule,
+    const KeyState& state) {
+  const auto names = state_names(rule);
+  if (!state.tensors.empty()) {
+    check_optimizable(op, key, meta);
+  }
+  const auto arithmetic =
+      state.tensors.empty() ? meta.dtype : at::toOpMathType(meta.dtype);
+  const auto is_known = [&](const std::string& name) {
+    return (name == "master" && arithmetic != meta.dtype) ||
+        name == "accumulated" ||
+        std::any_of(names.begin(), names.end(), [&](const char* known) {
+             return known != nullptr && name == known;
+           });
+  };
+  TORCH_CHECK_VALUE(
+      state.step >= 0 && state.num_accumulated >= 0 &&
+          (state.num_accumulated == 0) ==
+              (state.tensors.count("accumulated") == 0),
+      op,
+      ": expected a step count of at least 0, and what has accumulated with its "
+      "count, but got step ",
+      state.step,
+      " and count ",
+      state.num_accumulated,
+      " ",
+      key.context());
+  for (const auto& [name, tensor] : state.tensors) {
+    TORCH_CHECK_VALUE(
+        is_known(name),
+        op,
+        ": expected a state of the optimizer '",
+        name_of(rule),
+        "', but got '",
+        name,
+        "' ",
+        key.context());
+    check_storable(op, key, tensor);
+    check_shape(op, key, meta, tensor);
+    TORCH_CHECK_VALUE(
+        c10::canCast(tensor.scalar_type(), arithmetic),
+        op,
+        ": expected a state that converts to ",
+        dtype_name(arithmetic),
+        ", but got ",
+        dtype_name(tensor.scalar_type()),
+        " ",
+        key.context());
+  }
+  // What options ask for (AMSGrad, a momentum) is not there yet where they were
+  // switched on after the last step.
+  RuleSpec plain;
+  plain.id = rule.id;
+  for (const char* name : state_names(plain)) {
+    TORCH_CHECK_VALUE(
+        name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
+        op,
+        ": expected the state '",
+        name,
+        "', but got none ",
+        key.context());
+  }
 }
 
 void check_count(const char* op, const Keys& keys, const Tensors& tensors) {

@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "entry.h"
+#include "optimizer.h"
 
 namespace torchkv {
 
@@ -37,5 +38,13 @@ void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 // Whether an optimizer can work on the key's value: TypeError where its dtype
 // is neither floating-point nor complex.
 void check_optimizable(const char* op, const Key& key, const Meta& meta);
+
+// Whether `state` is one that the rule has of the key: ValueError where not.
+void check_state(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const RuleSpec& rule,
+    const KeyState& state);
 
 } // namespace torchkv

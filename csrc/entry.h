@@ -4,11 +4,13 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <utility>
 
 #include "key.h"
+#include "rule.h"
 #include "runtime.h"
 
 namespace torchkv {
@@ -28,6 +30,12 @@ struct Slice {
   c10::Device home = c10::kCPU;
   at::Tensor value;
   at::Tensor merge_buffer; // the sum of a push, for an opaque updater
+  // For an optimizer, all in the places of the value's elements, in fp32 or,
+  // for fp64 values, fp64 (or complex numbers of these); undefined where not
+  // needed.
+  at::Tensor master; // the value itself, where its dtype rounds it
+  std::array<at::Tensor, kMaxStates> states;
+  at::Tensor accumulated; // the sum of the pushes since the last step
   Timeline timeline; // orders the streams that touch the tensors above
 };
 
@@ -51,6 +59,10 @@ struct Entry : c10::intrusive_ptr_target {
   c10::SmallVector<Slice, 1> slices;
   bool placed = false; // whether `slices` are where they will stay
   int64_t version = 0; // number of updates since init
+  // Of the optimizer whose state the slices hold; 0 = none.
+  uint64_t optimizer = 0;
+  int64_t step = 0; // steps of that optimizer
+  int64_t num_accumulated = 0; // pushes in `accumulated`
 };
 
 using EntryPtr = c10::intrusive_ptr<Entry>;

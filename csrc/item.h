@@ -4,6 +4,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include "entry.h"
+#include "rule.h"
 #include "value.h"
 
 namespace torchkv {
@@ -15,6 +16,7 @@ struct Item {
   Entry* entry = nullptr;
   c10::ArrayRef<Value> values;
   c10::ArrayRef<at::Tensor> outs;
+  const RuleStep* step = nullptr; // null = ASSIGN
 };
 
 } // namespace torchkv

@@ -150,6 +150,24 @@ std::optional<std::vector<EntryPtr>> KeyTable::entries_if_open() const {
   return sorted_entries();
 }
 
+std::vector<EntryPtr> KeyTable::take(const char* op, KeyTable& other) {
+  const std::scoped_lock lock(mutex_, other.mutex_);
+  check_still_open(op);
+  TORCH_CHECK_TYPE(
+      !kind_ || !other.kind_ || *kind_ == *other.kind_,
+      op,
+      ": expected ",
+      name(*kind_),
+      " keys, as this store's first init fixed them, but got keys of kind ",
+      name(*other.kind_));
+  auto replaced = sorted_entries();
+  entries_.clear();
+  entries_.swap(other.entries_);
+  kind_ = kind_ ? kind_ : other.kind_;
+  num_inserted_ = other.num_inserted_;
+  return replaced;
+}
+
 void KeyTable::fix_kind(KeyKind kind) {
   const std::unique_lock lock(mutex_);
   TORCHKV_INTERNAL_ASSERT(!kind_ || *kind_ == kind);

@@ -47,6 +47,11 @@ class TORCHKV_API KeyTable {
   // Every entry, in order of insertion.
   std::vector<EntryPtr> entries(const char* op) const;
 
+  // Replaces all entries by those of `other`, which is left empty, and returns
+  // them for the caller to free. TypeError where the kinds of keys differ.
+  // REQUIRES: no other thread uses `other`.
+  std::vector<EntryPtr> take(const char* op, KeyTable& other);
+
   // What the first insert does. REQUIRES: no insert of another kind has been.
   void fix_kind(KeyKind kind);
   // Unset until the first insert. It goes on answering after close().

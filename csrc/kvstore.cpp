@@ -1,6 +1,7 @@
 // The pipeline of the store: parse -> check -> reduce -> update, and pull.
 #include "kvstore.h"
 
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -51,7 +52,7 @@ void for_each_locked(
   // A range is worth a parallel region, and others do not wait long for its
   // end.
   constexpr size_t kMaxEntries = 4096;
-  constexpr int64_t kMaxBytes = int64_t{256} << 20;
+  constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   for (size_t begin = 0; begin < entries.size();) {
@@ -81,19 +82,78 @@ void append(Group& group, c10::ArrayRef<at::Tensor> tensors) {
   }
 }
 
-// A rule other than ASSIGN takes floating-point and complex values.
+// An optimizer takes floating-point and complex values.
 void check_dtypes(
     const char* op,
     const Updater& updater,
     const Entries& entries) {
-  const auto* rule = std::get_if<RuleSpec>(&updater);
-  if (rule == nullptr || rule->id == RuleSpec::Id::kAssign) {
+  if (!std::holds_alternative<OptimizerPtr>(updater)) {
     return;
   }
   for (const auto& entry : entries) {
     check_optimizable(op, entry->key, entry->meta);
   }
 }
+
+// The items of a range of keys, whose entries are locked.
+struct Batch {
+  Batch(
+      Comm& comm,
+      const Entries& entries,
+      const Tensors& values,
+      size_t begin,
+      size_t end)
+      : comm_(comm) {
+    for (size_t i = begin; i < end; ++i) {
+      append(group_, values.of(static_cast<int64_t>(i)));
+    }
+    const Value* next = group_.begin();
+    for (size_t i = begin; i < end; ++i) {
+      Entry& entry = *entries[i];
+      const auto tensors = values.of(static_cast<int64_t>(i));
+      if (!entry.placed) {
+        comm.place(entry, tensors);
+      }
+      items.push_back({&entry, {next, tensors.size()}, {}, nullptr});
+      next += tensors.size();
+    }
+  }
+
+  // Splits the items into those that make a step of the optimizer now and those
+  // whose values are kept for a later one.
+  void plan(const Optimizer& optimizer) {
+    const GradientSpec& gradient = optimizer.gradient;
+    steps.reserve(items.size()); // items point to them
+    for (Item item : items) {
+      Entry& entry = *item.entry;
+      if (entry.optimizer != optimizer.identity) {
+        comm_.clear_state(entry);
+        entry.optimizer = optimizer.identity;
+      }
+      if (entry.num_accumulated + 1 < gradient.accumulate) {
+        accumulating.push_back(item);
+        continue;
+      }
+      RuleStep step;
+      step.rule = optimizer.rule_of(entry.key);
+      step.step = entry.step + 1;
+      step.scale = gradient.rescale_grad;
+      step.clip_value = gradient.clip_value;
+      steps.push_back(step);
+      item.step = &steps.back();
+      stepping.push_back(item);
+    }
+  }
+
+  c10::SmallVector<Item, 1> items;
+  std::vector<RuleStep> steps;
+  std::vector<Item> stepping;
+  std::vector<Item> accumulating;
+
+ private:
+  Comm& comm_;
+  Group group_;
+};
 
 // What a sum or a copy of one key moves.
 int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
@@ -256,64 +316,108 @@ void KVStore::reduce_update(
     const Entries& entries,
     const Tensors& values,
     const Updater& updater) {
-  const auto tensors_of = [&](size_t i) {
-    return values.of(static_cast<int64_t>(i));
-  };
-  if (const auto* rule = std::get_if<RuleSpec>(&updater)) {
-    for_each_locked(
-        entries,
-        [&](size_t i) {
-          return moved_bytes(*entries[i], tensors_of(i).size());
-        },
-        [&](size_t begin, size_t end) {
-          apply_rule(*rule, entries, values, begin, end);
-        });
+  if (const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+    update_one_by_one(entries, values, **opaque);
     return;
   }
-  // One key at a time, in order, as an opaque updater expects.
-  auto& opaque = *std::get<std::shared_ptr<OpaqueUpdater>>(updater);
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  if (optimizer != nullptr) {
+    step(entries, values, **optimizer);
+    return;
+  }
+  const auto num_bytes = [&](size_t i) {
+    return moved_bytes(*entries[i], values.of(static_cast<int64_t>(i)).size());
+  };
+  for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
+    const Batch batch(*comm_, entries, values, begin, end);
+    comm_->reduce_update(batch.items);
+    for (const auto& item : batch.items) {
+      ++item.entry->version;
+    }
+  });
+}
+
+// The steps of an optimizer.
+void KVStore::step(
+    const Entries& entries,
+    const Tensors& values,
+    const Optimizer& optimizer) {
+  const GradientSpec& gradient = optimizer.gradient;
+  const auto num_bytes = [&](size_t i) {
+    return moved_bytes(*entries[i], values.of(static_cast<int64_t>(i)).size());
+  };
+  double last_scale = 1;
+  bool skip = false;
+  if (optimizer.needs_norm()) {
+    const auto squared_norm = [&](double clip_value) {
+      double sum = 0;
+      for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
+        Batch batch(*comm_, entries, values, begin, end);
+        batch.plan(optimizer);
+        for (auto& step : batch.steps) {
+          step.clip_value = clip_value;
+        }
+        sum += comm_->squared_norm(batch.stepping);
+      });
+      return sum;
+    };
+    // Clipping by value would hide an infinity.
+    skip = gradient.skip_nonfinite && !std::isfinite(squared_norm(0));
+    if (gradient.max_norm != 0 && !skip) {
+      // As torch.nn.utils.clip_grad_norm_.
+      const double norm = std::sqrt(squared_norm(gradient.clip_value));
+      const double scale = gradient.max_norm / (norm + 1e-6);
+      last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
+    }
+  }
+  if (skip) {
+    ++num_skipped_;
+  }
+  for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
+    Batch batch(*comm_, entries, values, begin, end);
+    batch.plan(optimizer);
+    comm_->accumulate(batch.accumulating);
+    for (const auto& item : batch.accumulating) {
+      ++item.entry->num_accumulated;
+    }
+    if (!skip) {
+      for (auto& step : batch.steps) {
+        step.last_scale = last_scale;
+      }
+      comm_->reduce_update(batch.stepping);
+    }
+    for (const auto& item : batch.stepping) {
+      item.entry->num_accumulated = 0;
+      if (!skip) {
+        ++item.entry->step;
+        ++item.entry->version;
+      }
+    }
+  });
+}
+
+// One key at a time, in order, as an opaque updater expects.
+void KVStore::update_one_by_one(
+    const Entries& entries,
+    const Tensors& values,
+    OpaqueUpdater& opaque) {
   Group group;
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
-    group.clear();
-    append(group, tensors_of(i));
-    const std::lock_guard lock(entry.mutex);
-    if (!entry.placed) {
-      comm_->place(entry, tensors_of(i));
-    }
-    comm_->reduce(
-        {&entry, group, {}}, [&](at::Tensor& input, at::Tensor& stored) {
-          const InProgress<KVStore> updating(this);
-          apply_updater(opaque, entry.key, input, stored);
-        });
-    ++entry.version;
-  }
-}
-
-void KVStore::apply_rule(
-    const RuleSpec& rule,
-    const Entries& entries,
-    const Tensors& values,
-    size_t begin,
-    size_t end) {
-  Group group;
-  for (size_t i = begin; i < end; ++i) {
-    append(group, values.of(static_cast<int64_t>(i)));
-  }
-  c10::SmallVector<Item, 1> items;
-  const Value* next = group.begin();
-  for (size_t i = begin; i < end; ++i) {
-    Entry& entry = *entries[i];
     const auto tensors = values.of(static_cast<int64_t>(i));
+    group.clear();
+    append(group, tensors);
+    const std::lock_guard lock(entry.mutex);
     if (!entry.placed) {
       comm_->place(entry, tensors);
     }
-    items.push_back({&entry, {next, tensors.size()}, {}});
-    next += tensors.size();
-  }
-  comm_->reduce_update(items, rule);
-  for (const auto& item : items) {
-    ++item.entry->version;
+    const Item item{&entry, group, {}, nullptr};
+    comm_->reduce(item, [&](at::Tensor& input, at::Tensor& stored) {
+      const InProgress<KVStore> updating(this);
+      apply_updater(opaque, entry.key, input, stored);
+    });
+    ++entry.version;
   }
 }
 
@@ -336,7 +440,7 @@ void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
           if (!entry.placed) {
             comm_->place(entry, outs_of(i));
           }
-          items.push_back({&entry, {}, outs_of(i)});
+          items.push_back({&entry, {}, outs_of(i), nullptr});
         }
         comm_->copy_out(items);
       });
@@ -398,10 +502,50 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   replace_updater("set_updater", std::move(next));
 }
 
-void KVStore::set_optimizer(const RuleSpec& rule) {
+uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
   constexpr auto* op = "set_optimizer";
-  check_rule(op, rule);
-  replace_updater(op, rule);
+  check_optimizer(op, optimizer);
+  const auto set = [&](uint64_t identity) {
+    optimizer.identity = identity;
+    return std::make_shared<const Optimizer>(std::move(optimizer));
+  };
+  if (!keep_state) {
+    const uint64_t identity = new_identity();
+    replace_updater(op, set(identity));
+    return identity;
+  }
+  check_usable(op);
+  OptimizerPtr next; // the old one is freed after the lock is released
+  const std::lock_guard lock(updater_mutex_);
+  table_.check_open(op);
+  auto* current = std::get_if<OptimizerPtr>(&updater_);
+  TORCH_CHECK_VALUE(
+      current != nullptr && (*current)->groups[0].id == optimizer.groups[0].id,
+      op,
+      ": expected the optimizer that is set, with other numbers, but got '",
+      name_of(optimizer.groups[0]),
+      "' where ",
+      current == nullptr
+          ? "no optimizer is set"
+          : c10::str('\'', name_of((*current)->groups[0]), "' is"));
+  const uint64_t identity = (*current)->identity;
+  next = set(identity);
+  current->swap(next);
+  return identity;
+}
+
+Updater KVStore::current_updater() const {
+  constexpr auto* op = "optimizer";
+  check_usable(op);
+  table_.check_open(op);
+  return updater();
+}
+
+int64_t KVStore::num_skipped() const {
+  constexpr auto* op = "num_skipped";
+  check_usable(op);
+  table_.check_open(op);
+  return num_skipped_;
 }
 
 void KVStore::replace_updater(const char* op, Updater next) {
@@ -450,12 +594,15 @@ std::string KVStore::repr() const {
   return out.str();
 }
 
-StoreState KVStore::state() const {
+StoreState KVStore::state(bool with_keys) const {
   constexpr auto* op = "save";
   check_usable(op);
+  const Updater updater = this->updater();
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   StoreState state;
   state.type = type();
-  const auto entries = table_.entries(op);
+  const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
+  table_.check_open(op);
   if (const auto kind = table_.kind()) {
     state.key_kind = name(*kind);
   }
@@ -468,14 +615,80 @@ StoreState KVStore::state() const {
     // Value and version of one moment.
     const std::lock_guard lock(entry->mutex);
     state.values.push_back(comm_->empty_like(*entry));
-    comm_->copy_out(Item{entry.get(), {}, state.values.back()});
+    comm_->copy_out(Item{entry.get(), {}, state.values.back(), nullptr});
     state.versions.push_back(entry->version);
+    if (optimizer != nullptr) {
+      state.states.push_back(state_of(*entry, **optimizer));
+    }
   }
-  const InProgress<KVStore> saving(this);
-  if (auto bytes = serialize_updater(updater())) {
-    state.updater.push_back(*std::move(bytes));
+  if (optimizer != nullptr) {
+    state.optimizer = **optimizer;
+  }
+  if (const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+    const InProgress<KVStore> saving(this);
+    state.updater.push_back(serialize_updater(**opaque));
   }
   return state;
+}
+
+// REQUIRES: the entry's mutex.
+KeyState KVStore::state_of(Entry& entry, const Optimizer& optimizer) const {
+  return entry.optimizer == optimizer.identity
+      ? comm_->state_of(entry, optimizer.rule_of(entry.key))
+      : KeyState();
+}
+
+OptimizerPtr KVStore::optimizer(const char* op) const {
+  table_.check_open(op);
+  const Updater updater = this->updater();
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  TORCH_CHECK_VALUE(
+      optimizer != nullptr,
+      op,
+      ": expected a store with an optimizer, but got one without");
+  return *optimizer;
+}
+
+std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
+  constexpr auto* op = "optimizer_states";
+  check_usable(op);
+  const OptimizerPtr optimizer = this->optimizer(op);
+  std::vector<KeyState> states;
+  for (const auto& entry : table_.find(op, keys)) {
+    const std::lock_guard lock(entry->mutex);
+    states.push_back(state_of(*entry, *optimizer));
+  }
+  return states;
+}
+
+void KVStore::set_optimizer_states(
+    const Keys& keys,
+    const std::vector<KeyState>& states) {
+  constexpr auto* op = "set_optimizer_states";
+  check_usable(op);
+  const OptimizerPtr optimizer = this->optimizer(op);
+  const Entries entries = table_.find(op, keys);
+  TORCH_CHECK_VALUE(
+      states.size() == entries.size(),
+      op,
+      ": expected ",
+      entries.size(),
+      " states, one for each key, but got ",
+      states.size(),
+      " ",
+      keys.context());
+  for (size_t i = 0; i < states.size(); ++i) {
+    const Entry& entry = *entries[i];
+    check_state(
+        op, entry.key, entry.meta, optimizer->rule_of(entry.key), states[i]);
+  }
+  for (size_t i = 0; i < states.size(); ++i) {
+    Entry& entry = *entries[i];
+    const std::lock_guard lock(entry.mutex);
+    comm_->set_state(entry, optimizer->rule_of(entry.key), states[i]);
+    entry.optimizer = optimizer->identity;
+  }
 }
 
 c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
@@ -494,9 +707,35 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
         state.key_kind == name(KeyKind::kInt) ? KeyKind::kInt : KeyKind::kStr);
   }
   if (!state.updater.empty()) {
-    store->replace_updater("load", load_updater(state.updater[0]));
+    store->set_updater(load_updater(state.updater[0]));
+  }
+  if (state.optimizer) {
+    store->set_optimizer(*std::move(state.optimizer));
+    if (keys.size() != 0) {
+      keys.single = false;
+      store->set_optimizer_states(keys, state.states);
+    }
   }
   return store;
+}
+
+void KVStore::take(KVStore& other) {
+  constexpr auto* op = "load";
+  check_usable(op);
+  TORCHKV_INTERNAL_ASSERT(type_ == other.type_ && this != &other);
+  // Both are freed after the lock is released, as in close().
+  Updater updater = other.updater();
+  std::vector<EntryPtr> replaced;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    if (const auto kind = table_.kind()) {
+      check_key_kind(op, updater, *kind);
+    }
+    replaced = table_.take(op, other.table_);
+    updater_.swap(updater);
+    num_skipped_ = other.num_skipped_.load();
+  }
+  other.close();
 }
 
 void KVStore::close() {

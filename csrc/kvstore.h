@@ -5,6 +5,7 @@
 #include <c10/util/FunctionRef.h>
 #include <torch/custom_class.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -105,11 +106,25 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // take the store's kind of keys. A push under way ends with the old updater.
   void set_updater(std::shared_ptr<OpaqueUpdater> updater);
 
-  // Makes an elementwise rule the updater, which runs in the pass that adds up
-  // the values of a push. Changes no value. ValueError for numbers that make no
-  // sense (negative, infinite or NaN). From then on TypeError by push where a
-  // key's dtype is neither floating-point nor complex.
-  void set_optimizer(const RuleSpec& rule);
+  // Makes a built-in optimizer the updater: pushed values are gradients, whose
+  // sum moves the stored value, in the pass that adds them up. Changes no
+  // value. With `keep_state` it is the optimizer that is set already, with
+  // other numbers; else all keys start without state. ValueError for numbers
+  // that make no sense. From then on TypeError by push where a key's dtype is
+  // neither floating-point nor complex. Returns the optimizer's identity.
+  uint64_t set_optimizer(Optimizer optimizer, bool keep_state = false);
+  // What merges pushes now.
+  Updater current_updater() const;
+  // Calls without a step, because a gradient was not finite.
+  int64_t num_skipped() const;
+  // Copies of what the optimizer has made of the keys. ValueError without an
+  // optimizer.
+  std::vector<KeyState> optimizer_states(const Keys& keys) const;
+  // The other way. ValueError where a state is not one of this optimizer and
+  // the key's shape; then nothing has changed.
+  void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states);
 
   // Waits for all workers; on one machine there is nothing to wait for.
   void barrier() const;
@@ -127,8 +142,16 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // A snapshot that shares nothing with the store, and the store it describes.
   // Each key is as it was at one moment, different keys perhaps at different
   // ones. Throws where the updater cannot be copied (a Python callable).
-  StoreState state() const;
+  // Without keys: only what is said of all of them.
+  StoreState state(bool with_keys = true) const;
   static c10::intrusive_ptr<KVStore> from_state(StoreState state);
+
+  // Replaces keys, values and updater by those of another store of the same
+  // type, all at once, and leaves that one closed. TypeError where this store
+  // has keys of the other kind; then neither has changed. Calls of this store
+  // under way finish on what they began with.
+  // REQUIRES: nobody else uses `other`.
+  void take(KVStore& other);
 
   // Frees values and updater once calls under way have ended. May be repeated;
   // does nothing in a forked child.
@@ -146,12 +169,16 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const Entries& entries,
       const Tensors& values,
       const Updater& updater);
-  void apply_rule(
-      const RuleSpec& rule,
+  void step(
       const Entries& entries,
       const Tensors& values,
-      size_t begin,
-      size_t end);
+      const Optimizer& optimizer);
+  void update_one_by_one(
+      const Entries& entries,
+      const Tensors& values,
+      OpaqueUpdater& opaque);
+  OptimizerPtr optimizer(const char* op) const;
+  KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
   at::Tensor empty_like(Entry& entry) const;
   void copy_out(const Entries& entries, const Tensors& outs) const;
 
@@ -166,6 +193,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // the table. Taken before the table's lock.
   mutable std::mutex updater_mutex_;
   Updater updater_;
+
+  std::atomic<int64_t> num_skipped_{0};
 };
 
 } // namespace torchkv

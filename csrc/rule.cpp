@@ -1,101 +1,216 @@
 #include "rule.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <cstring>
-
-#include "plain_dispatch.h"
+#include <sstream>
 
 namespace torchkv {
 namespace {
 
-// Little-endian, as every platform of torchkv is.
-struct Image {
-  char magic[8] = {'t', 'k', 'v', 'r', 'u', 'l', 'e', '1'};
-  uint64_t id = 0;
-  double learning_rate = 0;
-  double weight_decay = 0;
+// What a rule takes: its name, its options, and torch.optim's names of its
+// states.
+struct RuleInfo {
+  RuleSpec::Id id;
+  const char* name;
+  std::array<const char*, kMaxStates> states;
 };
-static_assert(sizeof(Image) == 32);
 
-void check_number(const char* op, const char* name, double number) {
-  TORCH_CHECK_VALUE(
-      std::isfinite(number) && number >= 0,
-      op,
-      ": expected a ",
-      name,
-      " that is finite and not negative, but got ",
-      number);
+constexpr std::array<RuleInfo, 7> kRules{{
+    {RuleSpec::Id::kAssign, "assign", {}},
+    {RuleSpec::Id::kSgd, "sgd", {"momentum_buffer"}},
+    {RuleSpec::Id::kAdam, "adam", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+    {RuleSpec::Id::kAdagrad, "adagrad", {"sum"}},
+    {RuleSpec::Id::kRmsprop,
+     "rmsprop",
+     {"square_avg", "grad_avg", "momentum_buffer"}},
+    {RuleSpec::Id::kLion, "lion", {"exp_avg"}},
+    {RuleSpec::Id::kLamb, "lamb", {"exp_avg", "exp_avg_sq"}},
+}};
+
+const RuleInfo& info_of(RuleSpec::Id id) {
+  return kRules.at(static_cast<size_t>(id));
+}
+
+// The numbers, in the order in which messages list them. All
+// values are less than `less_than`.
+struct Number {
+  const char* name;
+  double RuleSpec::* member;
+  double less_than = HUGE_VAL;
+};
+
+constexpr std::array<Number, 10> kNumbers{{
+    {"lr", &RuleSpec::lr},
+    {"weight_decay", &RuleSpec::weight_decay},
+    {"momentum", &RuleSpec::momentum},
+    {"dampening", &RuleSpec::dampening},
+    {"beta1", &RuleSpec::beta1, 1},
+    {"beta2", &RuleSpec::beta2, 1},
+    {"alpha", &RuleSpec::alpha},
+    {"eps", &RuleSpec::eps},
+    {"lr_decay", &RuleSpec::lr_decay},
+    {"initial_accumulator_value", &RuleSpec::initial_accumulator_value},
+}};
+
+struct Switch {
+  const char* name;
+  bool RuleSpec::* member;
+};
+
+constexpr std::array<Switch, 5> kSwitches{{
+    {"nesterov", &RuleSpec::nesterov},
+    {"maximize", &RuleSpec::maximize},
+    {"amsgrad", &RuleSpec::amsgrad},
+    {"centered", &RuleSpec::centered},
+    {"decoupled", &RuleSpec::decoupled},
+}};
+
+// Numbers that are not given are those of torch.optim, or of the paper.
+RuleSpec with_defaults(RuleSpec::Id id) {
+  RuleSpec rule;
+  rule.id = id;
+  rule.lr = 1e-3;
+  rule.beta1 = 0.9;
+  rule.beta2 = 0.999;
+  rule.alpha = 0.99;
+  rule.eps = 1e-8;
+  switch (id) {
+    case RuleSpec::Id::kAdagrad:
+      rule.lr = 1e-2;
+      rule.eps = 1e-10;
+      break;
+    case RuleSpec::Id::kRmsprop:
+      rule.lr = 1e-2;
+      break;
+    case RuleSpec::Id::kLion:
+      rule.lr = 1e-4;
+      rule.beta2 = 0.99;
+      break;
+    case RuleSpec::Id::kLamb:
+      rule.eps = 1e-6;
+      break;
+    default:
+      break;
+  }
+  return rule;
+}
+
+bool set_number(RuleSpec& rule, const std::string& name, double value) {
+  for (const auto& number : kNumbers) {
+    if (name == number.name) {
+      rule.*number.member = value;
+      return true;
+    }
+  }
+  for (const auto& option : kSwitches) {
+    if (name == option.name) {
+      rule.*option.member = value != 0;
+      return true;
+    }
+  }
+  return false;
 }
 
 } // namespace
 
+std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
+  auto names = info_of(rule.id).states;
+  const auto needs = [&](size_t place, bool needed) {
+    if (!needed) {
+      names[place] = nullptr;
+    }
+  };
+  if (rule.id == RuleSpec::Id::kSgd) {
+    needs(0, rule.momentum != 0);
+  } else if (rule.id == RuleSpec::Id::kAdam) {
+    needs(2, rule.amsgrad);
+  } else if (rule.id == RuleSpec::Id::kRmsprop) {
+    needs(1, rule.centered);
+    needs(2, rule.momentum > 0);
+  }
+  return names;
+}
+
+const char* name_of(const RuleSpec& rule) {
+  return info_of(rule.id).name;
+}
+
 RuleSpec make_rule(
     const char* op,
-    const std::string& optimizer,
-    double learning_rate,
-    double weight_decay) {
+    const std::string& rule,
+    const NumbersByName& numbers) {
+  RuleSpec result;
+  std::ostringstream names;
+  bool is_known = false;
+  for (const auto& info : kRules) {
+    if (info.id == RuleSpec::Id::kAssign) {
+      continue; // no optimizer
+    }
+    if (rule == info.name) {
+      result = with_defaults(info.id);
+      is_known = true;
+    }
+    names << (info.id == RuleSpec::Id::kSgd ? "'" : ", '") << info.name << '\'';
+  }
   TORCH_CHECK_VALUE(
-      optimizer == "sgd",
+      is_known,
       op,
-      ": expected an optimizer out of 'sgd', but got '",
-      optimizer,
+      ": expected an optimizer out of ",
+      names.str(),
+      ", but got '",
+      rule,
       "'");
-  RuleSpec rule;
-  rule.id = RuleSpec::Id::kSgd;
-  rule.learning_rate = learning_rate;
-  rule.weight_decay = weight_decay;
-  return rule;
+  for (const auto& [name, value] : numbers) {
+    TORCH_CHECK_VALUE(
+        set_number(result, name, value),
+        op,
+        ": expected a number that the optimizer '",
+        rule,
+        "' knows, but got '",
+        name,
+        "'");
+  }
+  check_rule(op, result);
+  return result;
+}
+
+NumbersByName numbers_of(const RuleSpec& rule) {
+  NumbersByName result;
+  for (const auto& number : kNumbers) {
+    result[number.name] = rule.*number.member;
+  }
+  for (const auto& option : kSwitches) {
+    result[option.name] = rule.*option.member ? 1 : 0;
+  }
+  return result;
 }
 
 void check_rule(const char* op, const RuleSpec& rule) {
-  check_number(op, "learning rate", rule.learning_rate);
-  check_number(op, "weight decay", rule.weight_decay);
-}
-
-std::optional<at::Tensor> serialize_rule(const RuleSpec& rule) {
-  if (rule.id == RuleSpec::Id::kAssign) {
-    return std::nullopt;
-  }
-  Image image;
-  image.id = static_cast<uint64_t>(rule.id);
-  image.learning_rate = rule.learning_rate;
-  image.weight_decay = rule.weight_decay;
-  const PlainDispatch plain;
-  at::Tensor bytes = at::empty({sizeof(Image)}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), &image, sizeof(Image));
-  return bytes;
-}
-
-std::optional<RuleSpec> load_rule(const at::Tensor& bytes) {
-  Image image;
-  const auto num_bytes = bytes.nbytes();
-  if (!bytes.device().is_cpu() || bytes.scalar_type() != at::kByte ||
-      !bytes.is_contiguous() || num_bytes < sizeof(image.magic) ||
-      std::memcmp(bytes.const_data_ptr(), image.magic, sizeof(image.magic)) !=
-          0) {
-    return std::nullopt;
+  for (const auto& number : kNumbers) {
+    const double value = rule.*number.member;
+    // Dampening alone may be anything, as in torch.optim.SGD.
+    const bool in_range = std::isfinite(value) &&
+        (number.member == &RuleSpec::dampening ||
+         (value >= 0 && value < number.less_than));
+    TORCH_CHECK_VALUE(
+        in_range,
+        op,
+        ": expected a ",
+        number.name,
+        " of at least 0",
+        number.less_than == 1 ? " and less than 1" : " that is finite",
+        ", but got ",
+        value);
   }
   TORCH_CHECK_VALUE(
-      num_bytes == sizeof(Image),
-      "load: expected an optimizer of ",
-      sizeof(Image),
-      " bytes, but got ",
-      num_bytes);
-  std::memcpy(&image, bytes.const_data_ptr(), sizeof(Image));
-  TORCH_CHECK_VALUE(
-      image.id == static_cast<uint64_t>(RuleSpec::Id::kSgd),
-      "load: expected an optimizer that this version knows, but got number ",
-      image.id,
-      "; a newer torchkv may read it");
-  RuleSpec rule;
-  rule.id = RuleSpec::Id::kSgd;
-  rule.learning_rate = image.learning_rate;
-  rule.weight_decay = image.weight_decay;
-  check_rule("load", rule);
-  return rule;
+      !rule.nesterov || (rule.momentum > 0 && rule.dampening == 0),
+      op,
+      ": expected a momentum greater than 0 and no dampening with nesterov, but "
+      "got momentum ",
+      rule.momentum,
+      " and dampening ",
+      rule.dampening);
 }
 
 } // namespace torchkv

@@ -1,9 +1,8 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include <array>
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 
 #include "export.h"
@@ -13,33 +12,71 @@ namespace torchkv {
 // An elementwise updater as data: which formula, and its numbers. Plain data on
 // purpose, so that it can be copied per call (a changed learning rate takes
 // effect at the next push), written to a file and sent to a server. Because a
-// rule touches each element alone, Comm may run it in the pass that sums.
+// rule touches each element alone, Comm may run it in the pass that sums (LAMB
+// needs one more). The formulas are in kernels/rules.h.
 struct RuleSpec {
   enum class Id : uint16_t {
     kAssign = 0, // stored = sum of the values
-    kSgd = 1, // stored -= learning_rate * (sum + weight_decay * stored)
+    kSgd = 1,
+    kAdam = 2, // AdamW, too: `decoupled`
+    kAdagrad = 3,
+    kRmsprop = 4,
+    kLion = 5,
+    kLamb = 6,
   };
 
   Id id = Id::kAssign;
-  double learning_rate = 0;
+
+  // Named as torch.optim's arguments; `alpha` is that of RMSprop. A rule leaves
+  // alone what it has no use for.
+  double lr = 0;
   double weight_decay = 0;
+  double momentum = 0;
+  double dampening = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double alpha = 0;
+  double eps = 0;
+  double lr_decay = 0;
+  double initial_accumulator_value = 0;
+  bool nesterov = false;
+  bool maximize = false;
+  bool amsgrad = false;
+  bool centered = false;
+  bool decoupled = false; // weight decay
 };
 
-// The rule of an optimizer's name: "sgd". ValueError for any other name.
+// State of a rule for a key: up to so many tensors like the stored value, in
+// places that do not depend on the rule's options.
+constexpr size_t kMaxStates = 3;
+
+// torch.optim's name of a state, or null where the rule needs none there.
+TORCHKV_API std::array<const char*, kMaxStates> state_names(
+    const RuleSpec& rule);
+
+// What one push does to one key.
+struct RuleStep {
+  RuleSpec rule;
+  int64_t step = 1; // of the key, from 1
+  bool is_first = true; // of SGD's momentum: its buffer is new
+  double scale = 1; // of the sum
+  double clip_value = 0; // then to [-clip_value, clip_value]; 0 = not
+  double last_scale = 1; // then
+};
+
+inline const RuleStep kAssignStep;
+
+// A rule's numbers by name; ValueError for a name that is none. Numbers without
+// a name are torch.optim's defaults.
+using NumbersByName = std::map<std::string, double>;
 TORCHKV_API RuleSpec make_rule(
     const char* op,
-    const std::string& optimizer,
-    double learning_rate,
-    double weight_decay);
+    const std::string& rule,
+    const NumbersByName& numbers);
+TORCHKV_API NumbersByName numbers_of(const RuleSpec& rule);
+TORCHKV_API const char* name_of(const RuleSpec& rule);
 
 // ValueError where a number of the rule makes no sense.
-void check_rule(const char* op, const RuleSpec& rule);
-
-// A rule as uint8 bytes; none = ASSIGN.
-std::optional<at::Tensor> serialize_rule(const RuleSpec& rule);
-
-// What serialize_rule wrote; none where the bytes are something else.
-// ValueError for a rule that this version does not know.
-std::optional<RuleSpec> load_rule(const at::Tensor& bytes);
+TORCHKV_API void check_rule(const char* op, const RuleSpec& rule);
 
 } // namespace torchkv

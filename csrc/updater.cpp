@@ -134,21 +134,14 @@ void apply_updater(
       key.context());
 }
 
-std::optional<at::Tensor> serialize_updater(const Updater& updater) {
-  if (const auto* rule = std::get_if<RuleSpec>(&updater)) {
-    return serialize_rule(*rule);
-  }
-  auto& opaque = *std::get<std::shared_ptr<OpaqueUpdater>>(updater);
-  check_not_running("save", opaque);
-  const std::lock_guard lock(opaque.mutex());
-  const InProgress running(&opaque.mutex());
-  return opaque.serialize();
+at::Tensor serialize_updater(OpaqueUpdater& updater) {
+  check_not_running("save", updater);
+  const std::lock_guard lock(updater.mutex());
+  const InProgress running(&updater.mutex());
+  return updater.serialize();
 }
 
-Updater load_updater(const at::Tensor& bytes) {
-  if (const auto rule = load_rule(bytes)) {
-    return *rule;
-  }
+std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes) {
   return ScriptUpdater::load(bytes);
 }
 

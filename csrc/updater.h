@@ -9,7 +9,7 @@
 
 #include "export.h"
 #include "key.h"
-#include "rule.h"
+#include "optimizer.h"
 
 namespace torchkv {
 
@@ -54,9 +54,10 @@ class TORCHKV_API OpaqueUpdater {
   const std::shared_ptr<std::mutex> mutex_;
 };
 
-// How a sum becomes the stored value: an elementwise rule, or an opaque
-// updater.
-using Updater = std::variant<RuleSpec, std::shared_ptr<OpaqueUpdater>>;
+// How a sum becomes the stored value: it replaces it (ASSIGN), or an optimizer
+// or an opaque updater merges it in.
+using Updater =
+    std::variant<std::monostate, OptimizerPtr, std::shared_ptr<OpaqueUpdater>>;
 
 // Throws TypeError where `updater` cannot take keys of `kind`.
 void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
@@ -71,13 +72,11 @@ void apply_updater(
     at::Tensor& input,
     at::Tensor& stored);
 
-// An updater as bytes, from which load_updater makes a copy; none = ASSIGN.
-// Takes an opaque updater's mutex. RuntimeError where this thread runs the same
-// object, which would wait for itself; throws what serialize() throws.
-std::optional<at::Tensor> serialize_updater(const Updater& updater);
+// serialize() under the updater's mutex. RuntimeError where this thread runs
+// the same object, which would wait for itself.
+at::Tensor serialize_updater(OpaqueUpdater& updater);
 
-// The updater that serialize_updater wrote. ValueError for a rule that this
-// version does not know.
-Updater load_updater(const at::Tensor& bytes);
+// The updater that serialize() wrote.
+std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);
 
 } // namespace torchkv

@@ -1,12 +1,13 @@
 """Train a small convolutional network on handwritten digits, on several devices.
 
-Every device holds a copy (a *replica*) of the network; a torchkv store holds the
-weights. One training step is:
+Every device holds a copy (a *replica*) of the network; the trainer's store holds the
+weights and the optimizer, here SGD with momentum. One training step is:
 
-1. cut the batch into one shard per device; each replica computes its gradients;
-2. push: the store adds up the replicas' gradients of each weight, and its
-   updater, here momentum SGD written in TorchScript, changes the stored weight;
-3. pull: the new weights are written into all replicas.
+1. `replicas.backward` cuts the batch into one shard per device; each replica computes
+   its gradients;
+2. `trainer.step` pushes them: the store adds up the replicas' gradients of each
+   weight, and its optimizer changes the stored weight;
+3. and pulls: the new weights are written into all replicas.
 
 The digits are 1,797 real scans of 8x8 pixels that come with scikit-learn, so there
 is nothing to download. No GPU is needed: a device may be named several times.
@@ -16,9 +17,7 @@ is nothing to download. No GPU is needed: a device may be named several times.
 """
 
 import argparse
-import copy
 import math
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
@@ -79,7 +78,7 @@ def batches(
             yield shifted[batch], labels[batch]
 
 
-# --- The network and the updater ------------------------------------------------
+# --- The network ----------------------------------------------------------------
 
 
 def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -99,34 +98,14 @@ def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     ).to(dtype)
 
 
-class MomentumSGD(nn.Module):
-    """The updater: what the store does with the summed gradient of one weight."""
+def summed_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum, not the mean, of the scans' losses.
 
-    velocity: dict[int, Tensor]  # per key; part of the module's TorchScript state
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        """Start without velocity; `lr` may be changed at any time."""
-        super().__init__()
-        self.lr = lr
-        self.momentum = momentum
-        self.velocity = {}
-
-    def forward(self, key: int, input: Tensor, stored: Tensor) -> None:
-        """Step `stored`, the weight, down its gradient `input`, in place."""
-        if key not in self.velocity:
-            self.velocity[key] = torch.zeros_like(stored)
-        velocity = self.velocity[key]
-        velocity.mul_(self.momentum).add_(input)
-        stored.sub_(self.lr * velocity)
-
-
-def compile_updater(updater: nn.Module) -> torch.jit.ScriptModule:
-    """Compile `updater` to TorchScript, so that the store runs it without Python."""
-    with warnings.catch_warnings():
-        # PyTorch advises torch.compile instead. That compiles for a Python caller;
-        # the store calls its updater from C++, which TorchScript is made for.
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*deprecated")
-        return torch.jit.script(updater)
+    So the losses of the shards add up to the loss of the batch, whatever the sizes of
+    the shards, and their gradients to its gradient. `trainer.step(len(images))` then
+    divides by the size of the batch.
+    """
+    return F.cross_entropy(model(images), labels, reduction="sum")
 
 
 def learning_rate(initial: float, epoch: int, num_epochs: int) -> float:
@@ -144,26 +123,6 @@ class Epoch(NamedTuple):
     accuracy: float  # on the held-out scans, from 0 to 1
 
 
-def backward(replicas: list[nn.Module], images: Tensor, labels: Tensor) -> list[Tensor]:
-    """Leave in each replica the gradients of its shard; return the shards' losses.
-
-    Each loss is a sum divided by the size of the *whole* batch. So the losses of the
-    shards add up to the mean loss of the batch, and their gradients to its gradient.
-    """
-    image_shards = images.tensor_split(len(replicas))
-    label_shards = labels.tensor_split(len(replicas))
-    losses = []
-    for replica, shard, target in zip(
-        replicas, image_shards, label_shards, strict=True
-    ):
-        device = next(replica.parameters()).device
-        output = replica(shard.to(device))
-        loss = F.cross_entropy(output, target.to(device), reduction="sum") / len(images)
-        loss.backward()
-        losses.append(loss.detach())
-    return losses
-
-
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Return the part of `images` that `model` reads as `labels`, from 0 to 1."""
@@ -173,39 +132,26 @@ def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def train(
-    replicas: list[nn.Module],
-    store: torchkv.KVStore,
+    replicas: torchkv.Replicas,
+    trainer: torchkv.Trainer,
     data: Data,
     *,
     epochs: int,
     batch_size: int,
     lr: float,
-    momentum: float,
     seed: int,
 ) -> Iterator[Epoch]:
-    """Train `replicas`, equal at the start, in place; yield after every epoch."""
-    # weights[k] lists the copies of parameter k, one per replica; k is its key.
-    parameters = [replica.parameters() for replica in replicas]
-    weights = [list(copies) for copies in zip(*parameters, strict=True)]
-    keys = list(range(len(weights)))
-    store.init(keys, [copies[0] for copies in weights])
-
-    updater = compile_updater(MomentumSGD(lr, momentum))
-    store.set_updater(updater)
-
+    """Train `replicas` in place, with a rate that begins at `lr`; yield every epoch."""
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
-        updater.lr = learning_rate(lr, epoch, epochs)  # the store sees the change
+        trainer.set_learning_rate(learning_rate(lr, epoch, epochs))
         losses = []
         for images, labels in batches(
             data.train_images, data.train_labels, batch_size, generator
         ):
-            losses.append(backward(replicas, images, labels))
-            store.push(keys, [[w.grad for w in copies] for copies in weights])
-            store.pull(keys, out=weights)
-            for replica in replicas:
-                replica.zero_grad()
-        loss = sum(shard.item() for batch in losses for shard in batch) / len(losses)
+            losses.append(replicas.backward(summed_loss, images, labels))
+            trainer.step(batch_size)
+        loss = sum(shards.sum().item() for shards in losses) / batch_size / len(losses)
         accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
         yield Epoch(loss, accuracy)
 
@@ -299,7 +245,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=80, help="rounds over the data")
     parser.add_argument("--batch-size", type=int, default=64, help="over all devices")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate at first")
-    parser.add_argument("--momentum", type=float, default=0.9, help="of the updater")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument(
         "--seeds", type=parse_seeds, default="0", help="one run each, such as 0,1,2"
     )
@@ -330,30 +276,29 @@ def main() -> None:
 
     curves: dict[int, list[Epoch]] = {}
     for seed in args.seeds:
-        model = make_model(seed, dtype)
-        replicas = [copy.deepcopy(model).to(device) for device in args.devices]
-        with torchkv.create(args.type) as store:
-            progress = tqdm(
-                train(
-                    replicas,
-                    store,
-                    data,
-                    epochs=args.epochs,
-                    batch_size=args.batch_size,
-                    lr=args.lr,
-                    momentum=args.momentum,
-                    seed=seed,
-                ),
-                desc=f"seed {seed}",
-                total=args.epochs,
-                unit="epoch",
+        replicas = torchkv.replicate(make_model(seed, dtype), args.devices)
+        sgd = torchkv.optim.SGD(lr=args.lr, momentum=args.momentum)
+        trainer = torchkv.Trainer(replicas, sgd, kvstore=args.type)
+        progress = tqdm(
+            train(
+                replicas,
+                trainer,
+                data,
+                epochs=args.epochs,
+                batch_size=args.batch_size,
+                lr=args.lr,
+                seed=seed,
+            ),
+            desc=f"seed {seed}",
+            total=args.epochs,
+            unit="epoch",
+        )
+        curves[seed] = []
+        for epoch in progress:
+            curves[seed].append(epoch)
+            progress.set_postfix(
+                loss=f"{epoch.loss:.4f}", accuracy=f"{epoch.accuracy:.2%}"
             )
-            curves[seed] = []
-            for epoch in progress:
-                curves[seed].append(epoch)
-                progress.set_postfix(
-                    loss=f"{epoch.loss:.4f}", accuracy=f"{epoch.accuracy:.2%}"
-                )
         accuracy = curves[seed][-1].accuracy
         print(f"seed {seed}: {accuracy:.2%} of {NUM_HELD_OUT} held-out scans right")
 

@@ -40,13 +40,17 @@ def scaled(tensor, number):
     return tensor * number
 
 
-def sgd_step(values, stored, learning_rate, wd=0.0):
-    """What a push of `values` makes of `stored` under SGD: rounded once."""
-    gradient = wide_sum(values, stored.dtype)
-    weight = stored.to(gradient.dtype)
+def kept(value):
+    """What an optimizer keeps of a value, which is stored rounded: its master."""
+    return value.to(OPMATH.get(value.dtype, value.dtype))
+
+
+def sgd_step(values, weight, learning_rate, wd=0.0):
+    """What a push of `values` makes of a `weight` that is kept, under SGD."""
+    gradient = wide_sum(values, weight.dtype).to(weight.dtype)
     if wd != 0:
         gradient = gradient + scaled(weight, wd)
-    return (weight - scaled(gradient, learning_rate)).to(stored.dtype)
+    return weight - scaled(gradient, learning_rate)
 
 
 def group(key, tensors):

@@ -1,17 +1,29 @@
 """torchkv: a key-value store of tensors for PyTorch.
 
 ``torchkv.create("device")`` makes a store; ``init``, ``push`` and ``pull`` move
-tensors in and out of it. Importing the package registers the TorchScript class
+tensors in and out of it. :class:`Trainer` trains a model with an optimizer on one.
+Importing the package registers the TorchScript class
 ``torch.classes.torchkv.KVStore``, which is the same store.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-from torchkv.kvstore import KVStore, create
+from torchkv import optim
+from torchkv.kvstore import KVStore, create, load
+from torchkv.replicas import Replicas, replicate
+from torchkv.trainer import Trainer
 
 try:
     __version__ = version("torchkv")
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["KVStore", "create"]
+__all__ = [
+    "KVStore",
+    "Replicas",
+    "Trainer",
+    "create",
+    "load",
+    "optim",
+    "replicate",
+]

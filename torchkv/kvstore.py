@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias, cast
 
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C
+from torchkv import _C, checkpoint
+from torchkv.optim import StoreOptimizer, TorchOptimizer
+from torchkv.optim import names as optim_names
+from torchkv.optim.files import write_whole
+from torchkv.optim.groups import as_keys
+from torchkv.optim.rules import on_store
+from torchkv.state_dict import load_state_dict, state_dict
 
 Key: TypeAlias = SupportsIndex | str
 """An int (64 bits, or anything with ``__index__`` except a bool) or a str."""
@@ -30,6 +37,9 @@ With a list of keys: a list with one of these per key, all of one form."""
 
 Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
 """What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
+
+Optimizer: TypeAlias = str | StoreOptimizer | type[torch.optim.Optimizer]
+"""MXNet's name of one, one of :mod:`torchkv.optim`, or a class of torch.optim."""
 
 
 class KVStore:
@@ -62,16 +72,18 @@ class KVStore:
     have been updated.
     """
 
-    __slots__ = ("__weakref__", "_impl")
+    __slots__ = ("__weakref__", "_impl", "_optimizer")
 
     def __init__(self, type: str = "local") -> None:
         """Makes an empty store; see :func:`create`."""
         self._impl = _C.KVStore(type)
+        self._optimizer: StoreOptimizer | None = None
 
     @classmethod
     def _of(cls, impl: _C.KVStore) -> Self:
         store = cls.__new__(cls)
         store._impl = impl
+        store._optimizer = None
         return store
 
     # -- what it is
@@ -215,6 +227,9 @@ class KVStore:
     def delete(self, key: Keys) -> None:
         """Forgets keys; they may be initialised anew, with another shape."""
         self._impl.delete(key)
+        optimizer = self.optimizer
+        if isinstance(optimizer, TorchOptimizer):
+            optimizer.forget(as_keys("delete", key))
 
     def keys(self) -> list[int] | list[str]:
         """The keys, in order of ``init``."""
@@ -274,27 +289,119 @@ class KVStore:
     _set_updater = set_updater  # MXNet's name
 
     def set_optimizer(
-        self, optimizer: str, *, learning_rate: float = 0.01, wd: float = 0.0
+        self,
+        optimizer: Optimizer,
+        **options: Any,
     ) -> None:
         """Makes an optimizer the updater: pushed gradients become steps.
 
-        It runs in the pass that adds up the gradients, without the GIL, and in
-        several threads at once. ``"sgd"``: ``stored -= learning_rate * (sum + wd *
-        stored)``, as :class:`torch.optim.SGD` without momentum. Values of half
-        precision are computed in fp32 and rounded once. Stored values do not change
-        by this call; ``set_updater(None)`` restores ASSIGN.
+        Stored values do not change by this call, and all keys begin without state.
+        ``set_updater(None)`` restores ASSIGN.
 
         Args:
-            optimizer: ``"sgd"``.
-            learning_rate: not negative.
-            wd: the weight decay (MXNet's name for it), not negative.
+            optimizer: One of :mod:`torchkv.optim`: ``torchkv.optim.AdamW(lr=1e-3)``. It
+                runs in the pass that adds up the gradients, without the GIL, and in
+                several threads at once; values of half precision have an fp32 master.
+                Or MXNet's name of one: ``"sgd"``, ``"nag"``, ``"adam"``, ``"adamw"``,
+                ``"adagrad"``, ``"rmsprop"``, ``"lion"``, ``"lamb"``. Or any class of
+                :mod:`torch.optim` whose step needs no closure: it runs in Python, in
+                the stored dtype.
+            **options: with a class, its arguments; with a name, MXNet's words
+                (``learning_rate``, ``wd``, ``clip_gradient``, ``beta1``, ``epsilon``,
+                ``gamma1``, ...) or torch's. The formulas are torch's; learning rates
+                that are not given are MXNet's.
 
         Raises:
-            ValueError: another optimizer, or a number that is negative, infinite or
-                NaN. From then on :meth:`push` raises TypeError for keys whose dtype
-                is neither floating-point nor complex.
+            ValueError: an unknown name or option of it, a number that makes no sense,
+                or an optimizer that is on another store. Nothing has changed.
+            TypeError: an option that a class does not take, or of another type. From
+                then on :meth:`push` raises it for keys whose dtype is neither
+                floating-point nor complex.
         """
-        self._impl.set_optimizer(optimizer, learning_rate, wd)
+        made = optim_names.make(optimizer, options)
+        made._bind(self._impl)
+        self._optimizer = made
+
+    @property
+    def optimizer(self) -> StoreOptimizer | None:
+        """The optimizer that is the updater, or None where another one is.
+
+        It has the learning rate (``store.optimizer.lr``), ``param_groups``,
+        ``state_dict()`` and ``load_state_dict()``.
+        """
+        current = self._impl.optimizer()
+        if isinstance(current, tuple):
+            self._optimizer = on_store(self._impl, current)
+            return self._optimizer
+        self._optimizer = None
+        return current if isinstance(current, StoreOptimizer) else None
+
+    def _required_optimizer(self, op: str) -> StoreOptimizer:
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise ValueError(
+                f"{op}: expected a store with an optimizer, but got one without; call "
+                "set_optimizer(...) first"
+            )
+        return optimizer
+
+    def set_param_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Gives keys options of their own.
+
+        See :meth:`torchkv.optim.StoreOptimizer.set_param_groups`.
+
+        Raises:
+            ValueError: there is no optimizer, too.
+        """
+        self._required_optimizer("set_param_groups").set_param_groups(groups)
+
+    def set_lr_mult(self, multipliers: Mapping[Any, float]) -> None:
+        """Multiplies the learning rate of keys, ``{key: factor}``; others have 1.
+
+        See :meth:`torchkv.optim.StoreOptimizer.set_lr_mult`.
+
+        Raises:
+            ValueError: there is no optimizer, too.
+        """
+        self._required_optimizer("set_lr_mult").set_lr_mult(multipliers)
+
+    def set_wd_mult(self, multipliers: Mapping[Any, float]) -> None:
+        """Multiplies the weight decay of keys, as :meth:`set_lr_mult`."""
+        self._required_optimizer("set_wd_mult").set_wd_mult(multipliers)
+
+    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+        """Writes the optimizer's ``state_dict()`` to a file.
+
+        The file is complete or, if this fails or the machine stops, the old one:
+        it is written beside, flushed to the disk, then renamed.
+
+        Args:
+            path: of the file; its folder exists. ``torch.load(path,
+                weights_only=True)`` reads it.
+
+        Raises:
+            ValueError: there is no optimizer.
+            OSError: what writing raised.
+        """
+        state = self._required_optimizer("save_optimizer_states").state_dict()
+        write_whole(os.fspath(path), lambda file: torch.save(state, file))
+
+    def load_optimizer_states(
+        self, path: str | os.PathLike[str], strict: bool = True
+    ) -> None:
+        """Brings back what :meth:`save_optimizer_states` wrote.
+
+        Args:
+            path: of the file.
+            strict: whether its keys must be those of the store.
+
+        Raises:
+            ValueError: there is no optimizer, or what its ``load_state_dict`` raises.
+            OSError: what reading raised.
+        """
+        optimizer = self._required_optimizer("load_optimizer_states")
+        state = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(state, strict)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Compresses what travels between devices; not supported yet.
@@ -311,6 +418,76 @@ class KVStore:
         self._impl.barrier()
 
     _barrier = barrier  # MXNet's name
+
+    # -- on disk
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the whole store into a folder: keys, values, updater, optimizer.
+
+        Safetensors files and a JSON manifest, without pickle. A save that does not
+        come to its end, whatever ends it, leaves what the folder held before. Saves
+        of several processes or threads to one folder wait for each other. Each key
+        is saved as it is at one moment; pushes of other threads may go on.
+
+        Args:
+            path: the folder. It is made where there is none; files in it that are
+                not a store's stay.
+
+        Raises:
+            TypeError: the updater is a Python callable, which cannot be saved.
+                Nothing has been written.
+        """
+        checkpoint.save(self._impl, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replaces keys, values, updater and optimizer by those that were saved.
+
+        The saved store may be of another type. Values come to CPU memory; a
+        ``device`` store moves them at the first push or pull, as after ``init``.
+        Updates that other threads make meanwhile are lost. :func:`torchkv.load`
+        makes a new store instead.
+
+        Args:
+            path: what :meth:`save` was given.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            ValueError: it holds no store, or a damaged one. Nothing has changed.
+            TypeError: this store has keys of the other kind. Nothing has changed.
+        """
+        checkpoint.load(self._impl, path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything in the store, for PyTorch's own tools to save.
+
+        Dicts, lists, tensors, numbers and str: ``torch.save`` takes it, ``torch.load``
+        takes it with ``weights_only=True``, and ``torch.distributed.checkpoint``
+        takes the store itself.
+
+        Raises:
+            TypeError: the updater is a Python callable, which cannot be saved.
+        """
+        return state_dict(self._impl)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Takes over what :meth:`state_dict` returned, here or elsewhere.
+
+        An empty store without updater and optimizer becomes the saved one. Any other
+        keeps its keys, and must have the state's shapes, dtypes and optimizer; the
+        optimizer's numbers and a TorchScript updater become those of the state.
+        Updates that other threads make meanwhile are lost.
+
+        Args:
+            state_dict: the state.
+            strict: whether the keys must be the same. Else those that both have are
+                taken, and the others stay as they are.
+
+        Raises:
+            ValueError: keys that are missing or too many, another shape, dtype or
+                optimizer, a part that makes no sense. Nothing has changed.
+            TypeError: the store's updater is a Python callable.
+        """
+        load_state_dict(self._impl, state_dict, strict)
 
     # -- the other doors
 
@@ -353,6 +530,7 @@ class KVStore:
             TypeError: the updater is a Python callable, which cannot be copied.
         """
         store = self.__class__._of(_C.KVStore.from_state(self._impl.state()))
+        store._restore_extras(self._extras())
         memo[id(self)] = store
         for name, value in self._attributes().items():
             setattr(store, name, copy.deepcopy(value, memo))
@@ -371,20 +549,32 @@ class KVStore:
         # The third member is what a subclass added, in pickle's form for slots.
         return (
             self.__class__._unpickle,
-            (buffer.getvalue(),),
+            (buffer.getvalue(), self._extras()),
             (None, self._attributes()),
         )
 
     @classmethod
-    def _unpickle(cls, state: bytes) -> Self:
+    def _unpickle(cls, state: bytes, extras: Sequence[Mapping[str, Any]] = ()) -> Self:
         loaded = torch.load(io.BytesIO(state), weights_only=True)
-        return cls._of(_C.KVStore.from_state(loaded))
+        store = cls._of(_C.KVStore.from_state(loaded))
+        store._restore_extras(extras)
+        return store
+
+    def _extras(self) -> list[dict[str, Any]]:
+        """What schedulers have added to the optimizer's groups."""
+        optimizer = self.optimizer
+        return [] if optimizer is None else optimizer._extras()
+
+    def _restore_extras(self, extras: Sequence[Mapping[str, Any]]) -> None:
+        optimizer = self.optimizer
+        if optimizer is not None:
+            optimizer._add_extras(extras)
 
     def _attributes(self) -> dict[str, Any]:
         """What a subclass has added, in its ``__dict__`` or in slots."""
         in_dict, in_slots = cast(tuple[Any, Any], object.__getstate__(self))
         attributes = {**(in_dict or {}), **in_slots}
-        del attributes["_impl"]
+        del attributes["_impl"], attributes["_optimizer"]
         return attributes
 
 
@@ -405,3 +595,17 @@ def create(type: str = "local") -> KVStore:
         NotImplementedError: ``nccl`` and the ``dist`` types, for now.
     """
     return KVStore(type)
+
+
+def load(path: str | os.PathLike[str]) -> KVStore:
+    """Makes a store from what :meth:`KVStore.save` wrote, of the saved type.
+
+    Args:
+        path: what ``save`` was given.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no store, or a damaged one.
+    """
+    content = checkpoint.read(path)
+    return KVStore._of(content.make(content.type))

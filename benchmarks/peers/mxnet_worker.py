@@ -3,7 +3,8 @@
 Each line of stdin is a command, each line of stdout its answer or ``{"error": ...}``:
 
     {"do": "versions"}                              -> {"mxnet": "1.9.1", ...}
-    {"do": "prepare", "shapes": [[2, 3]], "dtype": "float32", "replicas": 4, "outs": 4}
+    {"do": "prepare", "shapes": [[2, 3]], "dtype": "float32", "replicas": 4, "outs": 4,
+     "optimizer": null, "first_step": []}
     {"do": "run", "store": "local", "way": "push, pull", "calls": 3,
      "wake_s": 0.01}                                -> {"seconds": ...}
     {"do": "check", "store": "local"}               -> {"agrees": true}
@@ -21,6 +22,7 @@ import platform
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
@@ -32,9 +34,16 @@ class Case:
     """The arrays of a case, and a store of each type that was asked for."""
 
     def __init__(
-        self, shapes: list[list[int]], dtype: str, replicas: int, outs: int
+        self,
+        shapes: list[list[int]],
+        dtype: str,
+        replicas: int,
+        outs: int,
+        optimizer: dict[str, Any] | None = None,
+        first_step: Sequence[list[float]] = (),
     ) -> None:
         """Makes and touches all arrays."""
+        self.optimizer, self.first_step = optimizer, first_step
         self.keys = list(range(len(shapes)))
         self.shapes, self.dtype, self.replicas = shapes, dtype, replicas
         self.values = [
@@ -61,7 +70,13 @@ class Case:
         """The store of that type, which knows the case's keys."""
         if store_type not in self.stores:
             store = mx.kv.create(store_type)
-            store.init(self.keys, [values[0] for values in self.values])
+            if self.optimizer:
+                arguments = dict(self.optimizer)
+                store.init(self.keys, [mx.nd.zeros(tuple(s)) for s in self.shapes])
+                name = arguments.pop("name")
+                store.set_optimizer(mx.optimizer.create(name, **arguments))
+            else:
+                store.init(self.keys, [values[0] for values in self.values])
             self.stores[store_type] = store
         return self.stores[store_type]
 
@@ -105,6 +120,14 @@ class Case:
         if not results[0]:
             results = [[mx.nd.zeros(tuple(s), dtype=self.dtype)] for s in self.shapes]
             self.store(store).pull(self.keys, out=results)
+        if self.optimizer:
+            return {
+                "agrees": all(
+                    np.allclose(out.asnumpy().ravel()[:8], first, rtol=1e-4, atol=1e-6)
+                    for outs, first in zip(results, self.first_step)  # noqa: B905 - Python 3.8
+                    for out in outs
+                )
+            }
         return {
             "agrees": all(
                 np.array_equal(

@@ -364,23 +364,159 @@ void set_updater(const Self& self, const py::object& updater) {
   self->set_updater(std::move(parsed));
 }
 
-void set_optimizer(
+// `options`: key -> (group, lr_mult, wd_mult).
+uint64_t set_optimizer(
     const Self& self,
-    const std::string& optimizer,
-    double learning_rate,
-    double wd) {
+    const std::string& rule,
+    const std::vector<NumbersByName>& groups,
+    const py::dict& options,
+    const NumbersByName& gradient,
+    bool keep_state) {
+  constexpr auto* op = "set_optimizer";
+  const Parser parser(op);
+  Optimizer optimizer;
+  for (const auto& numbers : groups) {
+    optimizer.groups.push_back(make_rule(op, rule, numbers));
+  }
+  for (const auto& [key, value] : options) {
+    const auto [group, lr_mult, wd_mult] =
+        value.cast<std::tuple<size_t, double, double>>();
+    optimizer.keys[parser.key(key.ptr())] = {group, lr_mult, wd_mult};
+  }
+  optimizer.gradient = make_gradient(op, gradient);
   const py::gil_scoped_release no_gil;
-  self->set_optimizer(make_rule("set_optimizer", optimizer, learning_rate, wd));
+  return self->set_optimizer(std::move(optimizer), keep_state);
 }
 
-StoreState::Tuple state(const Self& self) {
-  const py::gil_scoped_release no_gil;
-  return self->state().to_tuple();
+// A built-in optimizer as the arguments that set it, after its identity; a
+// Python callable as it is; None for any other updater.
+py::object optimizer(const Self& self) {
+  Updater updater;
+  {
+    const py::gil_scoped_release no_gil;
+    updater = self->current_updater();
+  }
+  if (const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+    const auto* python = dynamic_cast<const PythonUpdater*>(opaque->get());
+    return python == nullptr
+        ? py::none()
+        : py::reinterpret_borrow<py::object>(python->callable());
+  }
+  const auto* built_in = std::get_if<OptimizerPtr>(&updater);
+  if (built_in == nullptr) {
+    return py::none();
+  }
+  const Optimizer& optimizer = **built_in;
+  py::list groups;
+  for (const auto& rule : optimizer.groups) {
+    groups.append(numbers_of(rule));
+  }
+  py::dict options;
+  for (const auto& [key, option] : optimizer.keys) {
+    options[to_python(key)] =
+        py::make_tuple(option.group, option.lr_mult, option.wd_mult);
+  }
+  return py::make_tuple(
+      optimizer.identity,
+      name_of(optimizer.groups[0]),
+      groups,
+      options,
+      numbers_of(optimizer.gradient));
 }
 
-Self from_state(StoreState::Tuple tuple) {
+int64_t num_skipped(const Self& self) {
   const py::gil_scoped_release no_gil;
+  return self->num_skipped();
+}
+
+py::list optimizer_states(const Self& self, py::handle key) {
+  const Keys keys = Parser("optimizer_states").keys(key.ptr());
+  std::vector<KeyState> states;
+  {
+    const py::gil_scoped_release no_gil;
+    states = self->optimizer_states(keys);
+  }
+  py::list result;
+  for (const auto& state : states) {
+    py::dict item;
+    item["step"] = state.step;
+    item["num_accumulated"] = state.num_accumulated;
+    for (const auto& [name, tensor] : state.tensors) {
+      item[py::str(name)] = to_python(tensor);
+    }
+    result.append(item);
+  }
+  return result;
+}
+
+void set_optimizer_states(
+    const Self& self,
+    py::handle key,
+    const std::vector<py::dict>& items) {
+  const Parser parser("set_optimizer_states");
+  const Keys keys = parser.keys(key.ptr());
+  std::vector<KeyState> states;
+  for (const auto& item : items) {
+    KeyState state;
+    for (const auto& [name, value] : item) {
+      const auto text = name.cast<std::string>();
+      if (text == "step") {
+        state.step = value.cast<int64_t>();
+      } else if (text == "num_accumulated") {
+        state.num_accumulated = value.cast<int64_t>();
+      } else {
+        const at::Tensor* tensor = PythonDoor::as_tensor(value.ptr());
+        TORCH_CHECK_TYPE(
+            tensor != nullptr,
+            "set_optimizer_states: expected a tensor as '",
+            text,
+            "', but got ",
+            PythonDoor::type_name(value.ptr()));
+        state.tensors.emplace(text, *tensor);
+      }
+    }
+    states.push_back(std::move(state));
+  }
+  const py::gil_scoped_release no_gil;
+  self->set_optimizer_states(keys, states);
+  states.clear(); // tensors with Python objects are let go of without the GIL
+}
+
+// Through IValues: pybind11 knows no c10::Dict.
+py::object state(const Self& self, bool with_keys) {
+  c10::IValue state;
+  {
+    const py::gil_scoped_release no_gil;
+    state = c10::IValue(self->state(with_keys).to_tuple());
+  }
+  return torch::jit::toPyObject(std::move(state));
+}
+
+Self from_state(const py::object& object) {
+  c10::IValue state =
+      torch::jit::toIValue(object, c10::getTypePtr<StoreState::Tuple>());
+  const py::gil_scoped_release no_gil;
+  auto tuple = std::exchange(state, c10::IValue()).to<StoreState::Tuple>();
   return KVStore::from_state(StoreState::from_tuple(std::move(tuple)));
+}
+
+// The names of the tensors that a rule keeps for each key.
+std::vector<std::string> names_of_states(
+    const std::string& rule,
+    const NumbersByName& numbers) {
+  std::vector<std::string> names;
+  for (const char* name : state_names(make_rule("load", rule, numbers))) {
+    if (name != nullptr) {
+      names.emplace_back(name);
+    }
+  }
+  return names;
+}
+
+void take(const Self& self, const Self& other) {
+  const py::gil_scoped_release no_gil;
+  self->take(*other);
 }
 
 void* release_gil() {
@@ -494,14 +630,27 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "set_optimizer",
           &set_optimizer,
-          py::arg("optimizer"),
-          py::arg("learning_rate"),
-          py::arg("wd"))
+          py::arg("rule"),
+          py::arg("groups"),
+          py::arg("options"),
+          py::arg("gradient"),
+          py::arg("keep_state"))
+      .def("optimizer", &optimizer)
+      .def("num_skipped", &num_skipped)
+      .def("optimizer_states", &optimizer_states, py::arg("key"))
+      .def(
+          "set_optimizer_states",
+          &set_optimizer_states,
+          py::arg("key"),
+          py::arg("states"))
       .def("barrier", &KVStore::barrier, release)
       .def("repr", &KVStore::repr, release)
       .def("close", &KVStore::close, release)
-      .def("state", &state)
+      .def("state", &state, py::arg("with_keys") = true)
       .def_static("from_state", &from_state, py::arg("state"))
+      .def("take", &take, py::arg("other"))
+      .def_static(
+          "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
       .def("script_object", &script_object)
       .def_static("from_script_object", &from_script_object, py::arg("object"));
 }

@@ -152,10 +152,15 @@ void set_updater(const Self& self, const IValue& updater) {
 
 void set_optimizer(
     const Self& self,
-    const std::string& optimizer,
-    double learning_rate,
-    double wd) {
-  self->set_optimizer(make_rule("set_optimizer", optimizer, learning_rate, wd));
+    const std::string& rule,
+    const c10::Dict<std::string, double>& numbers) {
+  NumbersByName by_name;
+  for (const auto& item : numbers) {
+    by_name[item.key()] = item.value();
+  }
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule("set_optimizer", rule, by_name));
+  self->set_optimizer(std::move(optimizer));
 }
 
 } // namespace
@@ -199,11 +204,7 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__len__", [](const Self& self) { return self->size(); })
       .def("__repr__", [](const Self& self) { return self->repr(); })
       .def("set_updater", &set_updater, "", {arg("updater")})
-      .def(
-          "set_optimizer",
-          &set_optimizer,
-          "",
-          {arg("optimizer"), arg("learning_rate") = 0.01, arg("wd") = 0.0})
+      .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
       .def("barrier", [](const Self& self) { self->barrier(); })
       .def("close", [](const Self& self) { self->close(); })
       .def_pickle(

@@ -7,6 +7,7 @@
 #include "../entry.h"
 #include "../export.h"
 #include "../item.h"
+#include "../optimizer.h"
 #include "../rule.h"
 
 namespace torchkv {
@@ -29,12 +30,30 @@ class TORCHKV_API Comm {
   // that it belongs. REQUIRES: !entry.placed
   virtual void place(Entry& entry, at::TensorList tensors) = 0;
 
-  // Adds up each item's values and applies the rule to the stored value, in one
-  // pass over the memory of all items. REQUIRES: distinct entries, of
-  // floating-point or complex dtypes where the rule is not ASSIGN.
-  virtual void reduce_update(
-      c10::ArrayRef<Item> items,
-      const RuleSpec& rule) = 0;
+  // Adds up each item's values and applies its rule to the stored value and the
+  // state, which it makes where there is none; in one pass over the memory of
+  // all items (LAMB: three). REQUIRES: distinct entries, of floating-point or
+  // complex dtypes where the rule is not ASSIGN.
+  virtual void reduce_update(c10::ArrayRef<Item> items) = 0;
+
+  // Adds the sum of each item's values to what its entry has accumulated.
+  // REQUIRES: distinct entries.
+  virtual void accumulate(c10::ArrayRef<Item> items) = 0;
+
+  // The squared 2-norm of all items' gradients together, as their rules would
+  // see them; infinite or NaN where one of them is. The same bits for any
+  // number of threads. Changes nothing.
+  virtual double squared_norm(c10::ArrayRef<Item> items) = 0;
+
+  // What an optimizer has made of an entry: a copy, from and to it, or nothing.
+  // REQUIRES for set_state: tensors of the shape of the value, named as the
+  // rule names them.
+  virtual KeyState state_of(Entry& entry, const RuleSpec& rule) = 0;
+  virtual void set_state(
+      Entry& entry,
+      const RuleSpec& rule,
+      const KeyState& state) = 0;
+  virtual void clear_state(Entry& entry) = 0;
 
   // Adds up an item's values into its entry's merge buffer, which has the
   // stored dtype, and hands it with the stored value to an opaque updater. Both

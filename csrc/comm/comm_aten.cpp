@@ -7,10 +7,12 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "../errors.h"
 #include "../kernels/cpu/sum.h"
 #include "../plain_dispatch.h"
+#include "step_with_aten.h"
 
 namespace torchkv {
 namespace {
@@ -73,6 +75,18 @@ bool may_overlap(c10::ArrayRef<Item> items) {
   return overlap != extents.end();
 }
 
+bool are_plain_cpu(c10::ArrayRef<Value> values) {
+  return std::all_of(values.begin(), values.end(), [](const Value& value) {
+    return is_plain_cpu(*value.data);
+  });
+}
+
+bool lie_alike(c10::ArrayRef<Value> values, const at::Tensor& result) {
+  return std::all_of(values.begin(), values.end(), [&](const Value& value) {
+    return kernels::cpu::lie_alike(*value.data, result);
+  });
+}
+
 // PyTorch promotes fp8 with nothing but itself, and uint16, uint32 and uint64
 // with no integer. int64 holds the same bits of a sum of integers as any of
 // them.
@@ -101,6 +115,17 @@ void bump_version(const at::Tensor& tensor) {
   }
 }
 
+// Whether there is none yet of what the rule needs.
+bool lacks_state(const Slice& slice, const RuleSpec& rule) {
+  const auto stored = slice.value.scalar_type();
+  const auto names = state_names(rule);
+  bool lacks = !slice.master.defined() && at::toOpMathType(stored) != stored;
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    lacks = lacks || (names[i] != nullptr && !slice.states[i].defined());
+  }
+  return lacks;
+}
+
 // The device guard and the stream order of everything done to one slice.
 class Access {
  public:
@@ -109,8 +134,10 @@ class Access {
       return; // work is done when a call returns
     }
     guard_.reset_device(slice.home);
-    slice.timeline.enter(
-        runtime, slice.home, {slice.value, slice.merge_buffer});
+    std::vector<at::Tensor> touched{
+        slice.value, slice.merge_buffer, slice.master, slice.accumulated};
+    touched.insert(touched.end(), slice.states.begin(), slice.states.end());
+    slice.timeline.enter(runtime, slice.home, touched);
   }
   ~Access() {
     try {
@@ -173,10 +200,31 @@ void CommAten::store(Entry& entry, const at::Tensor& value) {
 void CommAten::place(Entry& entry, at::TensorList tensors) {
   for (const auto& tensor : tensors) {
     if (!entry.placed && !tensor.device().is_cpu()) {
-      entry.slices[0] = make_slice(entry.slices[0].value, tensor.device());
+      entry.slices[0] = moved(entry.slices[0], tensor.device());
       entry.placed = true;
     }
   }
+}
+
+// With what an optimizer has made of it.
+Slice CommAten::moved(const Slice& slice, c10::Device home) {
+  Slice result = make_slice(slice.value, home);
+  {
+    // As in make_slice.
+    const Access access(runtime_, result);
+    const auto copy = [&](const at::Tensor& from, at::Tensor& to) {
+      if (from.defined()) {
+        to = allocate_state(result, from.scalar_type());
+        runtime_.copy(to, from);
+      }
+    };
+    copy(slice.master, result.master);
+    copy(slice.accumulated, result.accumulated);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      copy(slice.states[i], result.states[i]);
+    }
+  }
+  return result;
 }
 
 void CommAten::copy(const at::Tensor& value, const at::Tensor& result) {
@@ -189,88 +237,332 @@ void CommAten::copy(const at::Tensor& value, const at::Tensor& result) {
   }
 }
 
-// The sum through ATen operators, then the rule: for values of several devices
-// and such as the raw kernels cannot read.
-void CommAten::reduce_apart(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    const RuleSpec& rule) {
-  const bool is_assign = rule.id == RuleSpec::Id::kAssign;
-  if (is_assign && values.size() == 1) {
-    runtime_.copy(stored, *values[0].data);
-    return;
-  }
-  const PlainDispatch plain;
-  const auto brought = [&](const Value& value, bool copy) {
-    return value.data->to(
-        stored.device(), accumulation, /*non_blocking=*/false, copy);
-  };
-  at::Tensor total = brought(values[0], /*copy=*/true);
-  for (const auto& value : values.slice(1)) {
-    total.add_(brought(value, /*copy=*/false));
-  }
-  if (!is_assign) {
-    TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::Id::kSgd);
-    const at::Tensor weight = stored.to(accumulation);
-    if (rule.weight_decay != 0) {
-      total.add_(weight, rule.weight_decay);
-    }
-    // weight - learning_rate * total, rounded as the CPU kernel rounds it.
-    total = weight.sub(total.mul_(rule.learning_rate));
-  }
-  runtime_.copy(stored, total);
+at::Tensor CommAten::allocate_state(const Slice& slice, c10::ScalarType dtype) {
+  at::Tensor result = runtime_.allocate(
+      slice.value.sizes(), slice.value.strides(), dtype, slice.home);
+  forbid_resize(result);
+  return result;
 }
 
-void CommAten::reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) {
-  kernels::cpu::SumBatch batch(rule);
-  for (const auto& item : items) {
-    Slice& slice = item.entry->slices[0];
-    const Access access(runtime_, slice);
-    reduce_into(item.values, slice.value, rule, batch);
+bool CommAten::prepare_state(
+    Slice& slice,
+    const RuleSpec& rule,
+    std::vector<at::Tensor*>& made) {
+  const auto stored = slice.value.scalar_type();
+  const auto dtype = at::toOpMathType(stored);
+  const PlainDispatch plain;
+  if (dtype != stored && !slice.master.defined()) {
+    at::Tensor master = allocate_state(slice, dtype);
+    runtime_.copy(master, slice.value);
+    slice.master = std::move(master);
+    made.push_back(&slice.master);
   }
+  const auto names = state_names(rule);
+  bool all_there = true;
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr && !slice.states[i].defined()) {
+      at::Tensor state = allocate_state(slice, dtype);
+      // Real and imaginary parts are numbers of their own.
+      (state.is_complex() ? at::view_as_real(state) : state)
+          .fill_(
+              rule.id == RuleSpec::Id::kAdagrad ? rule.initial_accumulator_value
+                                                : 0);
+      slice.states[i] = std::move(state);
+      made.push_back(&slice.states[i]);
+      all_there = false;
+    }
+  }
+  return all_there;
+}
+
+KeyState CommAten::state_of(Entry& entry, const RuleSpec& rule) {
+  Slice& slice = entry.slices[0];
+  const Access access(runtime_, slice);
+  KeyState state;
+  state.step = entry.step;
+  state.num_accumulated = entry.num_accumulated;
+  const auto add = [&](const char* name, const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      at::Tensor copied = runtime_.allocate(
+          tensor.sizes(), tensor.strides(), tensor.scalar_type(), slice.home);
+      copy(tensor, copied);
+      state.tensors.emplace(name, std::move(copied));
+    }
+  };
+  const auto names = state_names(rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      add(names[i], slice.states[i]);
+    }
+  }
+  add("master", slice.master);
+  if (state.num_accumulated != 0) {
+    add("accumulated", slice.accumulated);
+  }
+  return state;
+}
+
+void CommAten::set_state(
+    Entry& entry,
+    const RuleSpec& rule,
+    const KeyState& state) {
+  Slice& slice = entry.slices[0];
+  const Access access(runtime_, slice);
+  const auto copy_of = [&](const char* name) {
+    at::Tensor tensor;
+    const auto it =
+        name == nullptr ? state.tensors.end() : state.tensors.find(name);
+    if (it != state.tensors.end()) {
+      tensor =
+          allocate_state(slice, at::toOpMathType(slice.value.scalar_type()));
+      copy(it->second, tensor);
+    }
+    return tensor;
+  };
+  // All copies first: what fails for lack of memory changes nothing.
+  const auto names = state_names(rule);
+  std::array<at::Tensor, kMaxStates> states;
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    states[i] = copy_of(names[i]);
+  }
+  at::Tensor master = copy_of("master");
+  at::Tensor accumulated = copy_of("accumulated");
+  slice.states = std::move(states);
+  slice.master = std::move(master);
+  slice.accumulated = std::move(accumulated);
+  entry.step = state.step;
+  entry.num_accumulated = state.num_accumulated;
+}
+
+void CommAten::clear_state(Entry& entry) {
+  for (auto& slice : entry.slices) {
+    slice.master.reset();
+    slice.states = {};
+    slice.accumulated.reset();
+  }
+  entry.step = 0;
+  entry.num_accumulated = 0;
+}
+
+at::Tensor CommAten::sum_of(
+    c10::ArrayRef<Value> values,
+    const Slice& slice,
+    c10::ScalarType dtype) {
+  at::Tensor total = runtime_.allocate(
+      slice.value.sizes(), slice.value.strides(), dtype, slice.home);
+  kernels::cpu::SumBatch batch;
+  reduce_into(values, total, batch);
   batch.run();
+  return total;
 }
 
 // Adds the sum to the batch, or carries it out.
 void CommAten::reduce_into(
     c10::ArrayRef<Value> values,
     const at::Tensor& result,
-    const RuleSpec& rule,
     kernels::cpu::SumBatch& batch) {
   if (result.numel() == 0) {
     return;
   }
   const auto dtype = accumulation_type(values, result.scalar_type());
-  const bool on_cpu = result.device().is_cpu() &&
-      std::all_of(values.begin(), values.end(), [](const Value& value) {
-                        return is_plain_cpu(*value.data);
-                      });
-  if (!on_cpu) {
-    reduce_apart(values, result, dtype, rule);
+  if (result.device().is_cpu() && are_plain_cpu(values)) {
+    if (lie_alike(values, result)) {
+      batch.add(values, result, dtype);
+    } else {
+      kernels::cpu::sum_strided(values, result, dtype);
+    }
     return;
   }
-  const bool alike =
-      std::all_of(values.begin(), values.end(), [&](const Value& value) {
-        return kernels::cpu::lie_alike(*value.data, result);
-      });
-  if (alike) {
-    batch.add(values, result, dtype);
-  } else {
-    kernels::cpu::sum_strided(values, result, dtype, rule);
+  if (values.size() == 1) {
+    runtime_.copy(result, *values[0].data);
+    return;
   }
+  const PlainDispatch plain;
+  const auto brought = [&](const Value& value, bool copy) {
+    return value.data->to(result.device(), dtype, /*non_blocking=*/false, copy);
+  };
+  at::Tensor total = brought(values[0], /*copy=*/true);
+  for (const auto& value : values.slice(1)) {
+    total.add_(brought(value, /*copy=*/false));
+  }
+  runtime_.copy(result, total);
+}
+
+// What lives until the batch has run.
+struct CommAten::Kept {
+  explicit Kept(size_t num_items) {
+    totals.reserve(num_items);
+    steps.reserve(num_items);
+  }
+  std::vector<at::Tensor> totals;
+  std::vector<RuleStep> steps;
+};
+
+// The values of an item, after what its entry has accumulated.
+c10::SmallVector<Value, 8> CommAten::gradients_of(const Item& item) {
+  c10::SmallVector<Value, 8> values;
+  if (item.entry->num_accumulated != 0) {
+    values.push_back({Value::Form::kDense, &item.entry->slices[0].accumulated});
+  }
+  values.append(item.values.begin(), item.values.end());
+  return values;
+}
+
+// Makes the state of all items before any of them moves: where memory runs out,
+// nothing has changed.
+void CommAten::prepare(c10::ArrayRef<Item> items, Kept& kept) {
+  std::vector<at::Tensor*> made;
+  try {
+    for (const auto& item : items) {
+      if (item.step != nullptr) {
+        Slice& slice = item.entry->slices[0];
+        kept.steps.push_back(*item.step);
+        RuleStep& step = kept.steps.back();
+        step.is_first = false;
+        if (lacks_state(slice, step.rule)) {
+          const Access access(runtime_, slice);
+          step.is_first = !prepare_state(slice, step.rule, made);
+        }
+      }
+    }
+  } catch (...) {
+    for (auto* tensor : made) {
+      tensor->reset();
+    }
+    throw;
+  }
+}
+
+// Adds one step to the batch, or carries it out.
+void CommAten::step_into(
+    const Item& item,
+    const RuleStep& step,
+    kernels::cpu::SumBatch& batch,
+    Kept& kept) {
+  Slice& slice = item.entry->slices[0];
+  if (slice.value.numel() == 0) {
+    return;
+  }
+  kernels::cpu::State state{slice.master, {}};
+  const auto names = state_names(step.rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      state.states[i] = slice.states[i];
+    }
+  }
+  const auto values = gradients_of(item);
+  const auto dtype = accumulation_type(values, slice.value.scalar_type());
+  const bool is_plain = slice.home.is_cpu() && are_plain_cpu(values);
+  if (is_plain && lie_alike(values, slice.value)) {
+    batch.add(values, slice.value, dtype, step, state);
+  } else if (is_plain && step.rule.id != RuleSpec::Id::kLamb) {
+    kernels::cpu::sum_strided(values, slice.value, dtype, step, state);
+  } else {
+    at::Tensor total = sum_of(values, slice, dtype);
+    if (slice.home.is_cpu()) {
+      kept.totals.push_back(std::move(total));
+      batch.add(
+          Value{Value::Form::kDense, &kept.totals.back()},
+          slice.value,
+          dtype,
+          step,
+          state);
+    } else {
+      const PlainDispatch plain;
+      const bool has_master = slice.master.defined();
+      step_with_aten(
+          step,
+          std::move(total),
+          has_master ? slice.master : slice.value,
+          state.states);
+      if (has_master) {
+        runtime_.copy(slice.value, slice.master);
+      }
+    }
+  }
+}
+
+void CommAten::reduce_update(c10::ArrayRef<Item> items) {
+  kernels::cpu::SumBatch batch;
+  const size_t num_steps =
+      std::count_if(items.begin(), items.end(), [](const Item& item) {
+        return item.step != nullptr;
+      });
+  Kept kept(num_steps);
+  prepare(items, kept);
+  const RuleStep* step = kept.steps.data();
+  for (const auto& item : items) {
+    Slice& slice = item.entry->slices[0];
+    const Access access(runtime_, slice);
+    if (item.step == nullptr) {
+      slice.master.reset(); // of an optimizer set meanwhile
+      reduce_into(item.values, slice.value, batch);
+    } else {
+      step_into(item, *step++, batch, kept);
+    }
+  }
+  batch.run();
+}
+
+void CommAten::accumulate(c10::ArrayRef<Item> items) {
+  kernels::cpu::SumBatch batch;
+  for (const auto& item : items) {
+    Slice& slice = item.entry->slices[0];
+    const Access access(runtime_, slice);
+    const auto values = gradients_of(item);
+    if (!slice.accumulated.defined()) {
+      slice.accumulated =
+          allocate_state(slice, at::toOpMathType(slice.value.scalar_type()));
+    }
+    reduce_into(values, slice.accumulated, batch);
+  }
+  batch.run();
+}
+
+double CommAten::squared_norm(c10::ArrayRef<Item> items) {
+  kernels::cpu::SumBatch batch;
+  Kept kept(items.size());
+  double elsewhere = 0;
+  for (const auto& item : items) {
+    Slice& slice = item.entry->slices[0];
+    const Access access(runtime_, slice);
+    if (slice.value.numel() == 0) {
+      continue;
+    }
+    const auto values = gradients_of(item);
+    const auto dtype = accumulation_type(values, slice.value.scalar_type());
+    if (slice.home.is_cpu() && are_plain_cpu(values) &&
+        lie_alike(values, slice.value)) {
+      batch.add(values, slice.value, dtype, *item.step);
+      continue;
+    }
+    at::Tensor total = sum_of(values, slice, dtype);
+    if (slice.home.is_cpu()) {
+      kept.totals.push_back(std::move(total));
+      batch.add(
+          Value{Value::Form::kDense, &kept.totals.back()},
+          slice.value,
+          dtype,
+          *item.step);
+    } else {
+      const PlainDispatch plain;
+      elsewhere += squared_norm_with_aten(
+          *item.step, total.to(at::toOpMathType(slice.value.scalar_type())));
+    }
+  }
+  return elsewhere + batch.squared_norm();
 }
 
 void CommAten::reduce(const Item& item, Update update) {
   Slice& slice = item.entry->slices[0];
   const Access access(runtime_, slice);
+  slice.master.reset(); // of an optimizer set meanwhile
   if (!slice.merge_buffer.defined()) {
     slice.merge_buffer =
         allocate(slice.value, slice.home, /*for_the_store=*/true);
   }
-  constexpr RuleSpec kAssign;
-  kernels::cpu::SumBatch batch(kAssign);
-  reduce_into(item.values, slice.merge_buffer, kAssign, batch);
+  kernels::cpu::SumBatch batch;
+  reduce_into(item.values, slice.merge_buffer, batch);
   batch.run();
   update(slice.merge_buffer, slice.value);
 }

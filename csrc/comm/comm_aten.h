@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "../export.h"
 #include "../kernels/cpu/sum.h"
 #include "../runtime.h"
@@ -23,7 +25,13 @@ class TORCHKV_API CommAten final : public Comm {
 
   void store(Entry& entry, const at::Tensor& value) override;
   void place(Entry& entry, at::TensorList tensors) override;
-  void reduce_update(c10::ArrayRef<Item> items, const RuleSpec& rule) override;
+  void reduce_update(c10::ArrayRef<Item> items) override;
+  void accumulate(c10::ArrayRef<Item> items) override;
+  double squared_norm(c10::ArrayRef<Item> items) override;
+  KeyState state_of(Entry& entry, const RuleSpec& rule) override;
+  void set_state(Entry& entry, const RuleSpec& rule, const KeyState& state)
+      override;
+  void clear_state(Entry& entry) override;
   void reduce(const Item& item, Update update) override;
   void copy_out(c10::ArrayRef<Item> items) override;
   at::Tensor empty_like(const Entry& entry) override;
@@ -36,17 +44,33 @@ class TORCHKV_API CommAten final : public Comm {
       c10::Device device,
       bool for_the_store);
   Slice make_slice(const at::Tensor& value, c10::Device home);
+  Slice moved(const Slice& slice, c10::Device home);
   void copy(const at::Tensor& value, const at::Tensor& result);
-  void reduce_apart(
+  struct Kept;
+
+  // Uninitialised memory in the places of a slice's elements.
+  at::Tensor allocate_state(const Slice& slice, c10::ScalarType dtype);
+  // Makes what the rule needs and is not there, and adds it to `made`; returns
+  // whether all states were there.
+  bool prepare_state(
+      Slice& slice,
+      const RuleSpec& rule,
+      std::vector<at::Tensor*>& made);
+  void prepare(c10::ArrayRef<Item> items, Kept& kept);
+  at::Tensor sum_of(
       c10::ArrayRef<Value> values,
-      const at::Tensor& stored,
-      c10::ScalarType accumulation,
-      const RuleSpec& rule);
+      const Slice& slice,
+      c10::ScalarType dtype);
   void reduce_into(
       c10::ArrayRef<Value> values,
       const at::Tensor& result,
-      const RuleSpec& rule,
       kernels::cpu::SumBatch& batch);
+  static c10::SmallVector<Value, 8> gradients_of(const Item& item);
+  void step_into(
+      const Item& item,
+      const RuleStep& step,
+      kernels::cpu::SumBatch& batch,
+      Kept& kept);
 
   const Home home_;
   Runtime& runtime_;

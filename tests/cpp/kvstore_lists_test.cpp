@@ -49,11 +49,8 @@ double number_in(const at::Tensor& tensor) {
 }
 
 // With a gradient of -1, a push adds 1.
-RuleSpec counting() {
-  RuleSpec rule;
-  rule.id = RuleSpec::Id::kSgd;
-  rule.learning_rate = 1;
-  return rule;
+Optimizer counting() {
+  return {{make_rule("test", "sgd", {{"lr", 1}})}, {}, {}};
 }
 
 class Event {

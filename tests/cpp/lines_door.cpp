@@ -1,18 +1,37 @@
 #include "lines_door.h"
 
+#include "kernels/cpu/lamb.h"
 #include "kernels/cpu/lines.h"
 
-void torchkv_sum_line(const torchkv::testing::LineCall& call) {
-  using torchkv::kernels::cpu::SumLine;
+using torchkv::kernels::cpu::LambLine;
+using torchkv::kernels::cpu::SumLine;
+using torchkv::testing::LineCall;
+
+void torchkv_sum_line(const LineCall& call) {
+  if (call.what == LineCall::What::kLambNorms ||
+      call.what == LineCall::What::kLambMove) {
+    const LambLine line(call.step, call.stored_dtype, call.stored, call.state);
+    if (call.what == LineCall::What::kLambMove) {
+      line.move(call.trust, call.num_elements);
+      return;
+    }
+    const auto norms = line.squared_norms(call.num_elements);
+    call.norms[0] = norms.weight;
+    call.norms[1] = norms.direction;
+    return;
+  }
   const SumLine line(
       {call.dtypes, call.num_values},
       call.stored_dtype,
       call.accumulation,
-      call.rule,
+      call.step,
       call.strides == nullptr ? SumLine::Layout::kDense
                               : SumLine::Layout::kAny);
-  if (call.strides == nullptr) {
-    line.dense(call.values, call.stored, call.num_elements, call.stream);
+  if (call.what == LineCall::What::kSquaredNorm) {
+    call.norms[0] = line.squared_norm(call.values, call.num_elements);
+  } else if (call.strides == nullptr) {
+    line.dense(
+        call.values, call.stored, call.state, call.num_elements, call.stream);
     torchkv::kernels::cpu::end_stream();
   } else {
     line.strided(
@@ -20,6 +39,7 @@ void torchkv_sum_line(const torchkv::testing::LineCall& call) {
         call.strides,
         call.stored,
         call.stored_stride,
+        call.state,
         call.num_elements);
   }
 }

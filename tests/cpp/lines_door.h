@@ -4,25 +4,33 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/lines.h"
 #include "rule.h"
 
 namespace torchkv::testing {
 
-// SumLine as one plain C function, so that a test can load it once more from
-// each of the libraries that were compiled for one processor only.
+// SumLine and LambLine as one plain C function, so that a test can load it once
+// more from each of the libraries that were compiled for one processor only.
 struct LineCall {
+  enum class What : uint8_t { kSum, kSquaredNorm, kLambNorms, kLambMove };
+
+  What what = What::kSum;
   const c10::ScalarType* dtypes = nullptr; // of the values
   size_t num_values = 0;
   c10::ScalarType stored_dtype = c10::kFloat;
   c10::ScalarType accumulation = c10::kFloat;
-  RuleSpec rule;
+  RuleStep step;
 
   const char* const* values = nullptr;
   const int64_t* strides = nullptr; // in bytes; null = dense
   char* stored = nullptr;
   int64_t stored_stride = 0;
+  kernels::cpu::StateLine state;
   int64_t num_elements = 0;
   bool stream = false;
+
+  double trust = 1; // for kLambMove
+  double* norms = nullptr; // results: one, or those of weight and direction
 };
 
 } // namespace torchkv::testing

@@ -3,8 +3,8 @@
 #include "kernels/cpu/lines.h"
 
 #include <ATen/Dispatch_v2.h>
+#include <ATen/OpMathType.h>
 #include <c10/util/TypeCast.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,12 +16,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "lines_door.h"
+#include "lines_levels.h"
 
 namespace torchkv {
 namespace {
 
 using c10::ScalarType;
+using testing::levels;
 using testing::LineCall;
 
 constexpr int64_t kMaxValues = 9;
@@ -30,46 +31,6 @@ constexpr int64_t kMaxLength = 5000;
 constexpr int64_t kLengths[] = {0,   1,   7,   8,   15,  16,   17,
                                 31,  32,  33,  63,  64,  65,   127,
                                 128, 129, 255, 256, 257, 1000, kMaxLength};
-
-// --- The same kernels, compiled for one processor each
-
-using Function = decltype(&torchkv_sum_line);
-
-struct Level {
-  const char* name;
-  Function function;
-};
-
-#ifdef TORCHKV_LINES_FOLDER
-Function load_level(const std::string& name) {
-  const std::string path =
-      TORCHKV_LINES_FOLDER "/libtorchkv_lines_" + name + ".so";
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  void* function =
-      library == nullptr ? nullptr : dlsym(library, "torchkv_sum_line");
-  EXPECT_NE(function, nullptr) << dlerror();
-  return reinterpret_cast<Function>(function);
-}
-#endif
-
-// The kernels with clones, of which the processor's best one runs, and all that
-// this processor can run besides.
-const std::vector<Level>& levels() {
-  static const std::vector<Level> all = [] {
-    std::vector<Level> found{{"clones", &torchkv_sum_line}};
-#ifdef TORCHKV_LINES_FOLDER
-    found.push_back({"x86-64", load_level("x86-64")});
-    if (__builtin_cpu_supports("x86-64-v3")) {
-      found.push_back({"x86-64-v3", load_level("x86-64-v3")});
-    }
-    if (__builtin_cpu_supports("x86-64-v4")) {
-      found.push_back({"x86-64-v4", load_level("x86-64-v4")});
-    }
-#endif
-    return found;
-  }();
-  return all;
-}
 
 // --- Numbers of any dtype
 
@@ -232,20 +193,45 @@ acc_t add(acc_t a, acc_t b) {
   }
 }
 
-template <typename acc_t>
-acc_t step(const RuleSpec& rule, acc_t stored, acc_t sum) {
-  if constexpr (!std::is_integral_v<acc_t>) {
-    using real_t = typename c10::scalar_value_type<acc_t>::type;
-    if (rule.id == RuleSpec::Id::kSgd) {
-      const auto learning_rate = static_cast<real_t>(rule.learning_rate);
-      const auto decay = static_cast<real_t>(rule.weight_decay);
-      if (decay != 0) {
-        sum = sum + decay * stored;
-      }
-      return stored - learning_rate * sum;
-    }
+// The rule on one element, in the arithmetic of the stored dtype.
+template <typename weight_t>
+weight_t sgd_step(const RuleSpec& rule, weight_t stored, weight_t sum) {
+  using real_t = typename c10::scalar_value_type<weight_t>::type;
+  const auto lr = static_cast<real_t>(rule.lr);
+  const auto decay = static_cast<real_t>(rule.weight_decay);
+  if (decay != 0) {
+    sum = sum + decay * stored;
   }
-  return sum;
+  return stored - lr * sum;
+}
+
+template <typename acc_t>
+void step(
+    const RuleSpec& rule,
+    ScalarType dtype,
+    const char* stored,
+    acc_t sum,
+    char* result) {
+  if (rule.id == RuleSpec::Id::kAssign) {
+    write<acc_t>(dtype, result, sum);
+    return;
+  }
+  const auto in = [&](auto zero) {
+    using weight_t = decltype(zero);
+    const auto old = read<weight_t>(dtype, stored);
+    write<weight_t>(
+        dtype, result, sgd_step(rule, old, c10::convert<weight_t>(sum)));
+  };
+  switch (at::toOpMathType(dtype)) {
+    case c10::kDouble:
+      return in(double());
+    case c10::kComplexFloat:
+      return in(c10::complex<float>());
+    case c10::kComplexDouble:
+      return in(c10::complex<double>());
+    default:
+      return in(float());
+  }
 }
 
 // The dtypes of a sum. With fewer dtypes than values, they repeat.
@@ -301,9 +287,8 @@ std::vector<std::vector<char>> plain_sums_in(
         std::memcpy(to, address, size); // handed over, whatever its bits
         continue;
       }
-      const auto old =
-          read<acc_t>(dtypes.stored, stored.data + i * stored.stride);
-      write<acc_t>(dtypes.stored, to, step<acc_t>(rule, old, total[i]));
+      step<acc_t>(
+          rule, dtypes.stored, stored.data + i * stored.stride, total[i], to);
     }
   }
   return results;
@@ -338,8 +323,8 @@ std::vector<std::vector<char>> plain_sums(
 
 // --- The tests
 
-RuleSpec sgd(double learning_rate, double weight_decay) {
-  return {RuleSpec::Id::kSgd, learning_rate, weight_decay};
+RuleSpec sgd(double lr, double weight_decay) {
+  return {RuleSpec::Id::kSgd, lr, weight_decay};
 }
 
 // ASSIGN for all, SGD for those that it works on.
@@ -367,7 +352,7 @@ class LinesTest : public ::testing::TestWithParam<Case> {
     call.num_values = num_values;
     call.stored_dtype = dtypes_.stored;
     call.accumulation = dtypes_.accumulation;
-    call.rule = rule;
+    call.step.rule = rule;
     return call;
   }
 
@@ -701,11 +686,13 @@ std::vector<T> sum(
   for (const auto& value : values) {
     data.push_back(reinterpret_cast<const char*>(value.data()));
   }
+  const RuleStep step{rule};
   const kernels::cpu::SumLine line(
-      dtypes, dtype, accumulation, rule, kernels::cpu::SumLine::Layout::kDense);
+      dtypes, dtype, accumulation, step, kernels::cpu::SumLine::Layout::kDense);
   line.dense(
       data.data(),
       reinterpret_cast<char*>(stored.data()),
+      {},
       static_cast<int64_t>(stored.size()),
       /*stream=*/false);
   return stored;

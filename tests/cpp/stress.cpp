@@ -1,4 +1,4 @@
-// Many threads, random operations, three stores; run under ThreadSanitizer,
+// Many threads, random operations, four stores; run under ThreadSanitizer,
 // which finds the races, while the program checks what must hold at every
 // moment: a value is never torn, and no push is lost.
 //
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -24,6 +25,8 @@ namespace {
 
 using torchkv::Key;
 using torchkv::Keys;
+using torchkv::make_rule;
+using torchkv::Optimizer;
 using torchkv::Tensors;
 using torchkv::UnknownKeyError;
 
@@ -187,13 +190,9 @@ void count_by_lists(
   const Keys keys = some_keys(random);
   const auto values = repeat(at::full(kSize, -1.F), keys.size());
   switch (random() % 6) {
-    case 0: {
-      torchkv::RuleSpec sgd;
-      sgd.id = torchkv::RuleSpec::Id::kSgd;
-      sgd.learning_rate = 1;
-      store.set_optimizer(sgd);
+    case 0:
+      store.set_optimizer({{make_rule("stress", "sgd", {{"lr", 1}})}, {}, {}});
       break;
-    }
     case 1:
       store.set_updater(subtract);
       break;
@@ -211,6 +210,56 @@ void count_by_lists(
     }
     default:
       store.push(keys, values);
+      pushed += keys.size();
+  }
+}
+
+// An optimizer with state, whose numbers change while lists are pushed. With a
+// gradient of 1 in all elements, and one in a while of NaN, which is skipped, a
+// value stays uniform and its state counts the steps.
+Optimizer adam(double lr) {
+  Optimizer optimizer{
+      {make_rule("stress", "adam", {{"lr", lr}, {"amsgrad", 1}})}, {}, {}};
+  optimizer.gradient.max_norm = 10;
+  optimizer.gradient.skip_nonfinite = true;
+  return optimizer;
+}
+
+void optimize(
+    torchkv::KVStore& store,
+    std::mt19937_64& random,
+    int64_t& pushed) {
+  const Keys keys = some_keys(random);
+  switch (random() % 8) {
+    case 0:
+      store.set_optimizer(
+          adam(1e-3 * static_cast<double>(random() % 4)), /*keep_state=*/true);
+      break;
+    case 1:
+      for (const auto& state : store.optimizer_states(keys)) {
+        require(state.step >= 0, "a key has taken less than no step");
+        for (const auto& [name, tensor] : state.tensors) {
+          require(is_uniform(tensor), "a state is torn");
+        }
+      }
+      break;
+    case 2:
+      for (const auto& state : store.state().states) {
+        for (const auto& [name, tensor] : state.tensors) {
+          require(is_uniform(tensor), "a snapshot saw a torn state");
+        }
+      }
+      break;
+    case 3:
+      for (const auto& value : store.pull(keys)) {
+        require(is_uniform(value), "a pull saw a torn step");
+      }
+      break;
+    case 4:
+      store.push(keys, repeat(at::full(kSize, NAN), keys.size()));
+      break;
+    default:
+      store.push(keys, repeat(at::ones(kSize), keys.size()));
       pushed += keys.size();
   }
 }
@@ -237,9 +286,13 @@ int main() {
   const auto subtract = std::make_shared<Subtract>();
   listed->init(listed_keys(), repeat(zero, kListed));
   listed->set_updater(subtract);
+  const auto optimized = c10::make_intrusive<torchkv::KVStore>();
+  optimized->init(listed_keys(), repeat(zero, kListed));
+  optimized->set_optimizer(adam(1e-3));
 
   std::atomic<int64_t> pushed{0};
   std::atomic<int64_t> pushed_by_lists{0};
+  std::atomic<int64_t> pushed_gradients{0};
   std::atomic<int64_t> refused{0};
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
@@ -248,14 +301,17 @@ int main() {
       std::mt19937_64 random(t);
       int64_t mine = 0;
       int64_t mine_by_lists = 0;
+      int64_t my_gradients = 0;
       for (int step = 0; step < kSteps; ++step) {
-        const auto choice = random() % 12;
+        const auto choice = random() % 15;
         if (choice < 4) {
           count(*store, random, mine);
         } else if (choice < 8) {
           churn(*assigned, random, refused);
         } else if (choice < 11) {
           count_by_lists(*listed, subtract, random, mine_by_lists);
+        } else if (choice < 14) {
+          optimize(*optimized, random, my_gradients);
         } else {
           look(*store);
           look(*assigned);
@@ -263,6 +319,7 @@ int main() {
       }
       pushed += mine;
       pushed_by_lists += mine_by_lists;
+      pushed_gradients += my_gradients;
     });
   }
   for (auto& thread : threads) {
@@ -281,13 +338,20 @@ int main() {
   require(
       total(listed->state().values) == pushed_by_lists,
       "a push of a list was lost");
+  int64_t num_steps = 0;
+  for (const auto& state : optimized->optimizer_states(listed_keys())) {
+    num_steps += state.step;
+  }
+  require(num_steps == pushed_gradients, "a step was lost or came twice");
+  require(optimized->num_skipped() > 0, "no push was skipped");
   require(updater->calls > 0, "the updater never ran");
   require(refused > 0, "keys never came and went");
   std::printf(
-      "stress: %lld and, by lists, %lld pushed in %d threads, none lost; %lld "
-      "calls came too early or too late for their key\n",
+      "stress: %lld and, by lists, %lld pushed and %lld steps in %d threads, none "
+      "lost; %lld calls came too early or too late for their key\n",
       static_cast<long long>(pushed),
       static_cast<long long>(pushed_by_lists),
+      static_cast<long long>(num_steps),
       kThreads,
       static_cast<long long>(refused));
   return 0;

@@ -32,14 +32,14 @@ std::vector<Value> values_of(const Tensors& tensors) {
   return values;
 }
 
-RuleSpec sgd(double learning_rate, double weight_decay) {
-  return {RuleSpec::Id::kSgd, learning_rate, weight_decay};
+RuleStep sgd(double lr, double weight_decay) {
+  return {{RuleSpec::Id::kSgd, lr, weight_decay}};
 }
 
-const RuleSpec kRules[] = {{}, sgd(0.1, 0), sgd(0.1, 0.01)};
+const RuleStep kRules[] = {{}, sgd(0.1, 0), sgd(0.1, 0.01)};
 
-bool takes(at::ScalarType dtype, const RuleSpec& rule) {
-  return rule.id == RuleSpec::Id::kAssign || c10::isFloatingType(dtype) ||
+bool takes(at::ScalarType dtype, const RuleStep& rule) {
+  return rule.rule.id == RuleSpec::Id::kAssign || c10::isFloatingType(dtype) ||
       c10::isComplexType(dtype);
 }
 
@@ -53,9 +53,10 @@ at::Tensor add_scaled(const at::Tensor& a, const at::Tensor& b, double number) {
   return a + b * number;
 }
 
-// Left to right in `accumulation`, then the rule, rounded once.
+// Left to right in `accumulation`, then the rule in the arithmetic of the
+// stored dtype, rounded once.
 at::Tensor plain_update(
-    const RuleSpec& rule,
+    const RuleStep& step,
     const Tensors& values,
     const at::Tensor& stored,
     at::ScalarType accumulation) {
@@ -63,12 +64,14 @@ at::Tensor plain_update(
   for (size_t i = 1; i < values.size(); ++i) {
     total = total + values[i].to(accumulation);
   }
+  const RuleSpec& rule = step.rule;
   if (rule.id == RuleSpec::Id::kSgd) {
-    const at::Tensor weight = stored.to(accumulation);
+    const at::Tensor weight = stored.to(at::toOpMathType(stored.scalar_type()));
+    total = total.to(weight.scalar_type());
     if (rule.weight_decay != 0) {
       total = add_scaled(total, weight, rule.weight_decay);
     }
-    total = add_scaled(weight, total, -rule.learning_rate);
+    total = add_scaled(weight, total, -rule.lr);
   }
   return total.to(stored.scalar_type());
 }
@@ -83,12 +86,12 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 // One sum of tensors that lie alike.
 void sum_dense(
-    const RuleSpec& rule,
+    const RuleStep& rule,
     const Tensors& values,
     const at::Tensor& stored,
     at::ScalarType accumulation) {
-  SumBatch batch(rule);
-  batch.add(values_of(values), stored, accumulation);
+  SumBatch batch;
+  batch.add(values_of(values), stored, accumulation, rule);
   batch.run();
 }
 
@@ -214,10 +217,10 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
       }
     }
     for_thread_counts([&] {
-      SumBatch batch(rule);
+      SumBatch batch;
       for (auto& sum : sums) {
         sum.stored = sum.before.clone();
-        batch.add(values_of(sum.values), sum.stored, sum.accumulation);
+        batch.add(values_of(sum.values), sum.stored, sum.accumulation, rule);
       }
       batch.run();
       for (const auto& sum : sums) {
@@ -232,8 +235,7 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
 }
 
 TEST(SumBatchTest, NoneAndEmptyOnes) {
-  const RuleSpec assign;
-  SumBatch batch(assign);
+  SumBatch batch;
   batch.run();
   const Tensors values{at::empty({3, 0})};
   batch.add(values_of(values), at::empty({3, 0}), at::kFloat);

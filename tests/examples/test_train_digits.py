@@ -1,6 +1,5 @@
 """The digits example trains exactly what plain loops train, and reads digits well."""
 
-import copy
 import functools
 import importlib.util
 import re
@@ -56,20 +55,20 @@ def reproducible_convolutions():
 
 def weights_by_epoch(store_type, device, dtype):
     """Trains by the example's own functions; yields every replica's weights."""
-    model = digits.make_model(SEED, dtype)
-    replicas = [copy.deepcopy(model).to(device) for _ in range(NUM_REPLICAS)]
-    with torchkv.create(store_type) as store:
-        for _ in digits.train(
-            replicas,
-            store,
-            digits.load_data(dtype),
-            epochs=EPOCHS,
-            batch_size=BATCH_SIZE,
-            lr=LR,
-            momentum=MOMENTUM,
-            seed=SEED,
-        ):
-            yield [[w.detach().clone() for w in r.parameters()] for r in replicas]
+    replicas = torchkv.replicate(
+        digits.make_model(SEED, dtype), [device] * NUM_REPLICAS
+    )
+    sgd = torchkv.optim.SGD(lr=LR, momentum=MOMENTUM)
+    for _ in digits.train(
+        replicas,
+        torchkv.Trainer(replicas, sgd, kvstore=store_type),
+        digits.load_data(dtype),
+        epochs=EPOCHS,
+        batch_size=BATCH_SIZE,
+        lr=LR,
+        seed=SEED,
+    ):
+        yield [[w.detach().clone() for w in r.parameters()] for r in replicas]
 
 
 def rates_and_batches(dtype):
@@ -168,18 +167,19 @@ def test_float64_equals_training_without_replicas(device):
 def test_shards_of_unequal_size_add_up_to_the_batch():
     """Three devices and 64 scans: shards of 22, 21 and 21."""
     model = digits.make_model(SEED, torch.float64)
+    replicas = torchkv.replicate(digits.make_model(SEED, torch.float64), ["cpu"] * 3)
     _, batches = next(rates_and_batches(torch.float64))
     images, labels = next(batches)
-    replicas = [copy.deepcopy(model) for _ in range(3)]
-    losses = digits.backward(replicas, images, labels)
+    losses = replicas.backward(digits.summed_loss, images, labels)
 
     loss = F.cross_entropy(model(images), labels)
     loss.backward()
-    assert len(losses) == 3
-    assert sum(losses).item() == pytest.approx(loss.item(), rel=0, abs=1e-14)
+    assert losses.shape == (3,)
+    mean = losses.sum().item() / BATCH_SIZE
+    assert mean == pytest.approx(loss.item(), rel=0, abs=1e-14)
     parameters = [m.parameters() for m in [model, *replicas]]
     for whole, *shards in zip(*parameters, strict=True):
-        total = sum(shard.grad for shard in shards)
+        total = sum(shard.grad for shard in shards) / BATCH_SIZE
         torch.testing.assert_close(total, whole.grad, rtol=0, atol=1e-14)
 
 
@@ -221,23 +221,6 @@ def test_batches_keep_scan_and_label_together():
     generator = torch.Generator().manual_seed(0)
     for batch, labels in digits.batches(images, torch.arange(500), 64, generator):
         assert batch.amax(dim=(1, 2, 3)).tolist() == labels.tolist()
-
-
-def test_updater_keeps_a_velocity_per_key_and_follows_its_learning_rate():
-    updater = digits.compile_updater(digits.MomentumSGD(0.5, 0.75))
-    assert isinstance(updater, torch.jit.ScriptModule)
-    with torchkv.create() as store:
-        store.init([0, 1], [torch.tensor([8.0, 8.0]), torch.tensor([0.0])])
-        store.set_updater(updater)
-
-        store.push(0, torch.tensor([4.0, 8.0]))  # velocity 4, 8
-        assert store.pull(0).tolist() == [6.0, 4.0]
-        store.push(1, torch.tensor([2.0]))  # velocity 2
-        assert store.pull(1).tolist() == [-1.0]
-        updater.lr = 0.25
-        store.push(0, torch.tensor([1.0, 2.0]))  # velocity 4, 8 again
-        assert store.pull(0).tolist() == [5.0, 2.0]
-        assert updater.velocity[0].tolist() == [4.0, 8.0]
 
 
 def test_learning_rate_falls_along_half_a_cosine():

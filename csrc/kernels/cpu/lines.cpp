@@ -2,6 +2,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Dispatch_v2.h>
+#include <ATen/OpMathType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <c10/util/SmallVector.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #if defined(__x86_64__)
@@ -16,7 +18,7 @@
 #endif
 
 #include "../../errors.h"
-#include "../sgd.h"
+#include "../rules.h"
 #include "clones.h"
 
 namespace torchkv::kernels::cpu {
@@ -56,8 +58,8 @@ struct Pack {
 #endif
 
 int64_t bytes_to_alignment(const char* address) {
-  return -static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) &
-      (kCacheLine - 1);
+  const auto past = reinterpret_cast<uintptr_t>(address) % kCacheLine;
+  return past == 0 ? 0 : kCacheLine - static_cast<int64_t>(past);
 }
 
 void stream_copy(const char* source, char* destination, int64_t num_bytes) {
@@ -146,10 +148,10 @@ TORCHKV_CLONES void add_dense(
 
 // bfloat16 is the upper half of a float, so that a word of memory, as it lies
 // there, holds two floats: `word << 16` and `word & 0xFFFF0000`.
-#define TORCHKV_ROUND_BFLOAT16(bits)            \
-  (((bits) & 0x7FFFFFFF) > 0x7F800000           \
-       ? (bits) - (bits) + 0x7FC00000 /* NaN */ \
-       : (bits) + 0x7FFF + (((bits) >> 16) & 1) /* to nearest, to even */)
+#define TORCHKV_ROUND_BFLOAT16(bits)             \
+  (((bits) & 0x7FFFFFFFU) > 0x7F800000U          \
+       ? (bits) - (bits) + 0x7FC00000U /* NaN */ \
+       : (bits) + 0x7FFFU + (((bits) >> 16U) & 1U) /* to nearest, to even */)
 
 TORCHKV_CLONES void add_dense_bfloat16(
     const char* const* values,
@@ -170,24 +172,24 @@ TORCHKV_CLONES void add_dense_bfloat16(
     prefetch(values[0] + i, kStep);
     for (int64_t p = 0; p < kPacks; ++p) {
       const words_t words = reinterpret_cast<const words_t*>(values[0] + i)[p];
-      even[p] = reinterpret_cast<floats_t>(words << 16);
-      odd[p] = reinterpret_cast<floats_t>(words & 0xFFFF0000);
+      even[p] = reinterpret_cast<floats_t>(words << 16U);
+      odd[p] = reinterpret_cast<floats_t>(words & 0xFFFF0000U);
     }
     for (size_t k = 1; k < num_values; ++k) {
       prefetch(values[k] + i, kStep);
       for (int64_t p = 0; p < kPacks; ++p) {
         const words_t words =
             reinterpret_cast<const words_t*>(values[k] + i)[p];
-        even[p] += reinterpret_cast<floats_t>(words << 16);
-        odd[p] += reinterpret_cast<floats_t>(words & 0xFFFF0000);
+        even[p] += reinterpret_cast<floats_t>(words << 16U);
+        odd[p] += reinterpret_cast<floats_t>(words & 0xFFFF0000U);
       }
     }
     auto* out = reinterpret_cast<words_t*>(stream ? rounded : result + i);
     for (int64_t p = 0; p < kPacks; ++p) {
       const auto low = reinterpret_cast<words_t>(even[p]);
       const auto high = reinterpret_cast<words_t>(odd[p]);
-      out[p] = (TORCHKV_ROUND_BFLOAT16(low) >> 16) |
-          (TORCHKV_ROUND_BFLOAT16(high) & 0xFFFF0000);
+      out[p] = (TORCHKV_ROUND_BFLOAT16(low) >> 16U) |
+          (TORCHKV_ROUND_BFLOAT16(high) & 0xFFFF0000U);
     }
     if (stream) {
       for (int64_t line = 0; line < kStep; line += kCacheLine) {
@@ -200,14 +202,15 @@ TORCHKV_CLONES void add_dense_bfloat16(
     for (size_t k = 0; k < num_values; ++k) {
       uint16_t half;
       std::memcpy(&half, values[k] + i, sizeof(half));
-      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      const uint32_t bits = static_cast<uint32_t>(half) << 16U;
       float value;
       std::memcpy(&value, &bits, sizeof(value));
       total = k == 0 ? value : total + value;
     }
     uint32_t bits;
     std::memcpy(&bits, &total, sizeof(bits));
-    const auto half = static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16);
+    const auto half =
+        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
     std::memcpy(result + i, &half, sizeof(half));
   }
 }
@@ -222,7 +225,7 @@ TORCHKV_CLONES void load_bfloat16(
   for (int64_t i = 0; i < num_elements; ++i) {
     uint16_t half;
     std::memcpy(&half, source + 2 * i, sizeof(half));
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    const uint32_t bits = static_cast<uint32_t>(half) << 16U;
     float value;
     std::memcpy(&value, &bits, sizeof(value));
     total[i] = kAdd ? total[i] + value : value;
@@ -236,7 +239,8 @@ TORCHKV_CLONES void store_bfloat16(
   for (int64_t i = 0; i < num_elements; ++i) {
     uint32_t bits;
     std::memcpy(&bits, total + i, sizeof(bits));
-    const auto half = static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16);
+    const auto half =
+        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
     std::memcpy(result + 2 * i, &half, sizeof(half));
   }
 }
@@ -579,34 +583,200 @@ Access<acc_t> access(c10::ScalarType dtype) {
 
 // --- Rules
 
-template <typename acc_t, bool kHasWeightDecay>
-TORCHKV_CLONES void apply_sgd(
-    const RuleSpec& rule,
-    const acc_t* total,
-    acc_t* stored,
-    int64_t num_elements) {
-  using real_t = typename c10::scalar_value_type<acc_t>::type;
-  const auto learning_rate = static_cast<real_t>(rule.learning_rate);
-  const auto weight_decay = static_cast<real_t>(rule.weight_decay);
-  for (int64_t i = 0; i < num_elements; ++i) {
-    stored[i] =
-        sgd<kHasWeightDecay>(stored[i], total[i], learning_rate, weight_decay);
+// w[i] = formula(w[i], g[i], states[i]...), with the formula inlined into each
+// clone.
+template <typename T, typename Formula, typename... State>
+TORCHKV_CLONES void update_each(
+    Formula formula,
+    const T* __restrict g,
+    T* __restrict w,
+    int64_t num_numbers,
+    State* __restrict... states) {
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    w[i] = formula(w[i], g[i], states[i]...);
   }
 }
 
-template <typename acc_t>
+template <typename T>
+TORCHKV_CLONES void scale_and_clip(
+    T* g,
+    T scale,
+    T clip_value,
+    T last_scale,
+    int64_t num_numbers) {
+  const T limit =
+      clip_value > 0 ? clip_value : std::numeric_limits<T>::infinity();
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    T value = g[i] * scale;
+    value = value > limit ? limit : value; // a NaN stays
+    value = value < -limit ? -limit : value;
+    g[i] = value * last_scale;
+  }
+}
+
+// In lanes, which the compiler vectorises without changing their order.
+template <typename T>
+TORCHKV_CLONES double sum_of_squares(const T* numbers, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double number = numbers[i + lane];
+      lanes[lane] += number * number;
+    }
+  }
+  double sum = 0;
+  for (; i < count; ++i) {
+    const double number = numbers[i];
+    sum += number * number;
+  }
+  for (const double lane : lanes) {
+    sum += lane;
+  }
+  return sum;
+}
+
+// A rule at work on a block of gradients `g` and weights `w`. The numbers are
+// captured by value, so that writing a weight cannot be taken for changing one.
+template <typename T>
 void apply(
-    const RuleSpec& rule,
-    const acc_t* total,
-    acc_t* stored,
-    int64_t num_elements) {
-  TORCHKV_INTERNAL_ASSERT(rule.id == RuleSpec::Id::kSgd);
-  if constexpr (std::is_integral_v<acc_t>) {
-    TORCHKV_INTERNAL_ASSERT(false, "SGD on integers");
-  } else if (rule.weight_decay != 0) {
-    apply_sgd<acc_t, true>(rule, total, stored, num_elements);
-  } else {
-    apply_sgd<acc_t, false>(rule, total, stored, num_elements);
+    const RuleStep& step,
+    const RuleNumbers<T>& n,
+    T* g,
+    T* w,
+    const std::array<T*, kMaxStates>& states,
+    int64_t count) {
+  const RuleSpec& rule = step.rule;
+  const T last_scale =
+      static_cast<T>(rule.maximize ? -step.last_scale : step.last_scale);
+  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
+    scale_and_clip(
+        g,
+        static_cast<T>(step.scale),
+        static_cast<T>(step.clip_value),
+        last_scale,
+        count);
+  }
+  auto* s0 = states[0];
+  auto* s1 = states[1];
+  auto* s2 = states[2];
+  switch (rule.id) {
+    case RuleSpec::Id::kSgd:
+      if (s0 == nullptr) {
+        update_each([n](T w, T g) { return sgd(w, g, n); }, g, w, count);
+      } else {
+        update_each(
+            [n](T w, T g, T& buffer) { return sgd_momentum(w, g, buffer, n); },
+            g,
+            w,
+            count,
+            s0);
+      }
+      break;
+    case RuleSpec::Id::kAdam: {
+      const auto plain = [&](auto is_decoupled) {
+        update_each(
+            [n](T w, T g, T& m, T& v) {
+              return adam<decltype(is_decoupled)::value, false>(
+                  w, g, m, v, v, n);
+            },
+            g,
+            w,
+            count,
+            s0,
+            s1);
+      };
+      const auto amsgrad = [&](auto is_decoupled) {
+        update_each(
+            [n](T w, T g, T& m, T& v, T& largest) {
+              return adam<decltype(is_decoupled)::value, true>(
+                  w, g, m, v, largest, n);
+            },
+            g,
+            w,
+            count,
+            s0,
+            s1,
+            s2);
+      };
+      if (s2 == nullptr) {
+        rule.decoupled ? plain(std::true_type()) : plain(std::false_type());
+      } else {
+        rule.decoupled ? amsgrad(std::true_type()) : amsgrad(std::false_type());
+      }
+      break;
+    }
+    case RuleSpec::Id::kAdagrad:
+      update_each(
+          [n](T w, T g, T& sum) { return adagrad(w, g, sum, n); },
+          g,
+          w,
+          count,
+          s0);
+      break;
+    case RuleSpec::Id::kRmsprop:
+      if (s1 == nullptr && s2 == nullptr) {
+        update_each(
+            [n](T w, T g, T& sq) {
+              return rmsprop<false, false>(w, g, sq, sq, sq, n);
+            },
+            g,
+            w,
+            count,
+            s0);
+      } else if (s1 == nullptr) {
+        update_each(
+            [n](T w, T g, T& sq, T& buffer) {
+              return rmsprop<false, true>(w, g, sq, sq, buffer, n);
+            },
+            g,
+            w,
+            count,
+            s0,
+            s2);
+      } else if (s2 == nullptr) {
+        update_each(
+            [n](T w, T g, T& sq, T& mean) {
+              return rmsprop<true, false>(w, g, sq, mean, sq, n);
+            },
+            g,
+            w,
+            count,
+            s0,
+            s1);
+      } else {
+        update_each(
+            [n](T w, T g, T& sq, T& mean, T& buffer) {
+              return rmsprop<true, true>(w, g, sq, mean, buffer, n);
+            },
+            g,
+            w,
+            count,
+            s0,
+            s1,
+            s2);
+      }
+      break;
+    case RuleSpec::Id::kLion:
+      update_each(
+          [n](T w, T g, T& m) { return lion(w, g, m, n); }, g, w, count, s0);
+      break;
+    case RuleSpec::Id::kLamb:
+      // The first of two passes; the weights move in the second.
+      update_each(
+          [n](T w, T g, T& m, T& v) {
+            lamb_state(g, m, v, n);
+            return w;
+          },
+          g,
+          w,
+          count,
+          s0,
+          s1);
+      break;
+    case RuleSpec::Id::kAssign:
+      TORCHKV_INTERNAL_ASSERT(false);
   }
 }
 
@@ -623,17 +793,19 @@ SumLine::SumLine(
     c10::ArrayRef<c10::ScalarType> values,
     c10::ScalarType stored,
     c10::ScalarType accumulation,
-    const RuleSpec& rule,
+    const RuleStep& step,
     Layout layout)
-    : rule_(rule),
+    : step_(step),
       stored_(stored),
-      is_assign_(rule.id == RuleSpec::Id::kAssign),
+      is_assign_(step.rule.id == RuleSpec::Id::kAssign),
       stored_size_(static_cast<int64_t>(c10::elementSize(stored))) {
   for (const auto dtype : values) {
     sizes_.push_back(static_cast<int64_t>(c10::elementSize(dtype)));
     is_uniform_ = is_uniform_ && dtype == stored;
   }
-  if (is_assign_ && is_uniform_) {
+  if (!is_assign_) {
+    look_up_rule();
+  } else if (is_uniform_) {
     dense_add_ = cpu::dense_add(stored);
     const bool needs_no_blocks =
         values.size() == 1 || dense_add_.function != nullptr;
@@ -663,13 +835,36 @@ SumLine::SumLine(
   }
 }
 
+void SumLine::look_up_rule() {
+  const auto look_up = [this](auto zero) {
+    const auto weight = access<decltype(zero)>(stored_);
+    load_weight_ = reinterpret_cast<AnyFunction>(weight.load);
+    store_weight_ = reinterpret_cast<AnyFunction>(weight.store);
+  };
+  switch (at::toOpMathType(stored_)) {
+    case c10::kDouble:
+      numbers_double_.emplace(step_);
+      look_up(double());
+      break;
+    case c10::kComplexDouble:
+      numbers_double_.emplace(step_);
+      look_up(c10::complex<double>());
+      break;
+    case c10::kComplexFloat:
+      numbers_float_.emplace(step_);
+      look_up(c10::complex<float>());
+      break;
+    default:
+      numbers_float_.emplace(step_);
+      look_up(float());
+  }
+}
+
 template <typename acc_t>
 void SumLine::look_up(c10::ArrayRef<c10::ScalarType> values) {
   constexpr auto kAccumulation = c10::CppTypeToScalarType<acc_t>::value;
   sum_blocks_ = &SumLine::sum_blocks<acc_t>;
-  const Access<acc_t> stored = access<acc_t>(stored_);
-  load_stored_ = reinterpret_cast<AnyFunction>(stored.load);
-  store_ = reinterpret_cast<AnyFunction>(stored.store);
+  store_ = reinterpret_cast<AnyFunction>(access<acc_t>(stored_).store);
   bool is_ready = true;
   for (const auto dtype : values) {
     loads_.push_back(reinterpret_cast<AnyFunction>(access<acc_t>(dtype).load));
@@ -687,23 +882,14 @@ void SumLine::sum_blocks(
     const int64_t* strides,
     char* stored,
     int64_t stored_stride,
+    StateLine state,
     int64_t num_elements,
-    bool stream) const {
-  const auto load_of = [](AnyFunction function) {
-    return reinterpret_cast<decltype(Access<acc_t>::load)>(function);
-  };
-  const auto load_stored = load_of(load_stored_);
-  const auto store = reinterpret_cast<decltype(Access<acc_t>::store)>(store_);
-  const bool is_dense = stored_stride == stored_size_;
+    bool stream,
+    double* squared_norm) const {
   const bool is_ready = ready_add_.function != nullptr &&
       std::equal(sizes_.begin(), sizes_.end(), strides);
-  // A rule may work on the stored value itself.
-  const bool in_place = !is_assign_ && is_dense &&
-      stored_ == c10::CppTypeToScalarType<acc_t>::value &&
-      reinterpret_cast<uintptr_t>(stored) % alignof(acc_t) == 0;
-
+  const auto store = reinterpret_cast<decltype(Access<acc_t>::store)>(store_);
   alignas(kCacheLine) acc_t total[kBlock];
-  alignas(kCacheLine) acc_t loaded[kBlock];
   alignas(kCacheLine) char rounded[kBlock * sizeof(c10::complex<double>)];
   const int64_t head = stream ? head_of(stored, num_elements, stored_size_) : 0;
   int64_t size = std::min(head > 0 ? head : num_elements, kBlock);
@@ -717,24 +903,19 @@ void SumLine::sum_blocks(
           /*stream=*/false);
     } else {
       for (size_t k = 0; k < sources.size(); ++k) {
-        load_of(loads_[k])(sources[k], strides[k], k != 0, total, size);
+        reinterpret_cast<decltype(Access<acc_t>::load)>(loads_[k])(
+            sources[k], strides[k], k != 0, total, size);
       }
     }
-    if (in_place) {
-      apply(rule_, total, reinterpret_cast<acc_t*>(stored), size);
+    if (squared_norm != nullptr) {
+      *squared_norm += squares(total, size);
+    } else if (!is_assign_) {
+      update_block(total, stored, stored_stride, state, size);
+    } else if (stream) {
+      store(total, rounded, stored_size_, size);
+      stream_copy(rounded, stored, size * stored_size_);
     } else {
-      const acc_t* next = total;
-      if (!is_assign_) {
-        load_stored(stored, stored_stride, /*is_add=*/false, loaded, size);
-        apply(rule_, total, loaded, size);
-        next = loaded;
-      }
-      if (stream) {
-        store(next, rounded, stored_size_, size);
-        stream_copy(rounded, stored, size * stored_size_);
-      } else {
-        store(next, stored, stored_stride, size);
-      }
+      store(total, stored, stored_stride, size);
     }
     for (size_t k = 0; k < sources.size(); ++k) {
       sources[k] += size * strides[k];
@@ -745,9 +926,122 @@ void SumLine::sum_blocks(
   }
 }
 
+// Of the gradients in a block, as the rule would see them.
+template <typename acc_t>
+double SumLine::squares(acc_t* total, int64_t size) const {
+  if constexpr (std::is_integral_v<acc_t>) {
+    TORCHKV_INTERNAL_ASSERT(false, "an optimizer on integers");
+  } else {
+    using real_t = typename c10::scalar_value_type<acc_t>::type;
+    const int64_t count = size * (c10::is_complex<acc_t>::value ? 2 : 1);
+    const auto squares = [&](auto* g) {
+      using number_t = std::remove_pointer_t<decltype(g)>;
+      scale_and_clip(
+          g,
+          static_cast<number_t>(step_.scale),
+          static_cast<number_t>(step_.clip_value),
+          number_t(1),
+          count);
+      return sum_of_squares(g, count);
+    };
+    auto* numbers = reinterpret_cast<real_t*>(total);
+    if constexpr (std::is_same_v<real_t, double>) {
+      if (numbers_float_) { // fp64 gradients of a fp32 value: may overflow
+        alignas(kCacheLine) float converted[2 * kBlock];
+        std::transform(numbers, numbers + count, converted, [](double number) {
+          return c10::convert<float>(number);
+        });
+        return squares(converted);
+      }
+    }
+    return squares(numbers);
+  }
+}
+
+// The rule on a block, in the arithmetic of the stored dtype: fp64 for fp64 and
+// complex128, else fp32. Moves `state` on.
+template <typename acc_t>
+void SumLine::update_block(
+    acc_t* total,
+    char* stored,
+    int64_t stored_stride,
+    StateLine& state,
+    int64_t size) const {
+  if constexpr (std::is_integral_v<acc_t>) {
+    TORCHKV_INTERNAL_ASSERT(false, "an optimizer on integers");
+  } else if (numbers_double_) {
+    update_block(*numbers_double_, total, stored, stored_stride, state, size);
+  } else if (numbers_float_) {
+    update_block(*numbers_float_, total, stored, stored_stride, state, size);
+  } else {
+    TORCHKV_INTERNAL_ASSERT(false);
+  }
+}
+
+template <typename acc_t, typename real_t>
+void SumLine::update_block(
+    const RuleNumbers<real_t>& numbers,
+    acc_t* total,
+    char* stored,
+    int64_t stored_stride,
+    StateLine& state,
+    int64_t size) const {
+  constexpr bool kComplex = c10::is_complex<acc_t>::value;
+  using weight_t = std::conditional_t<kComplex, c10::complex<real_t>, real_t>;
+  const int64_t num_numbers = size * (kComplex ? 2 : 1);
+  const auto num_bytes = size * static_cast<int64_t>(sizeof(weight_t));
+
+  alignas(kCacheLine) weight_t converted[kBlock];
+  auto* gradients = reinterpret_cast<real_t*>(total);
+  if constexpr (!std::is_same_v<acc_t, weight_t>) {
+    for (int64_t i = 0; i < size; ++i) {
+      converted[i] = c10::convert<weight_t>(total[i]);
+    }
+    gradients = reinterpret_cast<real_t*>(converted);
+  }
+
+  // The weights where they lie, if they lie there as they are.
+  alignas(kCacheLine) weight_t loaded[kBlock];
+  auto* weights = reinterpret_cast<weight_t*>(state.master);
+  const bool in_place = weights == nullptr &&
+      stored_ == c10::CppTypeToScalarType<weight_t>::value &&
+      stored_stride == stored_size_ &&
+      reinterpret_cast<uintptr_t>(stored) % alignof(weight_t) == 0;
+  if (in_place) {
+    weights = reinterpret_cast<weight_t*>(stored);
+  } else if (weights == nullptr) {
+    weights = loaded;
+    reinterpret_cast<decltype(Access<weight_t>::load)>(load_weight_)(
+        stored, stored_stride, /*is_add=*/false, loaded, size);
+  }
+
+  std::array<real_t*, kMaxStates> states{};
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    states[i] = reinterpret_cast<real_t*>(state.states[i]);
+    if (state.states[i] != nullptr) {
+      state.states[i] += num_bytes;
+    }
+  }
+  apply(
+      step_,
+      numbers,
+      gradients,
+      reinterpret_cast<real_t*>(weights),
+      states,
+      num_numbers);
+  if (!in_place) {
+    reinterpret_cast<decltype(Access<weight_t>::store)>(store_weight_)(
+        weights, stored, stored_stride, size);
+  }
+  if (state.master != nullptr) {
+    state.master += num_bytes;
+  }
+}
+
 void SumLine::dense(
     const char* const* values,
     char* stored,
+    const StateLine& state,
     int64_t num_elements,
     bool stream) const {
   const size_t num_values = sizes_.size();
@@ -764,8 +1058,10 @@ void SumLine::dense(
         sizes_.data(),
         stored,
         stored_size_,
+        state,
         num_elements,
-        stream);
+        stream,
+        nullptr);
     return;
   }
   const int64_t number_size = stored_size_ / dense_add_.numbers_per_element;
@@ -783,15 +1079,35 @@ void SumLine::dense(
   dense_add_.function(sources.data(), num_values, stored, num_numbers, stream);
 }
 
+double SumLine::squared_norm(const char* const* values, int64_t num_elements)
+    const {
+  TORCHKV_INTERNAL_ASSERT(!is_assign_);
+  double sum = 0;
+  (this->*sum_blocks_)(
+      Sources(values, values + sizes_.size()),
+      sizes_.data(),
+      nullptr,
+      stored_size_,
+      StateLine{},
+      num_elements,
+      /*stream=*/false,
+      &sum);
+  return sum;
+}
+
 void SumLine::strided(
     const char* const* values,
     const int64_t* value_strides,
     char* stored,
     int64_t stored_stride,
+    const StateLine& state,
     int64_t num_elements) const {
+  if (num_elements == 1) {
+    stored_stride = stored_size_; // that of one element means nothing
+  }
   if (stored_stride == stored_size_ &&
       std::equal(sizes_.begin(), sizes_.end(), value_strides)) {
-    dense(values, stored, num_elements, /*stream=*/false);
+    dense(values, stored, state, num_elements, /*stream=*/false);
     return;
   }
   (this->*sum_blocks_)(
@@ -799,8 +1115,10 @@ void SumLine::strided(
       value_strides,
       stored,
       stored_stride,
+      state,
       num_elements,
-      /*stream=*/false);
+      /*stream=*/false,
+      nullptr);
 }
 
 void copy_line(

@@ -4,9 +4,11 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <cstdint>
+#include <optional>
 
-#include "../../rule.h"
+#include "../rules.h"
 
 namespace torchkv::kernels::cpu {
 
@@ -21,6 +23,14 @@ struct DenseAdd {
       int64_t num_numbers,
       bool stream) = nullptr;
   int64_t numbers_per_element = 1;
+};
+
+// Where the state of a rule for a line begins: fp32 or fp64 numbers (real and
+// imaginary parts, for complex ones) in the places of the stored value's
+// elements; null where there is none.
+struct StateLine {
+  char* master = nullptr; // the weight itself, of a stored value that rounds it
+  std::array<char*, kMaxStates> states{};
 };
 
 // stored = rule(stored, values[0] + values[1] + ...), line by line, for values
@@ -42,7 +52,7 @@ class SumLine {
       c10::ArrayRef<c10::ScalarType> values,
       c10::ScalarType stored,
       c10::ScalarType accumulation,
-      const RuleSpec& rule,
+      const RuleStep& step,
       Layout layout);
 
   // Lines without gaps. `stream` writes past the caches: right where the call
@@ -50,16 +60,22 @@ class SumLine {
   void dense(
       const char* const* values,
       char* stored,
+      const StateLine& state,
       int64_t num_elements,
       bool stream) const;
 
+  // The squared 2-norm of the gradients on a line without gaps, as the rule
+  // would see them but for `last_scale`. REQUIRES: a rule that is not ASSIGN.
+  double squared_norm(const char* const* values, int64_t num_elements) const;
+
   // Lines of elements so many bytes apart; 0 repeats one value.
-  // REQUIRES: Layout::kAny.
+  // REQUIRES: Layout::kAny; a stored line without gaps where there is state.
   void strided(
       const char* const* values,
       const int64_t* value_strides,
       char* stored,
       int64_t stored_stride,
+      const StateLine& state,
       int64_t num_elements) const;
 
  private:
@@ -68,16 +84,36 @@ class SumLine {
 
   template <typename acc_t>
   void look_up(c10::ArrayRef<c10::ScalarType> values);
+  void look_up_rule();
+  template <typename acc_t>
+  double squares(acc_t* total, int64_t size) const;
+  template <typename acc_t>
+  void update_block(
+      acc_t* total,
+      char* stored,
+      int64_t stored_stride,
+      StateLine& state,
+      int64_t size) const;
+  template <typename acc_t, typename real_t>
+  void update_block(
+      const RuleNumbers<real_t>& numbers,
+      acc_t* total,
+      char* stored,
+      int64_t stored_stride,
+      StateLine& state,
+      int64_t size) const;
   template <typename acc_t>
   void sum_blocks(
       Sources sources,
       const int64_t* strides,
       char* stored,
       int64_t stored_stride,
+      StateLine state,
       int64_t num_elements,
-      bool stream) const;
+      bool stream,
+      double* squared_norm) const;
 
-  const RuleSpec& rule_;
+  const RuleStep& step_;
   const c10::ScalarType stored_;
   const bool is_assign_;
   bool is_uniform_ = true; // all values have the stored dtype
@@ -93,12 +129,19 @@ class SumLine {
       const int64_t* strides,
       char* stored,
       int64_t stored_stride,
+      StateLine state,
       int64_t num_elements,
-      bool stream) const = nullptr;
+      bool stream,
+      double* squared_norm) const = nullptr;
   c10::SmallVector<AnyFunction, 8> loads_;
-  AnyFunction load_stored_ = nullptr;
   AnyFunction store_ = nullptr;
   DenseAdd ready_add_; // if all values have the accumulation type
+
+  // A rule, in the arithmetic of the stored dtype: one of the numbers is set.
+  std::optional<RuleNumbers<float>> numbers_float_;
+  std::optional<RuleNumbers<double>> numbers_double_;
+  AnyFunction load_weight_ = nullptr;
+  AnyFunction store_weight_ = nullptr;
 };
 
 // Copies `num_bytes` into each of `outs`, reading them once. `stream` as above.

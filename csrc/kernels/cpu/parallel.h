@@ -12,11 +12,12 @@ namespace torchkv::kernels::cpu {
 struct Work {
   int64_t num_units = 0;
   int64_t bytes_per_unit = 0;
+  int64_t cut = 1024; // units; a job is cut at multiples of them
 };
 
 // Does all units of all jobs in one parallel region: runs
 // `body(job, begin, end, stream)` over spans [begin, end) that cover each job's
-// units once. A large job is cut at multiples of 1024 units, small ones go
+// units once. A large job is cut, small ones go
 // together, and threads take the pieces as they get done, so one that is held
 // up does not hold up the rest. `stream` says that the jobs together move more
 // than the caches hold.

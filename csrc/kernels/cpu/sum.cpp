@@ -1,40 +1,130 @@
 #include "sum.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "../../plain_dispatch.h"
-#include "lines.h"
+#include "lamb.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
 
+namespace {
+
+// Sums of squares are added up in chunks of so many elements, whatever the
+// threads do.
+constexpr int64_t kChunk = int64_t{16} * 1024;
+
+int64_t num_chunks(int64_t num_elements) {
+  return (num_elements + kChunk - 1) / kChunk;
+}
+
+Work chunks_of(int64_t num_elements, int64_t bytes_per_element) {
+  const int64_t size = std::clamp(num_elements, int64_t{1}, kChunk);
+  return {num_chunks(num_elements), size * bytes_per_element, /*cut=*/1};
+}
+
+char* begin_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr())
+                          : nullptr;
+}
+
+StateLine line_of(const State& state) {
+  StateLine line;
+  line.master = begin_of(state.master);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    line.states[i] = begin_of(state.states[i]);
+  }
+  return line;
+}
+
+void move(StateLine& line, int64_t num_bytes) {
+  const auto move = [&](char*& data) {
+    data = data == nullptr ? nullptr : data + num_bytes;
+  };
+  move(line.master);
+  std::for_each(line.states.begin(), line.states.end(), move);
+}
+
+int64_t size_of(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+} // namespace
+
 void SumBatch::add(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
-    c10::ScalarType accumulation) {
+    c10::ScalarType accumulation,
+    const RuleStep& step,
+    const State& state) {
   if (stored.numel() == 0) {
     return; // its memory may be null
   }
   Job job;
   job.num_elements = stored.numel();
-  job.bytes_per_element = static_cast<int64_t>(stored.element_size());
+  job.dtype = stored.scalar_type();
+  job.bytes_per_element = size_of(job.dtype);
   for (const auto& value : values) {
     values_.push_back(static_cast<const char*>(value.data->const_data_ptr()));
     dtypes_.push_back(value.data->scalar_type());
-    job.bytes_per_element += static_cast<int64_t>(value.data->element_size());
+    job.bytes_per_element += size_of(dtypes_.back());
   }
   job.values_end = values_.size();
   job.stored = static_cast<char*>(stored.mutable_data_ptr());
-  job.dtype = stored.scalar_type();
   job.accumulation = accumulation;
+  job.step = &step;
+  if (step.rule.id != RuleSpec::Id::kAssign) {
+    job.state = cpu::line_of(state);
+    for (const auto& tensor : state.states) {
+      job.bytes_per_element +=
+          tensor.defined() ? 2 * size_of(tensor.scalar_type()) : 0;
+    }
+  }
   jobs_.push_back(job);
 }
 
+SumLine SumBatch::line_of(size_t i) const {
+  const Job& job = jobs_[i];
+  const size_t first = i == 0 ? 0 : jobs_[i - 1].values_end;
+  return {
+      {dtypes_.data() + first, job.values_end - first},
+      job.dtype,
+      job.accumulation,
+      *job.step,
+      SumLine::Layout::kDense};
+}
+
+c10::SmallVector<const char*, 8> SumBatch::values_of(size_t i, int64_t begin)
+    const {
+  c10::SmallVector<const char*, 8> values;
+  for (size_t k = i == 0 ? 0 : jobs_[i - 1].values_end; k < jobs_[i].values_end;
+       ++k) {
+    values.push_back(values_[k] + begin * size_of(dtypes_[k]));
+  }
+  return values;
+}
+
+StateLine SumBatch::state_of(size_t i, int64_t begin) const {
+  const Job& job = jobs_[i];
+  StateLine state = job.state;
+  if (job.step->rule.id != RuleSpec::Id::kAssign) { // which takes any dtype
+    move(state, begin * size_of(at::toOpMathType(job.dtype)));
+  }
+  return state;
+}
+
 void SumBatch::run() const {
+  bool has_lamb = false;
+  for (const auto& job : jobs_) {
+    has_lamb = has_lamb || job.step->rule.id == RuleSpec::Id::kLamb;
+  }
   parallel_spans(
       static_cast<int64_t>(jobs_.size()),
       [&](int64_t i) {
@@ -42,26 +132,96 @@ void SumBatch::run() const {
       },
       [&](int64_t i, int64_t begin, int64_t end, bool stream) {
         const Job& job = jobs_[i];
-        const size_t first = i == 0 ? 0 : jobs_[i - 1].values_end;
-        const size_t num_values = job.values_end - first;
-        const SumLine line(
-            {dtypes_.data() + first, num_values},
-            job.dtype,
-            job.accumulation,
-            rule_,
-            SumLine::Layout::kDense);
-        c10::SmallVector<const char*, 8> values;
-        for (size_t k = first; k < job.values_end; ++k) {
-          values.push_back(
-              values_[k] +
-              begin * static_cast<int64_t>(c10::elementSize(dtypes_[k])));
-        }
-        char* stored = job.stored +
-            begin * static_cast<int64_t>(c10::elementSize(job.dtype));
-        line.dense(values.data(), stored, end - begin, stream);
+        line_of(i).dense(
+            values_of(i, begin).data(),
+            job.stored + begin * size_of(job.dtype),
+            state_of(i, begin),
+            end - begin,
+            stream);
         if (stream) {
           end_stream();
         }
+      });
+  if (has_lamb) {
+    run_lamb();
+  }
+}
+
+double SumBatch::squared_norm() const {
+  std::vector<int64_t> first_chunk{0};
+  for (const auto& job : jobs_) {
+    first_chunk.push_back(first_chunk.back() + num_chunks(job.num_elements));
+  }
+  std::vector<double> sums(first_chunk.back());
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        return chunks_of(jobs_[i].num_elements, jobs_[i].bytes_per_element);
+      },
+      [&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
+        const SumLine line = line_of(i);
+        for (int64_t chunk = begin; chunk < end; ++chunk) {
+          const int64_t first = chunk * kChunk;
+          sums[first_chunk[i] + chunk] = line.squared_norm(
+              values_of(i, first).data(),
+              std::min(kChunk, jobs_[i].num_elements - first));
+        }
+      });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+// The second half of LAMB: the norms of weights and directions, then the steps.
+void SumBatch::run_lamb() const {
+  std::vector<int64_t> first_chunk{0};
+  const auto lamb_of = [&](int64_t i, int64_t first_element) {
+    const Job& job = jobs_[i];
+    return LambLine(
+        *job.step,
+        job.dtype,
+        job.stored + first_element * size_of(job.dtype),
+        state_of(i, first_element));
+  };
+  const auto lamb_elements = [&](size_t i) {
+    const Job& job = jobs_[i];
+    return job.step->rule.id == RuleSpec::Id::kLamb ? job.num_elements : 0;
+  };
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    first_chunk.push_back(first_chunk.back() + num_chunks(lamb_elements(i)));
+  }
+  const auto for_each_chunk = [&](auto body) {
+    parallel_spans(
+        static_cast<int64_t>(jobs_.size()),
+        [&](int64_t i) {
+          return chunks_of(lamb_elements(i), jobs_[i].bytes_per_element);
+        },
+        [&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
+          for (int64_t chunk = begin; chunk < end; ++chunk) {
+            const int64_t first = chunk * kChunk;
+            body(
+                i,
+                chunk,
+                lamb_of(i, first),
+                std::min(kChunk, jobs_[i].num_elements - first));
+          }
+        });
+  };
+  std::vector<LambLine::Norms> chunks(first_chunk.back());
+  for_each_chunk(
+      [&](int64_t i, int64_t chunk, const LambLine& line, int64_t size) {
+        chunks[first_chunk[i] + chunk] = line.squared_norms(size);
+      });
+  std::vector<double> trusts;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    LambLine::Norms sum;
+    for (int64_t chunk = first_chunk[i]; chunk < first_chunk[i + 1]; ++chunk) {
+      sum.weight += chunks[chunk].weight;
+      sum.direction += chunks[chunk].direction;
+    }
+    trusts.push_back(sum.trust());
+  }
+  for_each_chunk(
+      [&](int64_t i, int64_t /*chunk*/, const LambLine& line, int64_t size) {
+        line.move(trusts[i], size);
       });
 }
 
@@ -124,16 +284,23 @@ class SumPlane {
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
       c10::ScalarType accumulation,
-      const RuleSpec& rule)
+      const RuleStep& step,
+      const State& state)
       : num_values_(values.size()),
         line_(
             dtypes_of(values),
             stored.scalar_type(),
             accumulation,
-            rule,
+            step,
             SumLine::Layout::kAny) {
     for (const auto& value : values) {
       sizes_.push_back(static_cast<int64_t>(value.data->element_size()));
+    }
+    if (step.rule.id != RuleSpec::Id::kAssign) {
+      state_ = line_of(state);
+      first_stored_ = static_cast<const char*>(stored.const_data_ptr());
+      stored_size_ = size_of(stored.scalar_type());
+      state_size_ = size_of(at::toOpMathType(stored.scalar_type()));
     }
   }
 
@@ -222,11 +389,16 @@ class SumPlane {
     }
     char* stored = at(0);
     for (int64_t line = 0; line < num_lines; ++line) {
+      StateLine state = state_; // lies as the stored value does
+      if (first_stored_ != nullptr) {
+        move(state, (stored - first_stored_) / stored_size_ * state_size_);
+      }
       line_.strided(
           values.data(),
           element_steps.data(),
           stored,
           strides[0],
+          state,
           num_elements);
       for (size_t k = 0; k < num_values_; ++k) {
         values[k] += line_steps[k];
@@ -242,6 +414,10 @@ class SumPlane {
   const size_t num_values_;
   const SumLine line_;
   c10::SmallVector<int64_t, 8> sizes_;
+  StateLine state_;
+  const char* first_stored_ = nullptr;
+  int64_t stored_size_ = 1;
+  int64_t state_size_ = 0;
 };
 
 } // namespace
@@ -250,7 +426,8 @@ void sum_strided(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     c10::ScalarType accumulation,
-    const RuleSpec& rule) {
+    const RuleStep& step,
+    const State& state) {
   if (stored.numel() == 0) {
     return;
   }
@@ -264,7 +441,7 @@ void sum_strided(
     config.add_const_input(*value.data);
   }
   auto iterator = config.build();
-  const SumPlane plane(values, stored, accumulation, rule);
+  const SumPlane plane(values, stored, accumulation, step, state);
   iterator.for_each(
       [&](char** data,
           const int64_t* strides,

@@ -5,35 +5,48 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <cstdint>
 
 #include "../../export.h"
 #include "../../rule.h"
 #include "../../value.h"
+#include "lines.h"
 
 namespace torchkv::kernels::cpu {
+
+// Where a stored value's state lies, for an optimizer: undefined tensors where
+// there is none. All are dense and have the strides of the stored value.
+struct State {
+  at::Tensor master; // the value itself, where its dtype rounds it
+  std::array<at::Tensor, kMaxStates> states;
+};
 
 // The sums of a call: stored = rule(stored, values[0] + values[1] + ...) for
 // each that is added, carried out together by run(), in one pass over the
 // memory. Added left to right in `accumulation`, rounded once to the dtype of
-// `stored`.
+// `stored`; a rule works in fp32 or, for fp64 and complex128, in fp64.
 //
 // REQUIRES: at least one value; all on the CPU, of the shape of `stored`,
 // without conj, neg or zero bits; conversion from `accumulation` is allowed;
 // floating-point or complex tensors for a rule that is not ASSIGN. Tensors and
-// rule outlive run(), which blocks until done. Any thread; versions of `stored`
-// are not counted.
+// steps outlive run(), which blocks until done. Any thread; versions of
+// `stored` are not counted.
 class TORCHKV_API SumBatch {
  public:
-  explicit SumBatch(const RuleSpec& rule) : rule_(rule) {}
-
   // REQUIRES: the values lie in memory as `stored` does, which is
   // non-overlapping and dense (lie_alike). Dtypes may differ.
   void add(
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
-      c10::ScalarType accumulation);
+      c10::ScalarType accumulation,
+      const RuleStep& step = kAssignStep,
+      const State& state = {});
   void run() const;
+
+  // The squared 2-norm of all gradients, as the rules would see them. The same
+  // bits for any number of threads.
+  double squared_norm() const;
 
  private:
   struct Job {
@@ -43,20 +56,28 @@ class TORCHKV_API SumBatch {
     char* stored = nullptr;
     c10::ScalarType dtype = c10::kFloat;
     c10::ScalarType accumulation = c10::kFloat;
+    const RuleStep* step = nullptr;
+    StateLine state;
   };
 
-  const RuleSpec& rule_;
+  SumLine line_of(size_t job) const;
+  c10::SmallVector<const char*, 8> values_of(size_t job, int64_t begin) const;
+  StateLine state_of(size_t job, int64_t begin) const;
+  void run_lamb() const;
+
   c10::SmallVector<const char*, 4> values_;
   c10::SmallVector<c10::ScalarType, 4> dtypes_;
   c10::SmallVector<Job, 1> jobs_;
 };
 
 // The same for one stored value and any strides, without a temporary copy.
+// REQUIRES: not LAMB, whose sums must lie as the stored value does.
 TORCHKV_API void sum_strided(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     c10::ScalarType accumulation,
-    const RuleSpec& rule);
+    const RuleStep& step = kAssignStep,
+    const State& state = {});
 
 // The copies of a call: each source into all its outs, carried out together by
 // run(), each source read once.

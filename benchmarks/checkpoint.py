@@ -1,0 +1,166 @@
+"""What ``save`` reaches of ``safetensors.torch.save_file`` with an fsync after it.
+
+Both write the values and the optimizer's state of one store, from memory to the disk.
+``save`` takes a snapshot first, adds up checksums, and keeps the last save until the
+new one is whole. It also prints what ``load`` takes, and both for very many keys.
+
+    python benchmarks/checkpoint.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import torchkv
+from harness import Contestant, Plan, Times, interleave, measure, median_ratio, timed
+from report import (
+    Table,
+    Target,
+    environment,
+    finish,
+    min_and_median,
+    parser,
+    targets_table,
+)
+
+SAVE, SAVE_FILE = "store.save", "save_file, fsync"
+TARGET = 0.7
+MANY_LIMIT_S = 10.0
+
+TENSORS = 16
+KEY_ELEMENTS = 100
+
+
+def trained_store(num_bytes: int) -> torchkv.KVStore:
+    """A store whose values and Adam's state have so many bytes together."""
+    keys = list(range(TENSORS))
+    elements = num_bytes // (4 * 3 * TENSORS)
+    store = torchkv.create()
+    store.init(keys, [torch.randn(elements) for _ in keys])
+    store.set_optimizer("adam", lr=0.01)
+    store.push(keys, [torch.randn(elements) for _ in keys])
+    return store
+
+
+def tensors_of(store: torchkv.KVStore) -> dict[str, Tensor]:
+    """All tensors, by the names that the store's own files give them."""
+    tensors = {}
+    for key, item in store.state_dict()["keys"].items():
+        tensors[f"value/{key}"] = item["value"]
+        for name, tensor in item["state"].items():
+            tensors[f"{name}/{key}"] = tensor
+    return tensors
+
+
+def contestants(
+    store: torchkv.KVStore, tensors: dict[str, Tensor], folder: Path
+) -> dict[str, Contestant]:
+    """Both ways to write the same tensors."""
+    checkpoint, file = folder / "store", folder / "file.safetensors"
+
+    def save_and_sync() -> None:
+        file.unlink(missing_ok=True)
+        save_file(tensors, file)
+        fd = os.open(file, os.O_RDWR)
+        os.fsync(fd)
+        os.close(fd)
+
+    def equals(found: dict[str, Tensor]) -> bool:
+        return found.keys() == tensors.keys() and all(
+            torch.equal(found[name], tensor) for name, tensor in tensors.items()
+        )
+
+    return {
+        SAVE: Contestant(
+            timed(lambda: store.save(checkpoint)),
+            lambda: equals(tensors_of(torchkv.load(checkpoint))),
+        ),
+        SAVE_FILE: Contestant(timed(save_and_sync), lambda: equals(load_file(file))),
+    }
+
+
+def measure_large(num_bytes: int, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Seconds of a save of few large tensors, and of a load."""
+    store = trained_store(num_bytes)
+    tensors = tensors_of(store)
+    seconds = measure(contestants(store, tensors, folder), plan)
+    runs = {"store.load": timed(lambda: store.load(folder / "store"))}
+    return {
+        "bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "seconds": seconds | interleave(runs, dict.fromkeys(runs, 1), 3),
+    }
+
+
+def measure_many(count: int, folder: Path) -> Times:
+    """Seconds of a save and of a load of many small keys."""
+    store = torchkv.create()
+    store.init(list(range(count)), list(torch.randn(count, KEY_ELEMENTS)))
+    runs = {
+        SAVE: timed(lambda: store.save(folder / "many")),
+        "store.load": timed(lambda: store.load(folder / "many")),
+    }
+    return interleave(runs, dict.fromkeys(runs, 1), 3)
+
+
+def table(title: str, num_bytes: int, seconds: Times) -> Table:
+    """Times and what they come to per second."""
+    rows = [
+        [name, *min_and_median(times), f"{num_bytes / min(times) / 1e9:.2f}"]
+        for name, times in seconds.items()
+    ]
+    return Table(title, ["", "min", "median", "GB/s"], rows)
+
+
+def draw(figure: Any, large: dict[str, Any]) -> None:
+    """Draws every round of both."""
+    axes = figure.subplots()
+    for name, times in large["seconds"].items():
+        axes.plot([large["bytes"] / time / 1e9 for time in times], "o-", label=name)
+    axes.set_xlabel("round")
+    axes.set_ylabel("GB/s")
+    axes.legend()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints tables, writes JSON and a plot where asked."""
+    options = parser(__doc__ or "", rounds=9).parse_args(arguments)
+    rounds = options.rounds or (3 if options.smoke else 9)
+    num_bytes, count = (1 << 20, 1000) if options.smoke else (10**9, 1_000_000)
+    # Beside the results: /tmp may be memory.
+    with tempfile.TemporaryDirectory(dir=options.json and options.json.parent) as name:
+        folder = Path(name)
+        large = measure_large(num_bytes, Plan(rounds, turn_s=0, budget_s=120), folder)
+        many = measure_many(count, folder)
+
+    ratio = median_ratio(large["seconds"][SAVE_FILE], large["seconds"][SAVE])
+    targets = [
+        Target(f"{SAVE}, of {SAVE_FILE}", ratio, TARGET),
+        *(
+            Target(f"{name} of {count:,} keys", min(times), MANY_LIMIT_S, False, "s")
+            for name, times in many.items()
+        ),
+    ]
+    figures = {
+        **environment(None),
+        "large": large,
+        "many": {"keys": count, "seconds": many},
+        "targets": [target.as_dict() for target in targets],
+    }
+    many_bytes = count * KEY_ELEMENTS * 4
+    tables = [
+        table(f"{large['bytes'] / 1e9:.2f} GB", large["bytes"], large["seconds"]),
+        table(f"{count:,} keys of {KEY_ELEMENTS} floats", many_bytes, many),
+        targets_table(targets),
+    ]
+    finish(options, figures, tables, lambda figure: draw(figure, large))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Optimizers on the store: ResNet-50's gradients in, its weights out, four of each.
+
+Each push adds up the replicas' gradients and makes a step. torch does the same by
+``_foreach_`` sums and ``torch.optim`` with ``fused=True``, MXNet by its own optimizers.
+
+    python benchmarks/optimizers.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torchkv
+from contestants import Arrays, Call, store_for
+from harness import Contestant, Plan, Times, median_ratio, timed
+from mxnet_peer import NAME as MXNET
+from mxnet_peer import Case, MXNet, measure_beside
+from parameter_lists import Shape, resnet50, shrunk
+from peers.pattern import sum_pattern
+from report import (
+    Target,
+    contestants_table,
+    environment,
+    finish,
+    parser,
+    start_mxnet,
+    targets_table,
+)
+
+REPLICAS = 4
+OURS = "torchkv push, pull"
+OUR_PUSH = "torchkv push"
+TORCH = "torch._foreach_add_, fused step, _foreach_copy_"
+TORCH_PUSH = "torch._foreach_add_, fused step"
+
+MXNET_TARGET = 4.0
+PUSH_TARGET = 1.5
+PUSH_PULL_TARGET = 1.3
+
+
+class Kind(NamedTuple):
+    """An optimizer by the names of all three."""
+
+    title: str
+    ours: Callable[[], Any]
+    torchs: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    mxnets: dict[str, Any]
+
+
+KINDS = [
+    Kind(
+        "SGD with momentum",
+        lambda: torchkv.optim.SGD(lr=0.125, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.125, momentum=0.9, fused=True),
+        {"name": "sgd", "learning_rate": 0.125, "momentum": 0.9},
+    ),
+    Kind(
+        "Adam",
+        lambda: torchkv.optim.Adam(lr=0.125),
+        lambda p: torch.optim.Adam(p, lr=0.125, fused=True),
+        {"name": "adam", "learning_rate": 0.125},
+    ),
+]
+
+
+class Torch:
+    """torch's way: gradients summed into ``.grad``, a fused step, copies."""
+
+    def __init__(self, kind: Kind, arrays: Arrays) -> None:
+        """Makes the parameters, which are zero, and their gradients."""
+        self.weights = [torch.nn.Parameter(stored) for stored in arrays.stored]
+        for weight in self.weights:
+            weight.grad = torch.zeros_like(weight)
+        self.gradients = [weight.grad for weight in self.weights]
+        self.optimizer = kind.torchs(self.weights)
+        self.values = [list(column) for column in zip(*arrays.values, strict=True)]
+        self.outs = [list(column) for column in zip(*arrays.outs, strict=True)]
+        self.stored = arrays.stored
+
+    def push(self) -> None:
+        """Sums and steps."""
+        first, *others = self.values
+        torch._foreach_copy_(self.gradients, first)
+        for values in others:
+            torch._foreach_add_(self.gradients, values)
+        self.optimizer.step()
+
+    def push_pull(self) -> None:
+        """Sums, steps and hands out the weights."""
+        self.push()
+        for out in self.outs:
+            torch._foreach_copy_(out, self.stored)
+
+
+def first_step(kind: Kind, sums: Sequence[Tensor]) -> list[Tensor]:
+    """Weights that were zero, after one step by torch."""
+    weights = [torch.nn.Parameter(torch.zeros_like(total)) for total in sums]
+    for weight, total in zip(weights, sums, strict=True):
+        weight.grad = total
+    kind.torchs(weights).step()
+    return [weight.detach() for weight in weights]
+
+
+def all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """MXNet adds eps elsewhere, so the results are not all the same to the bit."""
+    return all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def contestant(call: Call, found: Call, expected: Sequence[Tensor]) -> Contestant:
+    """One whose first call must leave the weights of a first step."""
+    return Contestant(timed(call), lambda: all_close(found(), expected))
+
+
+def measure_kind(
+    kind: Kind, shapes: list[Shape], plan: Plan, mxnet: MXNet | None
+) -> dict[str, Any]:
+    """Push alone, and push and pull, of all keys."""
+    sums = [
+        torch.tensor(sum_pattern(key, REPLICAS), dtype=torch.float32)
+        for key in range(len(shapes))
+    ]
+    expected = []
+    for shape, step in zip(shapes, first_step(kind, sums), strict=True):
+        size = torch.Size(shape).numel()
+        repeats = -(-size // step.numel())
+        expected.append(step.repeat(repeats)[:size].view(shape))
+    contestants = {}
+    for ours, theirs, pulls in ((OUR_PUSH, TORCH_PUSH, False), (OURS, TORCH, True)):
+        arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS)
+        store, keys = store_for(arrays)
+        store.set_optimizer(kind.ours())
+
+        def push_pull(
+            store: torchkv.KVStore = store,
+            keys: list[int] = keys,
+            arrays: Arrays = arrays,
+            pulls: bool = pulls,
+        ) -> None:
+            store.push(keys, arrays.values)
+            if pulls:
+                store.pull(keys, out=arrays.outs)
+
+        contestants[ours] = contestant(
+            push_pull, lambda store=store, keys=keys: store.pull(keys), expected
+        )
+        torchs_arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS)
+        torchs = Torch(kind, torchs_arrays)
+        contestants[theirs] = contestant(
+            torchs.push_pull if pulls else torchs.push,
+            lambda torchs=torchs: torchs.stored,
+            expected,
+        )
+    case = Case(
+        shapes,
+        "float32",
+        REPLICAS,
+        REPLICAS,
+        kind.mxnets,
+        [total.view(-1)[:8].tolist() for total in expected],
+    )
+    return {"optimizer": kind.title, **measure_beside(mxnet, case, contestants, plan)}
+
+
+def targets_of(kind: Kind, times: Times) -> list[Target]:
+    """What is promised of an optimizer."""
+    what = f"{kind.title} of ResNet-50"
+    mxnet = median_ratio(times[MXNET], times[OURS]) if MXNET in times else None
+    return [
+        Target(f"{what}, push, pull, faster than MXNet", mxnet, MXNET_TARGET),
+        Target(
+            f"{what}, push, faster than torch",
+            median_ratio(times[TORCH_PUSH], times[OUR_PUSH]),
+            PUSH_TARGET,
+        ),
+        Target(
+            f"{what}, push, pull, faster than torch",
+            median_ratio(times[TORCH], times[OURS]),
+            PUSH_PULL_TARGET,
+        ),
+    ]
+
+
+def draw(figure: Any, measured: dict[str, Times]) -> None:
+    """A bar per contestant, as long as its median ratio to ours."""
+    figure.set_size_inches(9, 5)
+    panels = figure.subplots(len(measured), squeeze=False)[:, 0]
+    for axes, (title, times) in zip(panels, measured.items(), strict=True):
+        ratios = [median_ratio(seconds, times[OURS]) for seconds in times.values()]
+        colors = ["tab:blue" if "torchkv" in name else "tab:gray" for name in times]
+        axes.barh(list(times), ratios, color=colors)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize="medium")
+    panels[-1].set_xlabel(f"time, as a multiple of {OURS}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints tables, writes JSON and a plot where asked."""
+    options = parser(__doc__ or "", rounds=25).parse_args(arguments)
+    plan = Plan(options.rounds or 25, turn_s=0.1, budget_s=20)
+    if options.smoke:
+        plan = Plan(options.rounds or 3, turn_s=0, budget_s=0)
+    shapes = shrunk(resnet50()) if options.smoke else resnet50()
+    with start_mxnet(options) as mxnet:
+        facts = environment(mxnet)
+        measured = [measure_kind(kind, shapes, plan, mxnet) for kind in KINDS]
+
+    targets = [
+        target
+        for kind, each in zip(KINDS, measured, strict=True)
+        for target in targets_of(kind, each["seconds"])
+    ]
+    finish(
+        options,
+        {
+            **facts,
+            "optimizers": measured,
+            "targets": [target.as_dict() for target in targets],
+        },
+        [
+            *(
+                contestants_table(f"{kind.title}, ResNet-50", each, OURS)
+                for kind, each in zip(KINDS, measured, strict=True)
+            ),
+            targets_table(targets),
+        ],
+        lambda figure: draw(
+            figure,
+            {
+                kind.title: each["seconds"]
+                for kind, each in zip(KINDS, measured, strict=True)
+            },
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "../rule.h"
+
+namespace torchkv {
+
+// A rule through ATen operators, for devices without kernels of their own: the
+// formulas of kernels/rules.h on whole tensors. Writes `weight` and `states` in
+// place; `gradient` is lost. All of one shape and device; `weight` and states
+// in fp32, fp64 or complex numbers of these. REQUIRES: PlainDispatch.
+void step_with_aten(
+    const RuleStep& step,
+    const at::Tensor& gradient,
+    const at::Tensor& weight,
+    std::array<at::Tensor, kMaxStates> states);
+
+// The squared 2-norm of a gradient as the rule would see it, but for
+// last_scale. Waits for the device.
+double squared_norm_with_aten(const RuleStep& step, const at::Tensor& gradient);
+
+} // namespace torchkv

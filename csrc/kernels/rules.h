@@ -1,0 +1,188 @@
+#pragma once
+
+#include <cmath>
+
+#include "../rule.h"
+
+// The formulas of the rules, for one element, shared by all kernels. Each works
+// in the order of operations of torch.optim's implementations for single
+// tensors (foreach=False), so that results agree to the last bits.
+//
+// `w` is the weight, `g` the gradient (the finished sum, scaled, clipped and,
+// to maximize, negated), the others are the state.
+namespace torchkv::kernels {
+
+// A rule's numbers for one key and one step, in the type of the arithmetic.
+// Powers of the step and what else is one number per key are computed once, in
+// double, as PyTorch computes them in Python.
+template <typename T>
+struct RuleNumbers {
+  explicit RuleNumbers(const RuleStep& call)
+      : RuleNumbers(call.rule, call.step, call.is_first) {}
+
+  T lr;
+  T weight_decay;
+  T shrink; // what decoupled weight decay leaves of a weight
+  T momentum;
+  T undampened;
+  T beta1;
+  T beta2;
+  T alpha;
+  T one_minus_beta1;
+  T one_minus_beta2;
+  T one_minus_alpha;
+  T eps;
+  T step_size = 0;
+  T bias1 = 0;
+  T sqrt_bias2 = 0;
+  T decayed_lr = 0;
+  bool nesterov;
+  bool is_first;
+
+ private:
+  RuleNumbers(const RuleSpec& rule, int64_t step, bool first)
+      : lr(static_cast<T>(rule.lr)),
+        weight_decay(static_cast<T>(rule.weight_decay)),
+        shrink(static_cast<T>(1 - rule.lr * rule.weight_decay)),
+        momentum(static_cast<T>(rule.momentum)),
+        undampened(static_cast<T>(1 - rule.dampening)),
+        beta1(static_cast<T>(rule.beta1)),
+        beta2(static_cast<T>(rule.beta2)),
+        alpha(static_cast<T>(rule.alpha)),
+        one_minus_beta1(static_cast<T>(1 - rule.beta1)),
+        one_minus_beta2(static_cast<T>(1 - rule.beta2)),
+        one_minus_alpha(static_cast<T>(1 - rule.alpha)),
+        eps(static_cast<T>(rule.eps)),
+        nesterov(rule.nesterov),
+        is_first(first) {
+    if (rule.id == RuleSpec::Id::kAdagrad) {
+      decayed_lr = static_cast<T>(
+          rule.lr / (1 + static_cast<double>(step - 1) * rule.lr_decay));
+    }
+    if (rule.id != RuleSpec::Id::kAdam && rule.id != RuleSpec::Id::kLamb) {
+      return; // powers are slow beside a small key's sum
+    }
+    const auto steps = static_cast<double>(step);
+    const double correction1 = 1 - std::pow(rule.beta1, steps);
+    const double correction2 = 1 - std::pow(rule.beta2, steps);
+    step_size = static_cast<T>(rule.lr / correction1);
+    bias1 = static_cast<T>(correction1);
+    sqrt_bias2 = static_cast<T>(std::sqrt(correction2));
+  }
+};
+
+// As torch.lerp: exact at both ends.
+template <typename T>
+inline T lerp(T from, T to, T weight) {
+  return weight < T(0.5) ? from + weight * (to - from)
+                         : to - (to - from) * (1 - weight);
+}
+
+// Not g + 0 * w, which an infinite weight would make NaN.
+template <typename T>
+inline T decayed(T w, T g, T weight_decay) {
+  return weight_decay != 0 ? g + weight_decay * w : g;
+}
+
+// torch.optim.SGD
+template <typename T>
+inline T sgd(T w, T g, const RuleNumbers<T>& n) {
+  return w - n.lr * decayed(w, g, n.weight_decay);
+}
+
+template <typename T>
+inline T sgd_momentum(T w, T g, T& buffer, const RuleNumbers<T>& n) {
+  g = decayed(w, g, n.weight_decay);
+  buffer = n.is_first ? g : n.momentum * buffer + n.undampened * g;
+  return w - n.lr * (n.nesterov ? g + n.momentum * buffer : buffer);
+}
+
+// torch.optim.Adam, and AdamW (decoupled). `largest_sq` is read and written
+// only by AMSGrad, which hands over its state there.
+template <bool kDecoupled, bool kAmsgrad, typename T>
+inline T adam(
+    T w,
+    T g,
+    T& average,
+    T& average_sq,
+    T& largest_sq,
+    const RuleNumbers<T>& n) {
+  if constexpr (kDecoupled) {
+    w = w * n.shrink;
+  } else {
+    g = decayed(w, g, n.weight_decay);
+  }
+  average = lerp(average, g, n.one_minus_beta1);
+  average_sq = n.beta2 * average_sq + n.one_minus_beta2 * g * g;
+  T sq = average_sq;
+  if constexpr (kAmsgrad) {
+    // NaN stays, as in torch.maximum.
+    largest_sq = largest_sq < sq || sq != sq ? sq : largest_sq;
+    sq = largest_sq;
+  }
+  return w - n.step_size * (average / (std::sqrt(sq) / n.sqrt_bias2 + n.eps));
+}
+
+// torch.optim.Adagrad
+template <typename T>
+inline T adagrad(T w, T g, T& sum_sq, const RuleNumbers<T>& n) {
+  g = decayed(w, g, n.weight_decay);
+  sum_sq = sum_sq + g * g;
+  return w - n.decayed_lr * (g / (std::sqrt(sum_sq) + n.eps));
+}
+
+// torch.optim.RMSprop
+template <bool kCentered, bool kMomentum, typename T>
+inline T rmsprop(
+    T w,
+    T g,
+    T& average_sq,
+    T& average,
+    T& buffer,
+    const RuleNumbers<T>& n) {
+  g = decayed(w, g, n.weight_decay);
+  average_sq = n.alpha * average_sq + n.one_minus_alpha * g * g;
+  T variance = average_sq;
+  if constexpr (kCentered) {
+    average = lerp(average, g, n.one_minus_alpha);
+    variance = average_sq - average * average;
+  }
+  const T change = g / (std::sqrt(variance) + n.eps);
+  if constexpr (kMomentum) {
+    buffer = n.momentum * buffer + change;
+    return w - n.lr * buffer;
+  }
+  return w - n.lr * change;
+}
+
+// Lion: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023,
+// algorithm 2.
+template <typename T>
+inline T lion(T w, T g, T& average, const RuleNumbers<T>& n) {
+  const T direction = n.beta1 * average + n.one_minus_beta1 * g;
+  average = n.beta2 * average + n.one_minus_beta2 * g;
+  const T sign = direction > 0 ? T(1) : direction < 0 ? T(-1) : direction;
+  return w - n.lr * decayed(w, sign, n.weight_decay);
+}
+
+// LAMB: You et al., "Large Batch Optimization for Deep Learning", 2020,
+// algorithm 2, with phi(x) = x. First the state, then, when the norms of weight
+// and direction are known, the weight.
+template <typename T>
+inline void lamb_state(
+    T g,
+    T& average,
+    T& average_sq,
+    const RuleNumbers<T>& n) {
+  average = lerp(average, g, n.one_minus_beta1);
+  average_sq = n.beta2 * average_sq + n.one_minus_beta2 * g * g;
+}
+
+template <typename T>
+inline T lamb_direction(T w, T average, T average_sq, const RuleNumbers<T>& n) {
+  const T change =
+      (average / n.bias1) / (std::sqrt(average_sq) / n.sqrt_bias2 + n.eps);
+  return decayed(w, change, n.weight_decay);
+}
+
+} // namespace torchkv::kernels

@@ -1,0 +1,146 @@
+"""Fine-tune a digit reader, stop at any epoch, and go on as if nothing had happened.
+
+A small network learns the digits 0 to 4 first. Then it gets a new last layer and is
+fine-tuned on all ten digits with AdamW and a cosine schedule, the old layers at a tenth
+of the learning rate, on several replicas. After each epoch one file takes all that the
+rest of the run depends on: the weights, the optimizer's state, the schedule and the
+random numbers' state. A run that was stopped and resumed ends with the same weights, to
+the last bit, as one that was not:
+
+    python examples/finetune_digits.py
+    python examples/finetune_digits.py --checkpoint other.pt --stop-after 3
+    python examples/finetune_digits.py --checkpoint other.pt --resume
+"""
+
+import argparse
+import os
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from train_digits import (
+    Data,
+    batches,
+    default_devices,
+    load_data,
+    make_model,
+    measure_accuracy,
+    parse_devices,
+    summed_loss,
+)
+
+import torchkv
+
+BATCH_SIZE = 64
+PRETRAINING_EPOCHS = 4
+SEED = 0
+
+
+def train_epoch(
+    replicas: torchkv.Replicas,
+    trainer: torchkv.Trainer,
+    images: Tensor,
+    labels: Tensor,
+    generator: torch.Generator,
+) -> float:
+    """Train once on all scans; return their mean loss."""
+    losses = []
+    for batch in batches(images, labels, BATCH_SIZE, generator):
+        losses.append(replicas.backward(summed_loss, *batch).sum().item())
+        trainer.step(BATCH_SIZE)
+    return sum(losses) / BATCH_SIZE / len(losses)
+
+
+def pretrain(devices: list[torch.device], data: Data) -> nn.Module:
+    """Return a network that knows the digits 0 to 4, with a new last layer."""
+    model = make_model(SEED)
+    replicas = torchkv.replicate(model, devices)
+    trainer = torchkv.Trainer(replicas, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    low = data.train_labels < 5
+    generator = torch.Generator().manual_seed(SEED)
+    for _ in range(PRETRAINING_EPOCHS):
+        images, labels = data.train_images[low], data.train_labels[low]
+        train_epoch(replicas, trainer, images, labels, generator)
+    model[-1].reset_parameters()
+    return model
+
+
+def save(path: str, checkpoint: dict[str, object]) -> None:
+    """Write a checkpoint whole: what stops the program leaves the one before."""
+    torch.save(checkpoint, path + ".new")
+    os.replace(path + ".new", path)
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(
+        description="Fine-tune a digit reader, with checkpoints.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--devices",
+        type=parse_devices,
+        default=default_devices(),
+        help="one replica on each; a device may be repeated",
+    )
+    parser.add_argument("--epochs", type=int, default=20, help="of the whole run")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate at first")
+    parser.add_argument(
+        "--checkpoint", default="digits.pt", metavar="PATH", help="after each epoch"
+    )
+    parser.add_argument(
+        "--stop-after", type=int, metavar="EPOCH", help="end the program early"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fine-tune, from the beginning or from a checkpoint."""
+    args = parse_args()
+    torch.set_num_threads(1)  # as train_digits.py
+    data = load_data()
+    generator = torch.Generator().manual_seed(SEED)
+    model = make_model(SEED) if args.resume else pretrain(args.devices, data)
+
+    replicas = torchkv.replicate(model, args.devices)
+    trainer = torchkv.Trainer(replicas, torchkv.optim.AdamW(lr=args.lr))
+    old_layers = [key for key, _ in model[:-1].named_parameters()]
+    trainer.optimizer.set_lr_mult({key: 0.1 for key in old_layers})
+    schedule = CosineAnnealingLR(trainer.optimizer, T_max=args.epochs)
+
+    first = 0
+    if args.resume:
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        replicas.load_state_dict(saved["model"])
+        trainer.optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        generator.set_state(saved["generator"])
+        first = saved["epoch"]
+        print(f"resumed after epoch {first}")
+
+    for epoch in range(first + 1, args.epochs + 1):
+        loss = train_epoch(
+            replicas, trainer, data.train_images, data.train_labels, generator
+        )
+        schedule.step()
+        save(
+            args.checkpoint,
+            {
+                "model": replicas.state_dict(),
+                "optimizer": trainer.optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "generator": generator.get_state(),
+                "epoch": epoch,
+            },
+        )
+        accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
+        print(f"epoch {epoch}: loss {loss:.4f}, {accuracy:.2%} of held-out scans right")
+        if epoch == args.stop_after:
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "lines_door.h"
+
+namespace torchkv::testing {
+
+// The CPU kernels, compiled for one processor each.
+using Function = decltype(&torchkv_sum_line);
+
+struct Level {
+  const char* name;
+  Function function;
+};
+
+#ifdef TORCHKV_LINES_FOLDER
+inline Function load_level(const std::string& name) {
+  const std::string path =
+      TORCHKV_LINES_FOLDER "/libtorchkv_lines_" + name + ".so";
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* function =
+      library == nullptr ? nullptr : dlsym(library, "torchkv_sum_line");
+  EXPECT_NE(function, nullptr) << dlerror();
+  return reinterpret_cast<Function>(function);
+}
+#endif
+
+// The kernels with clones, of which the processor's best one runs, and all that
+// this processor can run besides.
+inline const std::vector<Level>& levels() {
+  static const std::vector<Level> all = [] {
+    std::vector<Level> found{{"clones", &torchkv_sum_line}};
+#ifdef TORCHKV_LINES_FOLDER
+    found.push_back({"x86-64", load_level("x86-64")});
+    if (__builtin_cpu_supports("x86-64-v3")) {
+      found.push_back({"x86-64-v3", load_level("x86-64-v3")});
+    }
+    if (__builtin_cpu_supports("x86-64-v4")) {
+      found.push_back({"x86-64-v4", load_level("x86-64-v4")});
+    }
+#endif
+    return found;
+  }();
+  return all;
+}
+
+} // namespace torchkv::testing

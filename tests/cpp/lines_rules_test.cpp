@@ -1,0 +1,513 @@
+// The rules on lines: the bits of a plain loop over the formulas, for every
+// option, state, dtype and alignment, from every processor's clone of the
+// kernels. NaNs compare as NaN.
+#include <ATen/OpMathType.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cpu/lamb.h"
+#include "kernels/cpu/lines.h"
+#include "lines_levels.h"
+#include "rule_cases.h"
+
+namespace torchkv {
+namespace {
+
+using kernels::RuleNumbers;
+using kernels::cpu::LambLine;
+using testing::levels;
+using testing::LineCall;
+using testing::RuleCase;
+
+// Around the vectors and the blocks of 256 elements.
+constexpr int64_t kLengths[] = {0, 1, 7, 17, 255, 256, 257, 1001};
+constexpr int64_t kMaxLength = 1001;
+
+// What the rule makes of one number. LAMB: its state only.
+template <typename T>
+T plain_rule(
+    const RuleSpec& rule,
+    const RuleNumbers<T>& n,
+    T w,
+    T g,
+    T* const* s,
+    int64_t i) {
+  using namespace kernels; // NOLINT: the formulas
+  T none = 0;
+  const auto at = [&](size_t k) -> T& {
+    return s[k] == nullptr ? none : s[k][i];
+  };
+  switch (rule.id) {
+    case RuleSpec::Id::kSgd:
+      return rule.momentum == 0 ? sgd(w, g, n) : sgd_momentum(w, g, at(0), n);
+    case RuleSpec::Id::kAdam:
+      if (rule.decoupled) {
+        return rule.amsgrad ? adam<true, true>(w, g, at(0), at(1), at(2), n)
+                            : adam<true, false>(w, g, at(0), at(1), at(2), n);
+      }
+      return rule.amsgrad ? adam<false, true>(w, g, at(0), at(1), at(2), n)
+                          : adam<false, false>(w, g, at(0), at(1), at(2), n);
+    case RuleSpec::Id::kAdagrad:
+      return adagrad(w, g, at(0), n);
+    case RuleSpec::Id::kRmsprop:
+      if (rule.centered) {
+        return rule.momentum > 0
+            ? rmsprop<true, true>(w, g, at(0), at(1), at(2), n)
+            : rmsprop<true, false>(w, g, at(0), at(1), at(2), n);
+      }
+      return rule.momentum > 0
+          ? rmsprop<false, true>(w, g, at(0), at(1), at(2), n)
+          : rmsprop<false, false>(w, g, at(0), at(1), at(2), n);
+    case RuleSpec::Id::kLion:
+      return lion(w, g, at(0), n);
+    case RuleSpec::Id::kLamb:
+      lamb_state(g, at(0), at(1), n);
+      return w;
+    default:
+      ADD_FAILURE();
+      return w;
+  }
+}
+
+// Numbers of a line, and the room before it that makes it begin anywhere.
+template <typename T>
+struct Numbers {
+  std::vector<T> memory;
+  int64_t offset = 0;
+
+  Numbers() = default;
+  Numbers(int64_t size, int64_t offset_) : memory(size + 80), offset(offset_) {}
+  T* data() {
+    return memory.data() + offset;
+  }
+  char* bytes() {
+    return reinterpret_cast<char*>(data());
+  }
+};
+
+template <typename T>
+bool same_bits(const Numbers<T>& a, const Numbers<T>& b) {
+  for (size_t i = 0; i < a.memory.size(); ++i) {
+    if (std::memcmp(&a.memory[i], &b.memory[i], sizeof(T)) != 0 &&
+        !(std::isnan(static_cast<double>(a.memory[i])) &&
+          std::isnan(static_cast<double>(b.memory[i])))) {
+      return false;
+    }
+  }
+  return a.memory.size() == b.memory.size();
+}
+
+template <typename T>
+void fill(std::mt19937_64& random, Numbers<T>& numbers, bool positive) {
+  constexpr double kSpecial[] = {
+      INFINITY, -INFINITY, NAN, -0.0, 0.0, 1e-310, -1e-42, 3.3e38, -1e300};
+  for (auto& number : numbers.memory) {
+    const double mantissa = std::uniform_real_distribution(-1., 1.)(random);
+    double value = std::ldexp(mantissa, static_cast<int>(random() % 12) - 6);
+    if (random() % 16 == 0) {
+      value = kSpecial[random() % std::size(kSpecial)];
+    }
+    number = static_cast<T>(positive ? std::abs(value) : value);
+  }
+}
+
+// A line of a stored value with its gradients and state. `storage_t` is a real
+// type; a complex line is one of pairs.
+template <typename storage_t>
+struct Line {
+  using real_t = at::opmath_type<storage_t>;
+  static constexpr bool kHasMaster = !std::is_same_v<storage_t, real_t>;
+
+  Line(
+      std::mt19937_64& random,
+      const RuleSpec& rule,
+      int64_t length,
+      int64_t offset,
+      bool is_complex) {
+    // State lies as its dtype asks for; values anywhere.
+    const int64_t unit = is_complex ? 2 : 1;
+    for (auto* numbers : {&gradients[0], &gradients[1], &stored}) {
+      *numbers = Numbers<storage_t>(length, offset);
+      fill(random, *numbers, /*positive=*/false);
+    }
+    const auto names = state_names(rule);
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      if (names[k] != nullptr) {
+        states[k] = Numbers<real_t>(length, (offset + 3 * k) % 32 * unit);
+        // Averages of squares are not negative.
+        const bool is_average = std::string(names[k]) == "exp_avg" ||
+            std::string(names[k]) == "momentum_buffer" ||
+            std::string(names[k]) == "grad_avg";
+        fill(random, states[k], /*positive=*/!is_average);
+      }
+    }
+    if (kHasMaster) {
+      master = Numbers<real_t>(length, offset * unit);
+      fill(random, master, /*positive=*/false);
+    }
+  }
+
+  std::array<real_t*, kMaxStates> state_data() {
+    std::array<real_t*, kMaxStates> data{};
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      data[k] = states[k].memory.empty() ? nullptr : states[k].data();
+    }
+    return data;
+  }
+  LineCall call(const RuleStep& step, int64_t num_elements, bool is_complex) {
+    LineCall result;
+    result.step = step;
+    result.stored_dtype = c10::CppTypeToScalarType<storage_t>::value;
+    if (is_complex) {
+      result.stored_dtype = c10::toComplexType(result.stored_dtype);
+    }
+    result.accumulation = at::toOpMathType(result.stored_dtype);
+    dtypes = {result.stored_dtype, result.stored_dtype};
+    values = {gradients[0].bytes(), gradients[1].bytes()};
+    result.dtypes = dtypes.data();
+    result.values = values.data();
+    result.num_values = 2;
+    result.stored = stored.bytes();
+    result.num_elements = num_elements;
+    if (kHasMaster) {
+      result.state.master = master.bytes();
+    }
+    const auto data = state_data();
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      result.state.states[k] = reinterpret_cast<char*>(data[k]);
+    }
+    return result;
+  }
+
+  real_t& weight(int64_t i) {
+    if constexpr (kHasMaster) {
+      return master.data()[i];
+    } else {
+      return stored.data()[i];
+    }
+  }
+  // The summed gradient, as the rule sees it.
+  real_t gradient(const RuleStep& step, int64_t i) {
+    auto g = static_cast<real_t>(gradients[0].data()[i]) +
+        static_cast<real_t>(gradients[1].data()[i]);
+    g *= static_cast<real_t>(step.scale);
+    if (step.clip_value != 0 && !std::isnan(g)) {
+      const auto limit = static_cast<real_t>(step.clip_value);
+      g = std::clamp(g, -limit, limit);
+    }
+    return g *
+        static_cast<real_t>(
+               step.rule.maximize ? -step.last_scale : step.last_scale);
+  }
+  void plain_update(const RuleStep& step, int64_t count) {
+    const RuleNumbers<real_t> n(step);
+    const auto data = state_data();
+    for (int64_t i = 0; i < count; ++i) {
+      weight(i) = plain_rule(
+          step.rule, n, weight(i), gradient(step, i), data.data(), i);
+    }
+    if (step.rule.id != RuleSpec::Id::kLamb) {
+      round(count);
+    }
+  }
+  void round(int64_t count) {
+    if constexpr (kHasMaster) {
+      for (int64_t i = 0; i < count; ++i) {
+        stored.data()[i] = static_cast<storage_t>(master.data()[i]);
+      }
+    }
+  }
+
+  void expect_equals(const Line& other, const std::string& what) const {
+    EXPECT_TRUE(same_bits(stored, other.stored)) << what << ": value";
+    EXPECT_TRUE(same_bits(master, other.master)) << what << ": master";
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      EXPECT_TRUE(same_bits(states[k], other.states[k]))
+          << what << ": state " << k;
+    }
+    EXPECT_TRUE(same_bits(gradients[0], other.gradients[0])) << what;
+    EXPECT_TRUE(same_bits(gradients[1], other.gradients[1])) << what;
+  }
+
+  std::array<Numbers<storage_t>, 2> gradients;
+  Numbers<storage_t> stored;
+  Numbers<real_t> master;
+  std::array<Numbers<real_t>, kMaxStates> states;
+  std::array<c10::ScalarType, 2> dtypes{};
+  std::array<const char*, 2> values{};
+};
+
+// Steps of a rule, whose gradients are handled in different ways.
+std::vector<RuleStep> steps_of(const RuleSpec& rule) {
+  RuleStep first;
+  first.rule = rule;
+  RuleStep later = first;
+  later.step = 7;
+  later.is_first = false;
+  RuleStep scaled = later;
+  scaled.scale = 0.375;
+  RuleStep clipped = later;
+  clipped.scale = 2;
+  clipped.clip_value = 0.5;
+  clipped.last_scale = 0.3;
+  return {first, later, scaled, clipped};
+}
+
+class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
+ protected:
+  template <typename storage_t>
+  void dense_equals_the_plain_loop() {
+    using line_t = Line<storage_t>;
+    for (const bool is_complex : {false, true}) {
+      if (is_complex && std::is_same_v<storage_t, c10::BFloat16>) {
+        continue; // there is no such dtype
+      }
+      for (const auto& step : steps_of(GetParam().rule)) {
+        for (const int64_t length : kLengths) {
+          for (const int64_t offset : {0, 1, 5}) {
+            const int64_t count = is_complex ? length / 2 * 2 : length;
+            const line_t before(
+                random_, step.rule, kMaxLength, offset, is_complex);
+            line_t expected = before;
+            expected.plain_update(step, count);
+            if (step.rule.id == RuleSpec::Id::kLamb && line_t::kHasMaster) {
+              expected.round(count); // the sum's pass writes the old weights
+            }
+            for (const auto& level : levels()) {
+              line_t actual = before;
+              auto call =
+                  actual.call(step, is_complex ? count / 2 : count, is_complex);
+              call.stream = length % 2 == 0;
+              level.function(call);
+              actual.expect_equals(
+                  expected,
+                  std::string(level.name) + ", " +
+                      c10::toString(call.stored_dtype) + ", length " +
+                      std::to_string(length) + ", offset " +
+                      std::to_string(offset));
+              if (HasFailure()) {
+                return;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Gradients two apart, of a value and a state without gaps.
+  template <typename storage_t>
+  void strided_equals_dense() {
+    using line_t = Line<storage_t>;
+    constexpr int64_t kSize = sizeof(storage_t);
+    for (const auto& step : steps_of(GetParam().rule)) {
+      const line_t before(random_, step.rule, kMaxLength, 1, false);
+      line_t expected = before;
+      levels()[0].function(expected.call(step, kMaxLength, false));
+      for (const auto& level : levels()) {
+        line_t actual = before;
+        auto call = actual.call(step, kMaxLength, false);
+        std::array<std::vector<storage_t>, 2> apart;
+        std::array<const char*, 2> values{};
+        for (size_t k = 0; k < 2; ++k) {
+          for (int64_t i = 0; i < kMaxLength; ++i) {
+            apart[k].push_back(actual.gradients[k].data()[i]);
+            apart[k].push_back(storage_t(99));
+          }
+          values[k] = reinterpret_cast<const char*>(apart[k].data());
+        }
+        const std::array<int64_t, 2> strides{2 * kSize, 2 * kSize};
+        call.values = values.data();
+        call.strides = strides.data();
+        call.stored_stride = kSize;
+        level.function(call);
+        actual.expect_equals(expected, level.name);
+      }
+    }
+  }
+
+  // The norm of the gradients that the rule would see, in double, by all alike.
+  template <typename storage_t>
+  void squared_norms() {
+    using line_t = Line<storage_t>;
+    for (auto step : steps_of(GetParam().rule)) {
+      step.last_scale = 1;
+      for (const int64_t length : kLengths) {
+        line_t line(random_, step.rule, kMaxLength, 1, false);
+        for (auto& gradients : line.gradients) {
+          for (auto& number : gradients.memory) {
+            number = static_cast<storage_t>(
+                std::uniform_real_distribution(-2., 2.)(random_));
+          }
+        }
+        const line_t before = line;
+        double plain = 0;
+        for (int64_t i = 0; i < length; ++i) {
+          const double g = line.gradient(step, i);
+          plain += g * g;
+        }
+        std::vector<double> norms;
+        for (const auto& level : levels()) {
+          auto call = line.call(step, length, false);
+          call.what = LineCall::What::kSquaredNorm;
+          call.norms = &norms.emplace_back();
+          level.function(call);
+          EXPECT_EQ(norms.back(), norms[0]) << level.name;
+        }
+        EXPECT_NEAR(norms[0], plain, 1e-12 * plain) << "length " << length;
+        line.expect_equals(before, "a norm changes nothing");
+      }
+    }
+  }
+
+  std::mt19937_64 random_{0};
+};
+
+TEST_P(LineRulesTest, DenseEqualsThePlainLoop) {
+  dense_equals_the_plain_loop<float>();
+  dense_equals_the_plain_loop<double>();
+  dense_equals_the_plain_loop<c10::Half>();
+  dense_equals_the_plain_loop<c10::BFloat16>();
+}
+
+TEST_P(LineRulesTest, StridedEqualsDense) {
+  strided_equals_dense<float>();
+  strided_equals_dense<double>();
+  strided_equals_dense<c10::BFloat16>();
+}
+
+TEST_P(LineRulesTest, SquaredNorms) {
+  squared_norms<float>();
+  squared_norms<double>();
+  squared_norms<c10::Half>();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    LineRulesTest,
+    ::testing::ValuesIn(testing::rule_cases()),
+    [](const auto& info) { return info.param.name; });
+
+// --- LAMB's second half
+
+template <typename storage_t>
+void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
+  using line_t = Line<storage_t>;
+  using real_t = typename line_t::real_t;
+  std::mt19937_64 random(0);
+  RuleStep step;
+  step.rule = rule;
+  step.step = 3;
+  const RuleNumbers<real_t> n(step);
+  for (const int64_t length : kLengths) {
+    for (const int64_t offset : {0, 1, 5}) {
+      line_t before(random, rule, kMaxLength, offset, false);
+      if (!special) {
+        std::uniform_real_distribution<double> uniform(0.1, 2);
+        for (int64_t i = 0; i < kMaxLength; ++i) {
+          before.weight(i) = static_cast<real_t>(uniform(random));
+          before.states[0].data()[i] = static_cast<real_t>(uniform(random));
+          before.states[1].data()[i] = static_cast<real_t>(uniform(random));
+        }
+      }
+      line_t expected = before;
+      const auto states = expected.state_data();
+      double weight = 0;
+      double direction = 0;
+      const auto rate = static_cast<real_t>(rule.lr * 0.7);
+      for (int64_t i = 0; i < length; ++i) {
+        real_t& w = expected.weight(i);
+        const real_t u =
+            kernels::lamb_direction(w, states[0][i], states[1][i], n);
+        weight += static_cast<double>(w) * w;
+        direction += static_cast<double>(u) * u;
+        w = w - rate * u;
+      }
+      expected.round(length);
+      std::array<double, 2> first{};
+      for (const auto& level : levels()) {
+        SCOPED_TRACE(level.name);
+        line_t actual = before;
+        auto call = actual.call(step, length, false);
+        call.what = LineCall::What::kLambNorms;
+        std::array<double, 2> norms{};
+        call.norms = norms.data();
+        level.function(call);
+        if (&level == &levels()[0]) {
+          first = norms;
+        }
+        if (!special) {
+          EXPECT_EQ(norms, first);
+          EXPECT_NEAR(norms[0], weight, 1e-12 * weight);
+          EXPECT_NEAR(norms[1], direction, 1e-12 * direction);
+        }
+        actual.expect_equals(before, "norms change nothing");
+        call.what = LineCall::What::kLambMove;
+        call.trust = 0.7;
+        level.function(call);
+        actual.expect_equals(expected, "the step");
+      }
+    }
+  }
+}
+
+TEST(LineLambTest, EqualsThePlainLoop) {
+  for (const auto& rule : testing::rule_cases()) {
+    if (rule.rule.id == RuleSpec::Id::kLamb) {
+      for (const bool special : {false, true}) {
+        SCOPED_TRACE(rule.name);
+        lamb_is_the_plain_loop<float>(rule.rule, special);
+        lamb_is_the_plain_loop<double>(rule.rule, special);
+        lamb_is_the_plain_loop<c10::Half>(rule.rule, special);
+        lamb_is_the_plain_loop<c10::BFloat16>(rule.rule, special);
+      }
+    }
+  }
+}
+
+TEST(LineLambTest, TrustIsTheRatioOfNormsOrOne) {
+  EXPECT_EQ((LambLine::Norms{36, 4}.trust()), 3);
+  EXPECT_EQ((LambLine::Norms{0, 4}.trust()), 1);
+  EXPECT_EQ((LambLine::Norms{36, 0}.trust()), 1);
+  EXPECT_EQ((LambLine::Norms{NAN, 4}.trust()), 1);
+  // Their product would be out of range.
+  EXPECT_EQ((LambLine::Norms{1e-300, 1e-300}.trust()), 1);
+  EXPECT_DOUBLE_EQ((LambLine::Norms{1e300, 1e-300}.trust()), 1e300);
+}
+
+// fp64 gradients of a fp32 value are seen as fp32 ones.
+TEST(LineNormTest, InTheArithmeticOfTheStoredValue) {
+  const std::array<double, 2> gradient{1e100, 3};
+  const std::array<const char*, 1> values{
+      reinterpret_cast<const char*>(gradient.data())};
+  RuleStep step;
+  step.rule.id = RuleSpec::Id::kSgd;
+  for (const auto& level : levels()) {
+    const std::array<c10::ScalarType, 1> dtypes{at::kDouble};
+    double norm = 0;
+    LineCall call;
+    call.what = LineCall::What::kSquaredNorm;
+    call.step = step;
+    call.dtypes = dtypes.data();
+    call.num_values = 1;
+    call.values = values.data();
+    call.accumulation = at::kDouble;
+    call.num_elements = 2;
+    call.norms = &norm;
+    level.function(call);
+    EXPECT_EQ(norm, INFINITY) << level.name;
+    call.stored_dtype = at::kDouble;
+    level.function(call);
+    EXPECT_DOUBLE_EQ(norm, 1e200) << level.name;
+  }
+}
+
+} // namespace
+} // namespace torchkv

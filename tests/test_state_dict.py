@@ -1,0 +1,229 @@
+"""state_dict and load_state_dict, and PyTorch's tools that call them."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.stateful import Stateful
+
+import torchkv
+from helpers import (
+    Momentum,
+    add_input,
+    assert_same,
+    full,
+    script,
+    snapshot,
+    stored,
+)
+from saved_stores import NUMBERS, everything, set_optimizer, trained
+
+every_optimizer = pytest.mark.parametrize("optimizer", NUMBERS)
+
+
+def through_torch_save(store, folder):
+    torch.save(store.state_dict(), folder / "state.pt")
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+def refuses(store, state, match, strict=True):
+    before = everything(store)
+    with pytest.raises(ValueError, match=match):
+        store.load_state_dict(state, strict=strict)
+    assert everything(store) == before
+
+
+@every_optimizer
+def test_an_empty_store_becomes_the_saved_one(store_type, tmp_path, optimizer):
+    gradient = {"accumulate": 2.0}
+    with trained(store_type, optimizer, gradient=gradient) as store:
+        state = through_torch_save(store, tmp_path)
+        other = torchkv.create(store_type)
+        other.load_state_dict(state)
+        assert everything(other) == everything(store)
+        for each in store, other:
+            each.push([3, 2**40], [full(1), full(4)])
+            each.push([3, 2**40], [full(2), full(4)])
+        assert snapshot(other) == snapshot(store)
+
+
+def test_it_is_plain_and_shares_nothing(kv):
+    kv.init(["w", "3"], [full(1), full(2)])
+    state = kv.state_dict()
+    assert state["key_kind"] == "str" and list(state["keys"]) == ["w", "3"]
+    state["keys"]["w"]["value"].fill_(9)
+    assert_same(stored(kv, "w"), full(1))
+    kv.load_state_dict(state)
+    assert_same(stored(kv, "w"), full(9))
+    state["keys"]["w"]["value"].fill_(7)
+    assert_same(stored(kv, "w"), full(9))
+
+
+def test_int_and_str_keys_are_told_apart():
+    states = []
+    for key in (3, "3"):
+        with torchkv.create() as store:
+            store.init(key, full(1))
+            states.append(store.state_dict())
+    for state, other, key in [(*states, "3"), (*states[::-1], 3)]:
+        with torchkv.create() as store:
+            store.load_state_dict(state)
+            assert store.keys() == [3 if key == "3" else "3"]
+            refuses(store, other, "keys, as the store has")
+
+
+def test_a_script_updater_comes_with_its_state(tmp_path):
+    with torchkv.create() as kv:
+        kv.set_updater(script(Momentum()))
+        kv.init(3, full(100))
+        kv.push(3, full(1))
+        state = through_torch_save(kv, tmp_path)
+        others = [torchkv.create() for _ in range(2)]
+        others[1].init(3, full(5))
+        others[1].set_updater(script(Momentum()))
+        for other in others:
+            other.load_state_dict(state)
+            other.push(3, full(1))
+            assert_same(stored(other, 3), full(96))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@every_optimizer
+def test_torch_distributed_checkpoint(tmp_path, optimizer):
+    with trained(optimizer=optimizer) as store, torchkv.create() as other:
+        assert isinstance(store, Stateful)
+        dcp.save({"store": store}, checkpoint_id=tmp_path)
+        keys = store.keys()[::-1]  # in another order, and no step yet
+        other.init(keys, [torch.zeros(store.shape(key)) for key in keys])
+        set_optimizer(other, optimizer)
+        dcp.load({"store": other}, checkpoint_id=tmp_path)
+        assert other.keys() == keys
+        assert other.state_dict()["optimizer"] == store.state_dict()["optimizer"]
+        assert everything(other)[1] == everything(store)[1]
+        for each in store, other:
+            each.push([3, 2**40], [full(1), full(4)])
+        assert sorted(snapshot(other)) == sorted(snapshot(store))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_distributed_checkpoint_of_an_updater(tmp_path):
+    with torchkv.create() as store, torchkv.create() as other:
+        for each in store, other:
+            each.set_updater(script(Momentum()))
+            each.init(3, full(100))
+        store.push(3, full(1))
+        dcp.save({"store": store}, checkpoint_id=tmp_path)
+        dcp.load({"store": other}, checkpoint_id=tmp_path)
+        other.push(3, full(1))
+        assert_same(stored(other, 3), full(96))
+
+
+# -- strict and not
+
+
+def test_keys_that_are_missing_or_too_many():
+    with trained() as store:
+        state = store.state_dict()
+        store.push(3, full(1))
+        less = copy.copy(state)
+        less["keys"] = {k: v for k, v in state["keys"].items() if k != "-5"}
+        refuses(store, less, r"1 missing \(key -5\)")
+        more = copy.copy(state)
+        more["keys"] = {**state["keys"], "77": state["keys"]["3"]}
+        refuses(store, more, r"1 unexpected \(key 77\)")
+
+        before, old = everything(store)[1]["keys"], store.keys()
+        store.load_state_dict(less, strict=False)
+        store.load_state_dict(
+            {**more, "keys": {"77": more["keys"]["77"]}}, strict=False
+        )
+        after = everything(store)[1]["keys"]
+        assert store.keys() == old
+        assert after["-5"] == before["-5"] and after["3"] != before["3"]
+        assert_same(store.pull(3), state["keys"]["3"]["value"])
+
+
+def test_what_does_not_fit():
+    with trained() as store:
+        state = store.state_dict()
+
+        def wrong(match, key="3", **fields):
+            keys = {**state["keys"], key: {**state["keys"][key], **fields}}
+            refuses(store, {**state, "keys": keys}, match)
+
+        wrong(r"shape \[2, 3\].*\[3, 2\].*\(key 3\)", value=torch.zeros(3, 2))
+        wrong(r"torch.float32.*torch.float64.*\(key 3\)", value=full(1).double())
+        wrong(r"tensor as 'value'.*\(key 3\)", value=3)
+        wrong(r"tensor as 'exp_avg'.*\(key 3\)", state={"exp_avg": 3})
+        wrong(r"'exp_avg'.*none.*\(key 3\)", state={})
+        wrong(
+            r"shape.*\(key 3\)",
+            state=dict.fromkeys(("exp_avg", "exp_avg_sq"), full(1)[0]),
+        )
+        wrong(r"'step'.*\(key 3\)", step=1.5)
+        wrong("step", step=-1)
+        wrong(r"'version'.*\(key 3\)", version=None)
+        wrong("no 'news'", news=1)
+
+        optimizer = state["optimizer"]
+        for match, fields in [
+            ("format 99", {"format": 99}),
+            ("'int' or 'str'", {"key_kind": "float"}),
+            ("kind 'str', but got 3", {"key_kind": "str"}),
+            ("store type", {"type": "x"}),
+            ("'optimizer'", {"optimizer": 3}),
+            ("'adam'.*no optimizer", {"optimizer": None}),
+            ("'adam'.*'sgd'", {"optimizer": {**optimizer, "name": "sgd"}}),
+            ("'lr'", {"optimizer": {**optimizer, "groups": [{"lr": None}]}}),
+            ("'adan'|lr", {"optimizer": {**optimizer, "groups": [{"lr": -1.0}]}}),
+            ("group", {"optimizer": {**optimizer, "options": [[3, 9, 1.0, 1.0]]}}),
+            ("base64", {"updater": "ä"}),
+            ("none", {"keys": {"3": {}}}),
+            ("kind 'int'", {"keys": {"03": state["keys"]["3"]}}),
+            ("64|int", {"keys": {str(2**70): state["keys"]["3"]}}),
+        ]:
+            refuses(store, {**state, **fields}, match)
+        for field in state:
+            rest = {name: part for name, part in state.items() if name != field}
+            refuses(store, rest, f"'{field}'")
+        refuses(store, {}, "'format'")
+        refuses(store, [], "dict")
+        store.load_state_dict(state)
+
+
+def test_another_optimizer_and_none():
+    with trained() as adam, trained(optimizer="sgd") as sgd, torchkv.create() as plain:
+        plain.init(adam.keys(), [adam.pull(key) for key in adam.keys()])
+        refuses(adam, sgd.state_dict(), "'adam'.*'sgd'")
+        refuses(plain, sgd.state_dict(), "no optimizer.*'sgd'")
+        refuses(sgd, plain.state_dict(), "'sgd'.*no optimizer")
+        refuses(sgd, plain.state_dict(), "'sgd'.*no optimizer", strict=False)
+
+
+def test_the_hyper_parameters_come_from_the_state():
+    with trained() as store:
+        state = store.state_dict()
+        set_optimizer(store, "adam", gradient={"max_norm": 1.0})
+        store.load_state_dict(state)
+        assert store.state_dict()["optimizer"] == state["optimizer"]
+
+
+def test_a_python_updater_stays(kv):
+    kv.init(3, full(1))
+    state = kv.state_dict()
+    kv.set_updater(add_input)
+    with pytest.raises(TypeError, match="Python callable"):
+        kv.load_state_dict(state)
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(2))
+
+
+def test_a_closed_store(kv):
+    kv.init(3, full(1))
+    state = kv.state_dict()
+    kv.close()
+    for call in [kv.state_dict, lambda: kv.load_state_dict(state)]:
+        with pytest.raises(RuntimeError, match="closed"):
+            call()

@@ -1,0 +1,230 @@
+"""Any class of torch.optim as the updater of a store.
+
+Per key there is one instance with one parameter, which stands for the stored value
+while an update runs. So the result is that of the class used directly.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from torchkv import _C
+from torchkv.optim.base import StoreOptimizer
+from torchkv.optim.groups import StoreKey, near
+
+
+class TorchOptimizer(StoreOptimizer):
+    """A class of torch.optim at work on a store, as ``set_optimizer`` makes it.
+
+    It runs in Python, in the stored dtype, one key at a time, and never in two
+    threads at once. A store that has one cannot be copied or pickled.
+    """
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer], **options: Any) -> None:
+        """Wraps a class.
+
+        Args:
+            optimizer: a subclass of :class:`torch.optim.Optimizer` whose ``step`` needs
+                no closure.
+            **options: its arguments, without the parameters.
+
+        Raises:
+            ValueError: it needs a closure, or refuses its options.
+            TypeError: an option that it does not have.
+        """
+        step = inspect.signature(optimizer.step).parameters
+        closure = step.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                "set_optimizer: expected an optimizer that steps from gradients alone, "
+                f"but got {optimizer.__name__}, which needs a closure"
+            )
+        self._class = optimizer
+        signature = inspect.signature(optimizer.__init__).parameters
+        self._arguments = [name for name in signature if name not in ("self", "params")]
+        if not any(x.kind is x.VAR_KEYWORD for x in signature.values()):
+            for name in options:
+                if name not in self._arguments:
+                    raise TypeError(
+                        "set_optimizer: expected an option that "
+                        f"{optimizer.__name__} has, but got {name!r}"
+                        f"{near(name, self._arguments)}"
+                    )
+        self._options = options
+        self._of_key: dict[StoreKey, torch.optim.Optimizer] = {}
+        self._impl: weakref.ref[_C.KVStore] | None = None
+        super().__init__(self._instance(_model(), {}).defaults)
+
+    def _name(self) -> str:
+        return self._class.__name__
+
+    def _instance(
+        self, parameter: torch.Tensor, options: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """One for one parameter; ValueError where it refuses an option."""
+        make: Any = self._class
+        known = {name: options[name] for name in self._arguments if name in options}
+        result: torch.optim.Optimizer = make([parameter], **{**self._options, **known})
+        for name, value in options.items():
+            if name in result.defaults:
+                result.param_groups[0][name] = value
+        return result
+
+    # -- the store
+
+    def _store(self) -> _C.KVStore | None:
+        impl = None if self._impl is None else self._impl()
+        try:
+            if impl is not None and impl.optimizer() is self:
+                return impl
+        except RuntimeError:  # closed, forked, or in the middle of an update
+            pass
+        return None
+
+    def _bind(self, impl: _C.KVStore) -> None:
+        with self._lock:
+            if self._store() not in (None, impl):
+                raise ValueError(
+                    "set_optimizer: expected an optimizer that is on no store, but got "
+                    f"a {self._name()} that is on another one"
+                )
+            keys = [key for group in self.param_groups for key in group["keys"] or ()]
+            for key in [*keys, *self._lr_mult, *self._wd_mult]:
+                impl.contains(key)  # TypeError for the other kind
+            impl.set_updater(self)
+            self._impl = weakref.ref(impl)
+            self._of_key = {}
+
+    def _apply(
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        lr_mult: Mapping[StoreKey, float],
+        wd_mult: Mapping[StoreKey, float],
+    ) -> None:
+        for group in groups:
+            options = {name: group[name] for name in self.defaults}
+            self._instance(_model(), options)  # raises what the class raises
+
+    def _numbers_of(self, key: StoreKey) -> dict[str, Any]:
+        group = next(
+            (g for g in self.param_groups[1:] if key in g["keys"]),
+            self.param_groups[0],
+        )
+        options = {name: group[name] for name in self.defaults}
+        for name, factors in (("lr", self._lr_mult), ("weight_decay", self._wd_mult)):
+            if key in factors and name in options:
+                options[name] = options[name] * factors[key]
+        return options
+
+    def __call__(
+        self, key: StoreKey, input: torch.Tensor, stored: torch.Tensor
+    ) -> None:
+        """Makes a step of a key: the store calls this."""
+        with self._lock:
+            options = self._numbers_of(key)
+            instance = self._of_key.get(key)
+            if instance is None:
+                parameter = torch.nn.Parameter(stored)
+                instance = self._of_key[key] = self._instance(parameter, options)
+            else:
+                parameter = instance.param_groups[0]["params"][0]
+            for name, value in options.items():
+                instance.param_groups[0][name] = value
+            try:
+                parameter.data = stored
+                parameter.grad = input
+                instance.step()
+            finally:
+                # The store's again: nothing here may hold on to its memory.
+                parameter.grad = None
+                parameter.data = stored.new_empty(0)
+
+    def forget(self, keys: Sequence[StoreKey]) -> None:
+        """Drops the state of keys that the store has deleted."""
+        with self._lock:
+            for key in keys:
+                self._of_key.pop(key, None)
+
+    # -- state
+
+    def _states(self) -> dict[StoreKey, dict[str, Any]]:
+        impl = self._store()
+        keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
+        result: dict[StoreKey, dict[str, Any]] = {}
+        for key in keys:
+            instance = self._of_key.get(key)
+            state = {} if instance is None else instance.state_dict()["state"]
+            # It copies nothing by itself.
+            result[key] = copy.deepcopy(state.get(0, {}))
+        return result
+
+    def _load(
+        self,
+        op: str,
+        impl: _C.KVStore,
+        groups: Sequence[dict[str, Any]],
+        multipliers: Sequence[dict[StoreKey, float]],
+        parts: Mapping[str, Any],
+        states: Mapping[StoreKey, Mapping[str, Any]],
+    ) -> None:
+        made: dict[StoreKey, torch.optim.Optimizer] = {}
+        for key, state in states.items():
+            if state:
+                made[key] = self._loaded(op, impl, key, state)
+        self._adopt(op, groups, *multipliers)
+        for key in states:
+            self._of_key.pop(key, None)
+        self._of_key.update(made)
+
+    def _loaded(
+        self, op: str, impl: _C.KVStore, key: StoreKey, state: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """An instance with a saved state, which is held against a fresh one's."""
+        value: torch.Tensor = impl.pull(key, None, 0)
+        model = torch.nn.Parameter(value.clone())
+        fresh = self._instance(model, {})
+        model.grad = torch.zeros_like(value)
+        fresh.step()
+        expected = fresh.state_dict()["state"].get(0, {})
+        for name in sorted({*expected, *state}, key=str):
+            if name not in state or name not in expected:
+                raise ValueError(
+                    f"{op}: expected the state {', '.join(map(repr, expected))} of "
+                    f"{self._name()}, but got {', '.join(map(repr, state))} "
+                    f"(key {key!r})"
+                )
+            shapes = [getattr(x[name], "shape", None) for x in (expected, state)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"{op}: expected {name!r} of shape {shapes[0]}, but got one of "
+                    f"shape {shapes[1]} (key {key!r})"
+                )
+        parameter = torch.nn.Parameter(value)
+        instance = self._instance(parameter, {})
+        packed = instance.state_dict()
+        packed["state"] = {0: copy.deepcopy(dict(state))}
+        instance.load_state_dict(packed)
+        parameter.data = value.new_empty(0)
+        return instance
+
+    def __reduce__(self) -> NoReturn:
+        """Refused, as for any updater in Python."""
+        raise TypeError(
+            "save: expected an optimizer that can be copied, one of torchkv.optim, "
+            f"but got {self._class.__module__}.{self._name()}; save its state_dict()"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refused, as for any updater in Python."""
+        self.__reduce__()
+
+
+def _model() -> torch.nn.Parameter:
+    # Some classes take matrices only.
+    return torch.nn.Parameter(torch.zeros(1, 1))

@@ -1,0 +1,159 @@
+"""Groups of keys whose writes reach the store, and what goes into them.
+
+A write to an option (``param_groups[0]["lr"] = 0.1``) is checked and handed to the
+store before it stands in the group, so a refused one has changed nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import operator
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from torchkv.optim.base import StoreOptimizer
+
+StoreKey: TypeAlias = int | str
+"""A key as the store gives it back."""
+
+# Of a group, and no option: which keys it holds. Torch's word is there for code
+# that looks for it; the parameters are the store's values.
+PLACES = ("keys", "params")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'lr'?"`` where a known name is near, else nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def as_key(op: str, key: Any) -> StoreKey:
+    """A key as the store gives it back; TypeError where it is none."""
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, bool) or not hasattr(type(key), "__index__"):
+        raise TypeError(
+            f"{op}: expected an int or str as key, but got {type(key).__name__}"
+        )
+    return operator.index(key)
+
+
+def as_keys(op: str, keys: Any) -> list[StoreKey]:
+    """One key, or a list or tuple of them, as a list."""
+    if isinstance(keys, list | tuple):
+        return [as_key(op, key) for key in keys]
+    return [as_key(op, keys)]
+
+
+def as_number(op: str, name: str, value: Any) -> float:
+    """A real number; TypeError for anything else, a tensor too."""
+    if isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{op}: expected a number as {name}, but got a tensor, which a store's "
+            f"optimizer does not take; hand over float({name})"
+        )
+    if not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"{op}: expected a number as {name}, but got {type(value).__name__}"
+        )
+    return float(value)
+
+
+def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, float]:
+    """Factors by key; ValueError for one that is negative, infinite or NaN."""
+    if not isinstance(multipliers, Mapping):
+        raise TypeError(
+            f"{op}: expected a dict of multipliers by key, but got "
+            f"{type(multipliers).__name__}"
+        )
+    result: dict[StoreKey, float] = {}
+    for name, value in multipliers.items():
+        key = as_key(op, name)
+        result[key] = as_number(op, "multiplier", value)
+        if not (math.isfinite(result[key]) and result[key] >= 0):
+            raise ValueError(
+                f"{op}: expected a multiplier of at least 0 that is finite, but got "
+                f"{value!r} (key {key!r})"
+            )
+    return result
+
+
+class Group(dict[str, Any]):
+    """One of ``param_groups``: a dict whose options are those of its keys.
+
+    A write to an option takes effect at the next push; ValueError or TypeError where
+    it makes no sense, and then nothing has changed. Other names, such as a
+    scheduler's ``initial_lr``, are kept beside. ``"keys"`` is the list of its keys,
+    or None in the first group, which all other keys belong to.
+    """
+
+    def __init__(self, optimizer: StoreOptimizer, items: Mapping[str, Any]) -> None:
+        """Makes a group of `items`, which are checked already."""
+        super().__init__(items)
+        # Weak: a cycle would keep a store's memory until a garbage collection.
+        self._optimizer = weakref.ref(optimizer)
+
+    def _write(self, changes: Mapping[str, Any]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            dict.update(self, changes)
+        else:
+            optimizer._change(self, changes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Sets one option."""
+        self._write({name: value})
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Sets several options at once."""
+        self._write(dict(*args, **kwargs))
+
+    def __ior__(self, other: Any) -> Group:  # type: ignore[override,misc]
+        """Sets several options at once."""
+        self._write(dict(other))
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """The value of a name, which is set where it is missing."""
+        if name not in self:
+            self._write({name: default})
+        return self[name]
+
+    def _check_extra(self, name: str) -> None:
+        optimizer = self._optimizer()
+        if name in PLACES or (optimizer is not None and name in optimizer.defaults):
+            raise ValueError(
+                f"param_groups: expected an option to stay, but {name!r} was taken out"
+            )
+
+    def __delitem__(self, name: str) -> None:
+        """Takes out what is no option."""
+        self._check_extra(name)
+        super().__delitem__(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Takes out what is no option."""
+        self._check_extra(name)
+        return super().pop(name, *default)
+
+    def popitem(self) -> NoReturn:
+        """Refused: it might take out an option."""
+        raise ValueError("param_groups: expected options to stay, but got popitem()")
+
+    def clear(self) -> NoReturn:
+        """Refused: it would take out all options."""
+        raise ValueError("param_groups: expected options to stay, but got clear()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        """A plain dict."""
+        return dict(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a plain dict."""
+        return dict, (dict(self),)

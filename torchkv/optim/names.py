@@ -1,0 +1,131 @@
+"""Optimizers by MXNet's names, with MXNet's names and defaults of options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchkv.optim.adaptor import TorchOptimizer
+from torchkv.optim.base import StoreOptimizer
+from torchkv.optim.built_in import GradientOptions
+from torchkv.optim.groups import near
+from torchkv.optim.rules import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    RMSprop,
+)
+
+# Name: class, MXNet's defaults where they differ from torch's, its own options.
+_BY_NAME: dict[str, tuple[type[StoreOptimizer], dict[str, Any], dict[str, str]]] = {
+    "sgd": (SGD, {"lr": 0.01}, {}),
+    "nag": (SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {}),
+    "adam": (Adam, {}, {"epsilon": "eps"}),
+    "adamw": (AdamW, {"weight_decay": 0.0}, {"epsilon": "eps"}),
+    "adagrad": (Adagrad, {}, {"epsilon": "eps"}),
+    "rmsprop": (
+        RMSprop,
+        {"lr": 1e-3, "alpha": 0.9},
+        {"epsilon": "eps", "gamma1": "alpha", "gamma2": "momentum"},
+    ),
+    "lion": (Lion, {}, {}),
+    "lamb": (LAMB, {}, {"epsilon": "eps"}),
+}
+
+_COMMON = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "clip_gradient": "clip_value",
+}
+
+# Said of a store that does so anyway: a push of a dense gradient moves all rows, and
+# fp16 and bf16 have an fp32 copy.
+_IGNORED = ("lazy_update", "multi_precision")
+
+
+def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
+    """Makes the optimizer that MXNet calls `name`, of its options or torch's.
+
+    Raises:
+        ValueError: an unknown name or option; the message has the valid ones.
+    """
+    op = "set_optimizer"
+    if name not in _BY_NAME:
+        valid = ", ".join(repr(known) for known in _BY_NAME)
+        raise ValueError(
+            f"{op}: expected an optimizer out of {valid}, but got {name!r}"
+            f"{near(name.lower(), _BY_NAME)}"
+        )
+    cls, defaults, aliases = _BY_NAME[name]
+    aliases = {**_COMMON, **aliases}
+    signature = inspect.signature(cls.__init__).parameters
+    own = [option for option in signature if option not in ("self", "gradient")]
+    known = {*own, *GradientOptions.__annotations__}
+    takes_betas = "betas" in known
+    names = [*aliases, *known, *(("beta1", "beta2") if takes_betas else ())]
+    arguments = dict(defaults)
+    given: dict[str, str] = {}
+    betas = list(signature["betas"].default) if takes_betas else []
+    for option, value in options.items():
+        target = aliases.get(option, option)
+        if option in _IGNORED:
+            continue
+        if takes_betas and option in ("beta1", "beta2"):
+            betas[int(option[-1]) - 1] = value
+            target = "betas"
+            value = tuple(betas)
+        elif target not in known:
+            raise ValueError(
+                f"{op}: expected an option of {name!r} out of "
+                f"{', '.join(sorted(names))}, but got {option!r}{near(option, names)}"
+            )
+        elif target in given:
+            raise ValueError(
+                f"{op}: expected one of {given[target]!r} and {option!r}, which mean "
+                "the same, but got both"
+            )
+        if option == "clip_gradient" and value is not None and value < 0:
+            value = None  # MXNet's way to say so
+        if option not in ("beta1", "beta2"):
+            given[target] = option
+        arguments[target] = value
+    if takes_betas and "betas" in given and {"beta1", "beta2"} & options.keys():
+        raise ValueError(f"{op}: expected 'betas' or 'beta1' and 'beta2', not both")
+    make: Callable[..., StoreOptimizer] = cls
+    return make(**arguments)
+
+
+def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:
+    """What ``set_optimizer`` takes, as an optimizer of a store."""
+    op = "set_optimizer"
+    if isinstance(optimizer, str):
+        return by_name(optimizer, options)
+    if isinstance(optimizer, type) and issubclass(optimizer, StoreOptimizer):
+        constructor: Callable[..., StoreOptimizer] = optimizer
+        return constructor(**options)
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        return TorchOptimizer(optimizer, **options)
+    if isinstance(optimizer, StoreOptimizer):
+        if options:
+            raise TypeError(
+                f"{op}: expected options only with a name or a class, but got "
+                f"{', '.join(map(repr, options))} with one that is made already"
+            )
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(
+            f"{op}: expected an optimizer without parameters of its own, but got one "
+            f"of torch.optim; hand over its class: set_optimizer(torch.optim.{kind}, "
+            "lr=...)"
+        )
+    raise TypeError(
+        f"{op}: expected a name, an optimizer of torchkv.optim or a class of "
+        f"torch.optim, but got {type(optimizer).__name__}"
+    )

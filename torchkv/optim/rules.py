@@ -1,0 +1,345 @@
+"""The built-in optimizers: torch.optim's arguments and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from torchkv import _C
+from torchkv.optim.built_in import BuiltIn, GradientOptions, on_stores, options_of
+
+
+class SGD(BuiltIn):
+    """:class:`torch.optim.SGD`, with momentum, Nesterov's and weight decay."""
+
+    _rule = "sgd"
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Arguments as torch's, and :class:`GradientOptions`.
+
+        Raises:
+            ValueError: an option out of its range.
+            TypeError: an unknown option, or one of another type.
+        """
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        switches = {
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(options, {**gradient, **switches})
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        return ["momentum_buffer"] if group["momentum"] != 0 else []
+
+
+class Adam(BuiltIn):
+    """:class:`torch.optim.Adam`, with AMSGrad."""
+
+    _rule = "adam"
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        switches = {
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(options, {**gradient, **switches})
+
+    def _name(self) -> str:
+        # One formula: a store that was loaded knows it by this name.
+        return "AdamW" if self.defaults["decoupled_weight_decay"] else "Adam"
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        names = ["exp_avg", "exp_avg_sq"]
+        return [*names, "max_exp_avg_sq"] if group["amsgrad"] else names
+
+
+class AdamW(Adam):
+    """:class:`torch.optim.AdamW`: Adam with decoupled weight decay."""
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        super().__init__(
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+            **gradient,
+        )
+
+    @classmethod
+    def _of_defaults(
+        cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
+    ) -> BuiltIn:
+        own = {**options}
+        del own["decoupled_weight_decay"]
+        return super()._of_defaults(own, gradient)
+
+
+class Adagrad(BuiltIn):
+    """:class:`torch.optim.Adagrad`."""
+
+    _rule = "adagrad"
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        options = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "maximize": maximize,
+        }
+        switches = {
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(options, {**gradient, **switches})
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        return ["sum"]
+
+
+class RMSprop(BuiltIn):
+    """:class:`torch.optim.RMSprop`, centered or not, with momentum."""
+
+    _rule = "rmsprop"
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "alpha": alpha,
+            "eps": eps,
+            "centered": centered,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        switches = {
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(options, {**gradient, **switches})
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        names = ["square_avg"]
+        if group["centered"]:
+            names.append("grad_avg")
+        if group["momentum"] > 0:
+            names.append("momentum_buffer")
+        return names
+
+
+class Lion(BuiltIn):
+    """Lion: the sign of an interpolated momentum.
+
+    Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2,
+    with decoupled weight decay. On complex values it takes the signs of the real and
+    the imaginary parts.
+    """
+
+    _rule = "lion"
+
+    def __init__(
+        self,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Errors as of :class:`SGD`.
+
+        Args:
+            lr: the learning rate, the size of each step of each element.
+            betas: the share of the momentum in the step, and in the new momentum.
+            weight_decay: decoupled, so it is multiplied by the learning rate.
+            maximize: climb instead.
+            **gradient: see :class:`GradientOptions`.
+        """
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(options, gradient)
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        return ["exp_avg"]
+
+
+class LAMB(BuiltIn):
+    """LAMB: Adam whose steps are scaled, key by key, by the norm of the weights.
+
+    You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
+    minutes", 2020, algorithm 2, with the identity as scaling function. A key of the
+    store is a layer. Where the weights or the step have the norm 0, nothing is
+    scaled.
+    """
+
+    _rule = "lamb"
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        **gradient: Unpack[GradientOptions],
+    ) -> None:
+        """Errors as of :class:`SGD`.
+
+        Args:
+            lr: the learning rate.
+            betas: of the averages of gradient and squared gradient.
+            eps: added to the denominator.
+            weight_decay: added to the step, before it is scaled.
+            maximize: climb instead.
+            **gradient: see :class:`GradientOptions`.
+        """
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(options, gradient)
+
+    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
+        return ["exp_avg", "exp_avg_sq"]
+
+
+_CLASSES: dict[str, type[BuiltIn]] = {
+    cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)
+}
+
+
+def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
+    """The optimizer that a store has: the object that was set, or one made of it.
+
+    Args:
+        impl: the store.
+        described: what its ``optimizer()`` returned.
+    """
+    identity, rule, numbers, _, _ = described
+    found = on_stores.get(identity)
+    if found is not None:
+        found._follow(described)
+        return found
+    cls = _CLASSES[rule]
+    if rule == "adam" and numbers[0]["decoupled"]:
+        cls = AdamW
+    optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
+    optimizer._follow(described)
+    optimizer._impl, optimizer._identity = impl, identity
+    # Another thread may have made one meanwhile.
+    return on_stores.setdefault(identity, optimizer)
+
+
+def _default(cls: type[BuiltIn]) -> dict[str, Any]:
+    make: Any = cls
+    defaults: dict[str, Any] = make().defaults
+    return defaults

@@ -1,0 +1,515 @@
+"""gluon's Trainer: the parameters of a model, trained by an optimizer on a store.
+
+A step is one push of all gradients of all replicas, which the store adds up and steps
+on in one pass, and one pull of the new weights into all replicas. Parameters are not
+packed into buckets before that: for 100 tensors of 64 floats on 2 CPU replicas the one
+call takes 69 us, and 59 us with the gradients copied into one flat buffer first; at
+1,024 floats the copy takes longer than the keys.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from torchkv.kvstore import KVStore, create
+from torchkv.optim import StoreOptimizer
+from torchkv.optim.built_in import BuiltIn, kept_dtype
+from torchkv.optim.groups import StoreKey, as_number
+
+Params: TypeAlias = (
+    nn.Module
+    | Mapping[str, Tensor]
+    | Iterable[Tensor]
+    | Iterable[tuple[str, Tensor]]
+    | Iterable[nn.Module]
+)
+"""A module, what its ``parameters()`` or ``named_parameters()`` gives, a dict of
+parameters by name, or replicas: a list of modules, one per device."""
+
+
+class Trainer:
+    """Trains parameters with an optimizer on a store, as ``mxnet.gluon.Trainer`` does.
+
+    ::
+
+        trainer = torchkv.Trainer(model.parameters(), "adamw", {"learning_rate": 1e-3})
+        for images, labels in loader:
+            F.cross_entropy(model(images), labels).backward()
+            trainer.step()
+
+    A step uses gradients up: each ``.grad`` is None after it, so the next ``backward``
+    writes new ones, as MXNet's does, and :meth:`zero_grad` is needed only where
+    gradients are to be dropped without a step. What ``backward`` adds up between two
+    steps counts in the second.
+
+    A parameter's key in the store, and in :attr:`optimizer`, is its name or, where it
+    came without, its position. One that stands several times (tied weights) has one
+    key. Parameters with ``requires_grad=False`` are skipped, and trained from the
+    first step at which that has changed. Weights that were written between two steps
+    by other means, such as ``model.load_state_dict``, are noticed, by their version
+    counter, and trained on; the optimizer's state stays. With replicas those of the
+    first count.
+
+    With ``torch.amp.GradScaler``: ``scaler.step(trainer)``, before it, if need be,
+    ``scaler.unscale_(trainer)``, and ``trainer.zero_grad()`` before each ``backward``,
+    since a step that the scaler skips leaves its gradients.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        optimizer: str | StoreOptimizer | type[torch.optim.Optimizer],
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: str | KVStore | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        """Arguments in gluon's order, with gluon's defaults.
+
+        Args:
+            params: a module, its ``parameters()`` or ``named_parameters()``, a dict by
+                name, or replicas (:func:`torchkv.replicate`, or a list of modules of
+                the same parameters). The other replicas get the first one's values.
+            optimizer: as in :meth:`torchkv.KVStore.set_optimizer`: one of
+                :mod:`torchkv.optim`, MXNet's name of one, or a class of
+                :mod:`torch.optim`.
+            optimizer_params: options, with a name or a class.
+            kvstore: the type of a store to create, or an empty store. No two trainers
+                can have the same one. None, for one replica only: no store between
+                replicas, so ``update_on_kvstore`` is False.
+            compression_params: not supported yet.
+            update_on_kvstore: None and True: the optimizer runs on `kvstore`. False:
+                `kvstore` only adds up gradients, which :meth:`allreduce_grads` writes
+                back. :meth:`update` then steps once, on a store of the trainer's own
+                in this process, and copies the weights to all replicas.
+
+        Raises:
+            ValueError: no parameters, one that is no leaf or not initialised yet,
+                replicas that differ, a store that is not empty or has an optimizer,
+                or what ``set_optimizer`` refuses.
+            TypeError: params of another form, or arguments of another type.
+            NotImplementedError: ``compression_params``, or a store type that is not
+                there yet.
+        """
+        if optimizer_params is not None and not isinstance(optimizer_params, Mapping):
+            raise TypeError(
+                "Trainer: expected a dict as optimizer_params, but got "
+                f"{type(optimizer_params).__name__}; the store goes by name: "
+                "Trainer(params, optimizer, kvstore=...)"
+            )
+        if compression_params is not None:
+            raise NotImplementedError("Trainer: compression_params not supported yet")
+        self._parameters = _collected(params)
+        self._num_replicas = len(next(iter(self._parameters.values())))
+        self._update_on_kvstore = update_on_kvstore is not False
+        if kvstore is None:
+            if update_on_kvstore or self._num_replicas > 1:
+                raise ValueError(
+                    "Trainer: expected a kvstore, which update_on_kvstore=True and "
+                    f"several replicas need, but got None ({self._num_replicas} "
+                    "replicas)"
+                )
+            self._update_on_kvstore = False
+        self._kvstore = _empty_store(kvstore)
+        # Where the optimizer runs and the weights are.
+        store = self._kvstore if self._update_on_kvstore else create("device")
+        assert store is not None
+        self._store = store
+        store.set_optimizer(optimizer, **(optimizer_params or {}))
+        # MXNet's: each step has it times 1 / batch_size as the optimizer's.
+        self._scale = float(getattr(self.optimizer, "rescale_grad", 1.0))
+        self._stamps: dict[StoreKey, tuple[int, int]] = {}
+        self._copy_first_to_others()
+        self._take_weights(self._trained())
+        if self._kvstore is not None and not self._update_on_kvstore:
+            self._kvstore.set_updater(None)
+            self._enter_gradients(self._trained())
+
+    # -- what it consists of
+
+    @property
+    def kvstore(self) -> KVStore | None:
+        """The store between replicas, or None where there is none."""
+        return self._kvstore
+
+    @property
+    def optimizer(self) -> StoreOptimizer:
+        """The optimizer, for the schedulers of ``torch.optim.lr_scheduler``, too.
+
+        Its ``set_param_groups``, ``set_lr_mult`` and ``set_wd_mult`` give parameters
+        options of their own, by key. Its ``rescale_grad`` is set by each step.
+        """
+        optimizer = self._store.optimizer
+        if optimizer is None:
+            raise RuntimeError(
+                "Trainer: expected the store to keep the trainer's optimizer, but it "
+                "has another updater now"
+            )
+        return optimizer
+
+    @property
+    def param_groups(self) -> Sequence[Mapping[str, Any]]:
+        """All parameters of all replicas, for ``torch.amp.GradScaler``.
+
+        Read-only: options are in ``trainer.optimizer.param_groups``.
+        """
+        params = [p for copies in self._parameters.values() for p in copies]
+        return (MappingProxyType({"params": params}),)
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate, of its first group of keys."""
+        return self.optimizer.lr
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets :attr:`learning_rate`, from the next step on.
+
+        Raises:
+            ValueError: one that is negative, infinite or NaN; the old one stays.
+            TypeError: one that is no number.
+        """
+        self.optimizer.lr = lr
+
+    # -- training
+
+    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
+        """Adds up the replicas' gradients and steps all parameters.
+
+        Args:
+            batch_size: gradients are divided by it; over all replicas. 1, the default,
+                where the loss is a mean already.
+            ignore_stale_grad: skip parameters without a gradient. Where only some
+                replicas have one, these are added up.
+
+        Raises:
+            UserWarning: as an exception, like MXNet's: a parameter without a gradient
+                since the last step. Nothing has changed.
+            ValueError: a batch size that is not greater than 0 and finite.
+            NotImplementedError: a sparse gradient.
+        """
+        scale = self._scale_of("step", batch_size)
+        keys, gradients = self._fresh("step", ignore_stale_grad)
+        if not self._update_on_kvstore:
+            self._reduce(keys, gradients)
+            gradients = [copies[:1] for copies in gradients]
+        self._step(keys, gradients, scale)
+
+    def allreduce_grads(self) -> None:
+        """Replaces each gradient by the sum of all replicas', to be looked at or cut.
+
+        For ``update_on_kvstore=False``; :meth:`update` comes after it. Replicas without
+        a gradient are left out.
+
+        Raises:
+            RuntimeError: the optimizer runs on the store.
+        """
+        self._check_local("allreduce_grads")
+        self._reduce(*self._fresh("allreduce_grads", True))
+
+    def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
+        """Steps all parameters with the gradients that :meth:`allreduce_grads` left.
+
+        Those of the first replica are used, and its new weights copied to the others.
+
+        Args:
+            batch_size: as in :meth:`step`.
+            ignore_stale_grad: as in :meth:`step`.
+
+        Raises:
+            RuntimeError: the optimizer runs on the store.
+            UserWarning, ValueError: as :meth:`step`.
+        """
+        self._check_local("update")
+        scale = self._scale_of("update", batch_size)
+        keys, gradients = self._fresh("update", ignore_stale_grad)
+        self._step(keys, [copies[:1] for copies in gradients], scale)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of all replicas, or with False fills them with zeros."""
+        for copies in self._parameters.values():
+            for parameter in copies:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
+
+    # -- state
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Writes the optimizer's options and state, per parameter, into a file.
+
+        Weights are not in it: save ``model.state_dict()``, too. The file is complete
+        or, if this fails or the machine stops, the old one.
+
+        Raises:
+            OSError: what writing raised.
+        """
+        self._store.save_optimizer_states(fname)
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Brings back what :meth:`save_states` wrote, bit by bit.
+
+        Weights do not change; load the model's before or after it.
+
+        Raises:
+            ValueError: of another optimizer, or of other parameters. Nothing has
+                changed.
+            OSError: what reading raised.
+        """
+        self._take_weights(self._changed(self._trained()))
+        self._store.load_optimizer_states(fname)
+
+    def __repr__(self) -> str:
+        """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
+        return (
+            f"Trainer({len(self._parameters)} parameters, {self._num_replicas} "
+            f"replicas, {self.optimizer!r})"
+        )
+
+    # -- the parts of a step
+
+    def _check_local(self, op: str) -> None:
+        if self._update_on_kvstore:
+            raise RuntimeError(
+                f"{op}: expected a trainer whose optimizer does not run on the store, "
+                "but got one with update_on_kvstore=True; call step(), or set "
+                "update_on_kvstore=False when creating the trainer"
+            )
+
+    def _scale_of(self, op: str, batch_size: Any) -> float:
+        number = as_number(op, "batch_size", batch_size)
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(
+                f"{op}: expected a batch_size greater than 0 that is finite, but got "
+                f"{batch_size!r}"
+            )
+        return self._scale / number
+
+    def _trained(self) -> list[StoreKey]:
+        parameters = self._parameters.items()
+        return [key for key, copies in parameters if copies[0].requires_grad]
+
+    def _fresh(
+        self, op: str, ignore_stale: bool
+    ) -> tuple[list[StoreKey], list[list[Tensor]]]:
+        """The keys that have gradients, and the gradients."""
+        keys, gradients = [], []
+        for key in self._trained():
+            copies = self._parameters[key]
+            found = [p.grad for p in copies if p.grad is not None]
+            if len(found) < len(copies) and not ignore_stale:
+                replica = [p.grad is None for p in copies].index(True)
+                raise UserWarning(
+                    f"{op}: expected a gradient from backward() since the last step, "
+                    f"but got none (key {key!r}, replica {replica}); if the model uses "
+                    "only some of its parameters on purpose, ignore_stale_grad=True "
+                    "skips those without a gradient"
+                )
+            if found:
+                keys.append(key)
+                gradients.append(found)
+        return keys, gradients
+
+    def _reduce(self, keys: list[StoreKey], gradients: list[list[Tensor]]) -> None:
+        store = self._kvstore
+        if store is None or not keys or self._num_replicas * store.num_workers == 1:
+            return
+        self._enter_gradients([key for key in keys if key not in store])
+        store.pushpull(keys, gradients)
+
+    def _step(
+        self, keys: list[StoreKey], gradients: list[list[Tensor]], scale: float
+    ) -> None:
+        if not keys:
+            return
+        self._take_weights(self._changed(keys))
+        optimizer = self.optimizer
+        if not isinstance(optimizer, BuiltIn):
+            if scale != 1:
+                gradients = [list(torch._foreach_mul(x, scale)) for x in gradients]
+        elif optimizer.rescale_grad != scale:
+            optimizer.rescale_grad = scale
+        weights = [self._parameters[key] for key in keys]
+        self._store.pushpull(keys, gradients, weights)
+        for key, copies in zip(keys, weights, strict=True):
+            self._stamps[key] = _stamp(copies[0])
+            for parameter in copies:
+                parameter.grad = None
+
+    # -- between model and store
+
+    def _changed(self, keys: list[StoreKey]) -> list[StoreKey]:
+        """Keys whose weights are not those that the last step wrote."""
+        return [
+            key
+            for key in keys
+            if self._stamps.get(key) != _stamp(self._parameters[key][0])
+        ]
+
+    def _take_weights(self, keys: list[StoreKey]) -> None:
+        """Makes the first replica's weights the stored ones; state stays."""
+        if not keys:
+            return
+        store = self._store
+        values = [self._parameters[key][0].detach() for key in keys]
+        known = [key for key in keys if key in store]
+        saved = self.optimizer.state_dict() if known else {}
+        if known:
+            store.delete(known)
+        store.init(keys, values)
+        if known:
+            states = {key: saved["state"][key] for key in known}
+            for key, value in zip(keys, values, strict=True):
+                if key in states and isinstance(self.optimizer, BuiltIn):
+                    _renew_master(states[key], value)
+            self.optimizer.load_state_dict({**saved, "state": states}, strict=False)
+        for key in keys:
+            self._stamps[key] = _stamp(self._parameters[key][0])
+
+    def _enter_gradients(self, keys: list[StoreKey]) -> None:
+        if keys and self._kvstore is not None:
+            weights = [self._parameters[key][0] for key in keys]
+            self._kvstore.init(keys, [torch.zeros_like(w) for w in weights])
+
+    @torch.no_grad()
+    def _copy_first_to_others(self) -> None:
+        for first, *others in self._parameters.values():
+            for parameter in others:
+                parameter.copy_(first)
+
+
+def _stamp(parameter: Tensor) -> tuple[int, int]:
+    """Another one after each write in place, and each exchange of ``.data``."""
+    return parameter.data_ptr(), parameter._version
+
+
+def _renew_master(state: dict[str, Any], value: Tensor) -> None:
+    """Makes a saved state's fp32 copy that of a new value of half precision.
+
+    One that rounds to the value stays: it has more bits of the same weights.
+    """
+    kept = kept_dtype(value.dtype)
+    master = state.pop("master", None)
+    if kept == value.dtype:
+        return
+    if master is None or not torch.equal(master.to(value), value):
+        master = value.to(kept)
+    state["master"] = master
+
+
+def _empty_store(kvstore: Any) -> KVStore | None:
+    if kvstore is None:
+        return None
+    if isinstance(kvstore, str):
+        return create(kvstore)
+    if not isinstance(kvstore, KVStore):
+        raise TypeError(
+            "Trainer: expected a store or the type of one as kvstore, but got "
+            f"{type(kvstore).__name__}"
+        )
+    if len(kvstore) > 0 or kvstore.optimizer is not None:
+        raise ValueError(
+            "Trainer: expected a store without keys and optimizer, but got "
+            f"{kvstore!r}; make one for each trainer"
+        )
+    return kvstore
+
+
+# -- the forms of params
+
+
+def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
+    """The copies of each parameter, one per replica, by key."""
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ModuleList):
+        params = [params]
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise _wrong_form(type(params).__name__)
+    items = list(params.items() if isinstance(params, Mapping) else params)
+    if not items:
+        raise ValueError("Trainer: expected at least one parameter, but got none")
+    if all(isinstance(item, nn.Module) for item in items):
+        return _of_replicas(items)
+    if all(isinstance(item, Tensor) for item in items):
+        return _distinct(list(enumerate(items)))
+    for item in items:
+        if not (
+            isinstance(item, tuple)
+            and len(item) == 2
+            and isinstance(item[0], str)
+            and isinstance(item[1], Tensor)
+        ):
+            raise _wrong_form(f"one with an item of type {type(item).__name__}")
+    return _distinct(items)
+
+
+def _wrong_form(actual: str) -> TypeError:
+    return TypeError(
+        "Trainer: expected a module, parameters(), named_parameters(), a dict of "
+        f"parameters by name, or a list of modules, but got {actual}"
+    )
+
+
+def _distinct(
+    items: Sequence[tuple[StoreKey, Tensor]],
+) -> dict[StoreKey, list[Tensor]]:
+    result: dict[StoreKey, list[Tensor]] = {}
+    seen: set[int] = set()
+    for key, parameter in items:
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                "Trainer: expected parameters that have values, but got one of a lazy "
+                f"module; run a batch through the model first (key {key!r})"
+            )
+        if not parameter.is_leaf:
+            raise ValueError(
+                "Trainer: expected parameters, but got the result of an operation "
+                f"(key {key!r})"
+            )
+        if id(parameter) in seen:
+            continue
+        if key in result:
+            raise ValueError(
+                f"Trainer: expected distinct names, but got one twice (key {key!r})"
+            )
+        seen.add(id(parameter))
+        result[key] = [parameter]
+    return result
+
+
+def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
+    replicas = [_distinct(list(module.named_parameters())) for module in modules]
+    first = replicas[0]
+    if not first:
+        raise ValueError("Trainer: expected at least one parameter, but got none")
+    for i, replica in enumerate(replicas[1:], 1):
+        for key in {**first, **replica}:
+            tensors = [x[key][0] if key in x else None for x in (first, replica)]
+            expected, actual = (_described(tensor) for tensor in tensors)
+            if expected != actual:
+                raise ValueError(
+                    f"Trainer: expected replicas of the same parameters, but got "
+                    f"{actual} beside {expected} (key {key!r}, replica {i})"
+                )
+    result: dict[StoreKey, list[Tensor]] = {
+        key: [replica[key][0] for replica in replicas] for key in first
+    }
+    for key, copies in result.items():
+        if len({id(parameter) for parameter in copies}) < len(copies):
+            raise ValueError(
+                "Trainer: expected replicas with parameters of their own, but got two "
+                f"that share one (key {key!r}); torchkv.replicate makes copies"
+            )
+    return result
+
+
+def _described(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "none"
+    return f"one of {tensor.dtype} and shape {list(tensor.shape)}"
