@@ -51,7 +51,7 @@ void for_each_locked(
   // A range is worth a parallel region, and others do not wait long for its
   // end.
   constexpr size_t kMaxEntries = 4096;
-  constexpr int64_t kMaxBytes = int64_t{256} << 20;
+  constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   for (size_t begin = 0; begin < entries.size();) {

@@ -4,8 +4,7 @@
 // (x86-64-v3) and plain x86-64, and the loader takes the best that the
 // processor has. What such a function calls must be inlined into it or have
 // clones of its own. All clones give the same bits: the build forbids
-// contracting a * b + c
-// (-ffp-contract=off).
+// contracting a * b + c (-ffp-contract=off).
 //
 // TORCHKV_F16C is the like for a pair of functions of one signature, written
 // with and without the instructions that convert half precision:
@@ -13,12 +12,15 @@
 //   TORCHKV_F16C void f() { _mm256_cvtph_ps(...) }
 //   TORCHKV_F16C_DEFAULT void f() { ... }
 //
-// TORCHKV_HAS_F16C says whether the first is to be written at all. Without
-// support for choosing at load time (ifunc: the GNU C library and gcc or
-// clang), there is one version, for the target that the compiler was told of;
-// sanitizers are not ready yet when the choice is made.
-#if defined(__x86_64__) && defined(__GLIBC__) &&                       \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && \
+// TORCHKV_HAS_F16C says whether the first is to be written at all,
+// TORCHKV_ONLY_F16C that the second is not.
+//
+// Choosing at load time takes gcc and the GNU C library (clang clones no
+// templates). Elsewhere there is one version, for the target that the compiler
+// was told of, and under sanitizers, which are not ready yet when the choice is
+// made.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) &&  \
     !defined(TORCHKV_NO_CLONES)
 #define TORCHKV_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

@@ -56,8 +56,8 @@ struct Pack {
 #endif
 
 int64_t bytes_to_alignment(const char* address) {
-  return -static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) &
-      (kCacheLine - 1);
+  const auto past = reinterpret_cast<uintptr_t>(address) % kCacheLine;
+  return past == 0 ? 0 : kCacheLine - static_cast<int64_t>(past);
 }
 
 void stream_copy(const char* source, char* destination, int64_t num_bytes) {
@@ -146,10 +146,10 @@ TORCHKV_CLONES void add_dense(
 
 // bfloat16 is the upper half of a float, so that a word of memory, as it lies
 // there, holds two floats: `word << 16` and `word & 0xFFFF0000`.
-#define TORCHKV_ROUND_BFLOAT16(bits)            \
-  (((bits) & 0x7FFFFFFF) > 0x7F800000           \
-       ? (bits) - (bits) + 0x7FC00000 /* NaN */ \
-       : (bits) + 0x7FFF + (((bits) >> 16) & 1) /* to nearest, to even */)
+#define TORCHKV_ROUND_BFLOAT16(bits)             \
+  (((bits) & 0x7FFFFFFFU) > 0x7F800000U          \
+       ? (bits) - (bits) + 0x7FC00000U /* NaN */ \
+       : (bits) + 0x7FFFU + (((bits) >> 16U) & 1U) /* to nearest, to even */)
 
 TORCHKV_CLONES void add_dense_bfloat16(
     const char* const* values,
@@ -170,24 +170,24 @@ TORCHKV_CLONES void add_dense_bfloat16(
     prefetch(values[0] + i, kStep);
     for (int64_t p = 0; p < kPacks; ++p) {
       const words_t words = reinterpret_cast<const words_t*>(values[0] + i)[p];
-      even[p] = reinterpret_cast<floats_t>(words << 16);
-      odd[p] = reinterpret_cast<floats_t>(words & 0xFFFF0000);
+      even[p] = reinterpret_cast<floats_t>(words << 16U);
+      odd[p] = reinterpret_cast<floats_t>(words & 0xFFFF0000U);
     }
     for (size_t k = 1; k < num_values; ++k) {
       prefetch(values[k] + i, kStep);
       for (int64_t p = 0; p < kPacks; ++p) {
         const words_t words =
             reinterpret_cast<const words_t*>(values[k] + i)[p];
-        even[p] += reinterpret_cast<floats_t>(words << 16);
-        odd[p] += reinterpret_cast<floats_t>(words & 0xFFFF0000);
+        even[p] += reinterpret_cast<floats_t>(words << 16U);
+        odd[p] += reinterpret_cast<floats_t>(words & 0xFFFF0000U);
       }
     }
     auto* out = reinterpret_cast<words_t*>(stream ? rounded : result + i);
     for (int64_t p = 0; p < kPacks; ++p) {
       const auto low = reinterpret_cast<words_t>(even[p]);
       const auto high = reinterpret_cast<words_t>(odd[p]);
-      out[p] = (TORCHKV_ROUND_BFLOAT16(low) >> 16) |
-          (TORCHKV_ROUND_BFLOAT16(high) & 0xFFFF0000);
+      out[p] = (TORCHKV_ROUND_BFLOAT16(low) >> 16U) |
+          (TORCHKV_ROUND_BFLOAT16(high) & 0xFFFF0000U);
     }
     if (stream) {
       for (int64_t line = 0; line < kStep; line += kCacheLine) {
@@ -200,14 +200,15 @@ TORCHKV_CLONES void add_dense_bfloat16(
     for (size_t k = 0; k < num_values; ++k) {
       uint16_t half;
       std::memcpy(&half, values[k] + i, sizeof(half));
-      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      const uint32_t bits = static_cast<uint32_t>(half) << 16U;
       float value;
       std::memcpy(&value, &bits, sizeof(value));
       total = k == 0 ? value : total + value;
     }
     uint32_t bits;
     std::memcpy(&bits, &total, sizeof(bits));
-    const auto half = static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16);
+    const auto half =
+        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
     std::memcpy(result + i, &half, sizeof(half));
   }
 }
@@ -222,7 +223,7 @@ TORCHKV_CLONES void load_bfloat16(
   for (int64_t i = 0; i < num_elements; ++i) {
     uint16_t half;
     std::memcpy(&half, source + 2 * i, sizeof(half));
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    const uint32_t bits = static_cast<uint32_t>(half) << 16U;
     float value;
     std::memcpy(&value, &bits, sizeof(value));
     total[i] = kAdd ? total[i] + value : value;
@@ -236,7 +237,8 @@ TORCHKV_CLONES void store_bfloat16(
   for (int64_t i = 0; i < num_elements; ++i) {
     uint32_t bits;
     std::memcpy(&bits, total + i, sizeof(bits));
-    const auto half = static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16);
+    const auto half =
+        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
     std::memcpy(result + 2 * i, &half, sizeof(half));
   }
 }

@@ -13,10 +13,10 @@ namespace torchkv::kernels::cpu {
 namespace {
 
 // Less than this costs less than waking a thread: a few microseconds.
-constexpr int64_t kSerialBytes = int64_t{256} << 10;
+constexpr int64_t kSerialBytes = int64_t{256} * 1024;
 // What a thread takes at a time: large enough that taking it costs nothing, and
 // small enough to end together.
-constexpr int64_t kPieceBytes = int64_t{2} << 20;
+constexpr int64_t kPieceBytes = int64_t{2} * 1024 * 1024;
 constexpr int64_t kPiecesPerThread = 4;
 constexpr int64_t kCutUnits = 1024;
 // What a job costs besides its bytes.
@@ -26,11 +26,11 @@ constexpr int64_t kJobBytes = 512;
 // in a virtual machine may count every such cache of the host.
 int64_t cache_bytes() {
   static const int64_t bytes = [] {
-    constexpr int64_t kUsual = int64_t{32} << 20;
+    constexpr int64_t kUsual = int64_t{32} * 1024 * 1024;
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
     int64_t size = 0;
     char unit = 0;
-    return file >> size >> unit && unit == 'K' && size > 0 ? size << 10
+    return file >> size >> unit && unit == 'K' && size > 0 ? size * 1024
                                                            : kUsual;
   }();
   return bytes;
