@@ -112,7 +112,7 @@ cpp-test: $(BUILT)
 
 bench: $(BUILT)
 	@mkdir -p $(BENCH_OUT)
-	for name in overhead reduce model optimizers; do \
+	for name in overhead reduce model optimizers checkpoint; do \
 	  $(BIN)/python benchmarks/$$name.py --json $(BENCH_OUT)/$$name.json \
 	    --plot $(BENCH_OUT)/$$name.png $(BENCH_ARGS) || exit 1; \
 	done

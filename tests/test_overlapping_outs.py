@@ -132,6 +132,23 @@ def test_more_keys_than_a_pass_takes(kv, door):
     assert_same(flat[:5000], torch.arange(5000.0).flip(0))
 
 
+@pytest.mark.parametrize("shared", [1, 2, 63])
+def test_a_chain_of_many_outs(kv, door, shared):
+    """Each begins before the end of the one before, also where two threads meet."""
+    count, size = 3000, 64
+    keys = list(range(count))
+    kv.init(keys, [torch.full((size,), float(key)) for key in keys])
+    for step in (size - shared, shared - size):
+        expected = torch.zeros((count - 1) * abs(step) + size)
+        places = [(key if step > 0 else count - 1 - key) * abs(step) for key in keys]
+        for key, place in zip(keys, places, strict=True):
+            expected[place : place + size] = key
+        for _ in range(NUM_PULLS):
+            flat = torch.zeros_like(expected)
+            door.pull(keys, [flat[place : place + size] for place in places])
+            assert_same(flat, expected)
+
+
 def test_pushpull_and_broadcast(kv, door, size):
     fill(kv, size)
     out, value = torch.zeros(size), torch.full((size,), 6.0)

@@ -7,14 +7,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_fifteen_lines_run_and_print_the_result(capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(program, "README.md", "exec"), {})
+    exec(compile(PROGRAMS[0], "README.md", "exec"), {})
     assert capsys.readouterr().out == (
         "tensor([[0.6000, 0.6000, 0.6000],\n        [0.6000, 0.6000, 0.6000]])\n"
     )
+
+
+def test_a_step_of_the_trainer_moves_both_replicas_alike():
+    names = {}
+    exec(compile(PROGRAMS[1], "README.md", "exec"), names)
+    first, second = (dict(each.named_parameters()) for each in names["replicas"])
+    assert all(first[name].equal(second[name]) for name in first)
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize(
