@@ -9,6 +9,7 @@ is made, and reading without a call per tensor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -125,11 +126,9 @@ class Writer:
                 if size - flushed >= _FLUSH_BYTES:
                     self._submit(_flush, fd, flushed, size)
                     flushed = size
-        except BaseException:
-            self._submit(os.close, fd)
-            raise
-        self._submit(_flush, fd, flushed, size)
-        self._submit(os.close, fd)
+            self._submit(_flush, fd, flushed, size)
+        finally:
+            self._disk.submit(os.close, fd)  # after what is under way
         return Written(size, crc)
 
     def _submit(self, function: Callable[..., None], *arguments: int) -> None:
@@ -215,7 +214,8 @@ def read_into(fd: int, memory: memoryview, name: str) -> None:
 def _flush(fd: int, begin: int, end: int) -> None:
     """Brings a part of a file to the disk, and frees the memory that it had."""
     os.fsync(fd)
-    os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
+    with contextlib.suppress(OSError):  # advice
+        os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _header(tensors: list[tuple[str, Tensor]]) -> bytes:

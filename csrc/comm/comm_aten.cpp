@@ -471,10 +471,7 @@ void CommAten::step_into(
       const PlainDispatch plain;
       const bool has_master = slice.master.defined();
       step_with_aten(
-          step,
-          std::move(total),
-          has_master ? slice.master : slice.value,
-          state.states);
+          step, total, has_master ? slice.master : slice.value, state.states);
       if (has_master) {
         runtime_.copy(slice.value, slice.master);
       }
