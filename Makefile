@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_OUT ?= build/bench
+# Within 10 minutes; the others are optimizers and checkpoint.
+BENCHMARKS ?= overhead reduce model
 
 # torch==2.13.0 lives in .venv/torch-2.13.0.
 ENV := $(shell printf '%s' '$(TORCH)' | sed 's/==/-/; s/[^A-Za-z0-9.+-]/_/g')
@@ -112,7 +114,7 @@ cpp-test: $(BUILT)
 
 bench: $(BUILT)
 	@mkdir -p $(BENCH_OUT)
-	for name in overhead reduce model optimizers checkpoint; do \
+	for name in $(BENCHMARKS); do \
 	  $(BIN)/python benchmarks/$$name.py --json $(BENCH_OUT)/$$name.json \
 	    --plot $(BENCH_OUT)/$$name.png $(BENCH_ARGS) || exit 1; \
 	done
