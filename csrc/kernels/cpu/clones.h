@@ -15,13 +15,13 @@
 // TORCHKV_HAS_F16C says whether the first is to be written at all,
 // TORCHKV_ONLY_F16C that the second is not.
 //
-// Choosing at load time takes gcc and the GNU C library (clang clones no
-// templates). Elsewhere there is one version, for the target that the compiler
-// was told of, and under sanitizers, which are not ready yet when the choice is
-// made.
+// Choosing at load time takes gcc 12 and the GNU C library (clang clones no
+// templates, and older gcc does not know these names). Elsewhere there is one
+// version, for the target that the compiler was told of, and under sanitizers,
+// which are not ready yet when the choice is made.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) &&  \
-    !defined(TORCHKV_NO_CLONES)
+    __GNUC__ >= 12 && !defined(__SANITIZE_THREAD__) &&                  \
+    !defined(__SANITIZE_ADDRESS__) && !defined(TORCHKV_NO_CLONES)
 #define TORCHKV_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define TORCHKV_F16C __attribute__((target("arch=x86-64-v3")))
