@@ -5,10 +5,12 @@
 #include <sstream>
 #include <utility>
 
+#include "batch.h"
 #include "check.h"
 #include "comm/comm_aten.h"
 #include "errors.h"
 #include "in_progress.h"
+#include "locked_ranges.h"
 #include "process.h"
 
 namespace torchkv {
@@ -40,48 +42,6 @@ void check_tensors(
   }
 }
 
-// Calls `body(begin, end)` for ranges of entries, in order, while it holds
-// their mutexes. It waits for a mutex only while it holds none: a range ends
-// before an entry that another call holds, and the next one begins by waiting
-// for it.
-template <class Body>
-void for_each_locked(
-    const Entries& entries,
-    c10::function_ref<int64_t(size_t)> num_bytes,
-    Body body) {
-  // A range is worth a parallel region, and others do not wait long for its
-  // end.
-  constexpr size_t kMaxEntries = 4096;
-  constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
-
-  c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
-  for (size_t begin = 0; begin < entries.size();) {
-    locks.emplace_back(entries[begin]->mutex);
-    int64_t bytes = num_bytes(begin);
-    size_t end = begin + 1;
-    while (end < entries.size() && end - begin < kMaxEntries &&
-           bytes < kMaxBytes) {
-      std::unique_lock lock(entries[end]->mutex, std::try_to_lock);
-      if (!lock.owns_lock()) {
-        break;
-      }
-      locks.push_back(std::move(lock));
-      bytes += num_bytes(end++);
-    }
-    body(begin, end);
-    locks.clear();
-    begin = end;
-  }
-}
-
-using Group = c10::SmallVector<Value, 4>;
-
-void append(Group& group, c10::ArrayRef<at::Tensor> tensors) {
-  for (const auto& tensor : tensors) {
-    group.push_back({Value::Form::kDense, &tensor});
-  }
-}
-
 // An optimizer takes floating-point and complex values.
 void check_dtypes(
     const char* op,
@@ -94,66 +54,6 @@ void check_dtypes(
     check_optimizable(op, entry->key, entry->meta);
   }
 }
-
-// The items of a range of keys, whose entries are locked.
-struct Batch {
-  Batch(
-      Comm& comm,
-      const Entries& entries,
-      const Tensors& values,
-      size_t begin,
-      size_t end)
-      : comm_(comm) {
-    for (size_t i = begin; i < end; ++i) {
-      append(group_, values.of(static_cast<int64_t>(i)));
-    }
-    const Value* next = group_.begin();
-    for (size_t i = begin; i < end; ++i) {
-      Entry& entry = *entries[i];
-      const auto tensors = values.of(static_cast<int64_t>(i));
-      if (!entry.placed) {
-        comm.place(entry, tensors);
-      }
-      items.push_back({&entry, {next, tensors.size()}, {}, nullptr});
-      next += tensors.size();
-    }
-  }
-
-  // Splits the items into those that make a step of the optimizer now and those
-  // whose values are kept for a later one.
-  void plan(const Optimizer& optimizer) {
-    const GradientSpec& gradient = optimizer.gradient;
-    steps.reserve(items.size()); // items point to them
-    for (Item item : items) {
-      Entry& entry = *item.entry;
-      if (entry.optimizer != optimizer.identity) {
-        comm_.clear_state(entry);
-        entry.optimizer = optimizer.identity;
-      }
-      if (entry.num_accumulated + 1 < gradient.accumulate) {
-        accumulating.push_back(item);
-        continue;
-      }
-      RuleStep step;
-      step.rule = optimizer.rule_of(entry.key);
-      step.step = entry.step + 1;
-      step.scale = gradient.rescale_grad;
-      step.clip_value = gradient.clip_value;
-      steps.push_back(step);
-      item.step = &steps.back();
-      stepping.push_back(item);
-    }
-  }
-
-  c10::SmallVector<Item, 1> items;
-  std::vector<RuleStep> steps;
-  std::vector<Item> stepping;
-  std::vector<Item> accumulating;
-
- private:
-  Comm& comm_;
-  Group group_;
-};
 
 // What a sum or a copy of one key moves.
 int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
@@ -338,7 +238,8 @@ void KVStore::reduce_update(
   });
 }
 
-// The steps of an optimizer.
+// The steps of an optimizer. Each pass locks for itself: a push of another
+// thread to the same keys may come between the norm and the steps.
 void KVStore::step(
     const Entries& entries,
     const Tensors& values,
@@ -347,27 +248,35 @@ void KVStore::step(
   const auto num_bytes = [&](size_t i) {
     return moved_bytes(*entries[i], values.of(static_cast<int64_t>(i)).size());
   };
+  const auto current = [this] {
+    const Updater updater = this->updater();
+    const auto* newer = std::get_if<OptimizerPtr>(&updater);
+    return newer == nullptr ? nullptr : *newer;
+  };
+  const auto norm = [&](double clip_value) {
+    double squared = 0;
+    for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
+      Batch batch(*comm_, entries, values, begin, end);
+      batch.plan(optimizer, current);
+      for (auto& step : batch.steps) {
+        step.clip_value = clip_value;
+      }
+      squared += comm_->squared_norm(batch.stepping);
+    });
+    return std::sqrt(squared);
+  };
   double last_scale = 1;
   bool skip = false;
   if (optimizer.needs_norm()) {
-    const auto squared_norm = [&](double clip_value) {
-      double sum = 0;
-      for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
-        Batch batch(*comm_, entries, values, begin, end);
-        batch.plan(optimizer);
-        for (auto& step : batch.steps) {
-          step.clip_value = clip_value;
-        }
-        sum += comm_->squared_norm(batch.stepping);
-      });
-      return sum;
-    };
     // Clipping by value would hide an infinity.
-    skip = gradient.skip_nonfinite && !std::isfinite(squared_norm(0));
+    double found = norm(gradient.skip_nonfinite ? 0 : gradient.clip_value);
+    skip = gradient.skip_nonfinite && !std::isfinite(found);
     if (gradient.max_norm != 0 && !skip) {
+      if (gradient.skip_nonfinite && gradient.clip_value != 0) {
+        found = norm(gradient.clip_value);
+      }
       // As torch.nn.utils.clip_grad_norm_.
-      const double norm = std::sqrt(squared_norm(gradient.clip_value));
-      const double scale = gradient.max_norm / (norm + 1e-6);
+      const double scale = gradient.max_norm / (found + 1e-6);
       last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
     }
   }
@@ -376,7 +285,7 @@ void KVStore::step(
   }
   for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
     Batch batch(*comm_, entries, values, begin, end);
-    batch.plan(optimizer);
+    batch.plan(optimizer, current);
     comm_->accumulate(batch.accumulating);
     for (const auto& item : batch.accumulating) {
       ++item.entry->num_accumulated;
@@ -402,18 +311,11 @@ void KVStore::update_one_by_one(
     const Entries& entries,
     const Tensors& values,
     OpaqueUpdater& opaque) {
-  Group group;
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
-    const auto tensors = values.of(static_cast<int64_t>(i));
-    group.clear();
-    append(group, tensors);
     const std::lock_guard lock(entry.mutex);
-    if (!entry.placed) {
-      comm_->place(entry, tensors);
-    }
-    const Item item{&entry, group, {}, nullptr};
-    comm_->reduce(item, [&](at::Tensor& input, at::Tensor& stored) {
+    const Batch batch(*comm_, entries, values, i, i + 1);
+    comm_->reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
       const InProgress<KVStore> updating(this);
       apply_updater(opaque, entry.key, input, stored);
     });
@@ -499,7 +401,7 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   if (updater != nullptr) {
     next = std::move(updater);
   }
-  replace_updater("set_updater", std::move(next));
+  replace_updater("set_updater", std::move(next), new_identity());
 }
 
 uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
@@ -511,7 +413,7 @@ uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
   };
   if (!keep_state) {
     const uint64_t identity = new_identity();
-    replace_updater(op, set(identity));
+    replace_updater(op, set(identity), identity);
     return identity;
   }
   check_usable(op);
@@ -548,14 +450,27 @@ int64_t KVStore::num_skipped() const {
   return num_skipped_;
 }
 
-void KVStore::replace_updater(const char* op, Updater next) {
+void KVStore::replace_updater(const char* op, Updater next, uint64_t identity) {
   check_usable(op);
-  const std::lock_guard lock(updater_mutex_);
-  table_.check_open(op);
-  if (const auto kind = table_.kind()) {
-    check_key_kind(op, next, *kind);
+  std::vector<EntryPtr> entries;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    entries = table_.entries(op);
+    if (const auto kind = table_.kind()) {
+      check_key_kind(op, next, *kind);
+    }
+    updater_.swap(next); // the old one is freed after the lock is released
   }
-  updater_.swap(next); // the old one is freed after the lock is released
+  // A key that a call holds keeps its state until its next push: that call may
+  // wait for this thread.
+  for (const auto& entry : entries) {
+    const std::unique_lock lock(entry->mutex, std::try_to_lock);
+    if (lock.owns_lock() && entry->optimizer != 0 &&
+        entry->optimizer < identity) {
+      comm_->clear_state(*entry);
+      entry->optimizer = 0;
+    }
+  }
 }
 
 void KVStore::visit_sole_updater(
@@ -592,150 +507,6 @@ std::string KVStore::repr() const {
   }
   out << "keys=" << entries->size() << ", bytes=" << num_bytes << ')';
   return out.str();
-}
-
-StoreState KVStore::state(bool with_keys) const {
-  constexpr auto* op = "save";
-  check_usable(op);
-  const Updater updater = this->updater();
-  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
-  StoreState state;
-  state.type = type();
-  const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
-  table_.check_open(op);
-  if (const auto kind = table_.kind()) {
-    state.key_kind = name(*kind);
-  }
-  for (const auto& entry : entries) {
-    if (entry->key.kind() == KeyKind::kInt) {
-      state.int_keys.push_back(entry->key.id());
-    } else {
-      state.str_keys.push_back(entry->key.text());
-    }
-    // Value and version of one moment.
-    const std::lock_guard lock(entry->mutex);
-    state.values.push_back(comm_->empty_like(*entry));
-    comm_->copy_out(Item{entry.get(), {}, state.values.back(), nullptr});
-    state.versions.push_back(entry->version);
-    if (optimizer != nullptr) {
-      state.states.push_back(state_of(*entry, **optimizer));
-    }
-  }
-  if (optimizer != nullptr) {
-    state.optimizer = **optimizer;
-  }
-  if (const auto* opaque =
-          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
-    const InProgress<KVStore> saving(this);
-    state.updater.push_back(serialize_updater(**opaque));
-  }
-  return state;
-}
-
-// REQUIRES: the entry's mutex.
-KeyState KVStore::state_of(Entry& entry, const Optimizer& optimizer) const {
-  return entry.optimizer == optimizer.identity
-      ? comm_->state_of(entry, optimizer.rule_of(entry.key))
-      : KeyState();
-}
-
-OptimizerPtr KVStore::optimizer(const char* op) const {
-  table_.check_open(op);
-  const Updater updater = this->updater();
-  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
-  TORCH_CHECK_VALUE(
-      optimizer != nullptr,
-      op,
-      ": expected a store with an optimizer, but got one without");
-  return *optimizer;
-}
-
-std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
-  constexpr auto* op = "optimizer_states";
-  check_usable(op);
-  const OptimizerPtr optimizer = this->optimizer(op);
-  std::vector<KeyState> states;
-  for (const auto& entry : table_.find(op, keys)) {
-    const std::lock_guard lock(entry->mutex);
-    states.push_back(state_of(*entry, *optimizer));
-  }
-  return states;
-}
-
-void KVStore::set_optimizer_states(
-    const Keys& keys,
-    const std::vector<KeyState>& states) {
-  constexpr auto* op = "set_optimizer_states";
-  check_usable(op);
-  const OptimizerPtr optimizer = this->optimizer(op);
-  const Entries entries = table_.find(op, keys);
-  TORCH_CHECK_VALUE(
-      states.size() == entries.size(),
-      op,
-      ": expected ",
-      entries.size(),
-      " states, one for each key, but got ",
-      states.size(),
-      " ",
-      keys.context());
-  for (size_t i = 0; i < states.size(); ++i) {
-    const Entry& entry = *entries[i];
-    check_state(
-        op, entry.key, entry.meta, optimizer->rule_of(entry.key), states[i]);
-  }
-  for (size_t i = 0; i < states.size(); ++i) {
-    Entry& entry = *entries[i];
-    const std::lock_guard lock(entry.mutex);
-    comm_->set_state(entry, optimizer->rule_of(entry.key), states[i]);
-    entry.optimizer = optimizer->identity;
-  }
-}
-
-c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
-  auto store = c10::make_intrusive<KVStore>(state.type);
-  Keys keys;
-  keys.list.append(state.int_keys.begin(), state.int_keys.end());
-  keys.list.append(state.str_keys.begin(), state.str_keys.end());
-  for (size_t i = 0; i < keys.list.size(); ++i) {
-    // One by one, so that a value is let go of before the next is copied.
-    const Key& key = keys.list[i];
-    store->init(key, std::exchange(state.values[i], at::Tensor()));
-    store->table_.find("load", key)[0]->version = state.versions[i];
-  }
-  if (!state.key_kind.empty()) {
-    store->table_.fix_kind(
-        state.key_kind == name(KeyKind::kInt) ? KeyKind::kInt : KeyKind::kStr);
-  }
-  if (!state.updater.empty()) {
-    store->set_updater(load_updater(state.updater[0]));
-  }
-  if (state.optimizer) {
-    store->set_optimizer(*std::move(state.optimizer));
-    if (keys.size() != 0) {
-      keys.single = false;
-      store->set_optimizer_states(keys, state.states);
-    }
-  }
-  return store;
-}
-
-void KVStore::take(KVStore& other) {
-  constexpr auto* op = "load";
-  check_usable(op);
-  TORCHKV_INTERNAL_ASSERT(type_ == other.type_ && this != &other);
-  // Both are freed after the lock is released, as in close().
-  Updater updater = other.updater();
-  std::vector<EntryPtr> replaced;
-  {
-    const std::lock_guard lock(updater_mutex_);
-    if (const auto kind = table_.kind()) {
-      check_key_kind(op, updater, *kind);
-    }
-    replaced = table_.take(op, other.table_);
-    updater_.swap(updater);
-    num_skipped_ = other.num_skipped_.load();
-  }
-  other.close();
 }
 
 void KVStore::close() {

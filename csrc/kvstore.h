@@ -112,6 +112,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // other numbers; else all keys start without state. ValueError for numbers
   // that make no sense. From then on TypeError by push where a key's dtype is
   // neither floating-point nor complex. Returns the optimizer's identity.
+  // A push under way ends with the old optimizer, but on keys that the new one
+  // has moved already with the new one. State that nobody needs any more is
+  // freed, of a key that another call holds at its next push.
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state = false);
   // What merges pushes now.
   Updater current_updater() const;
@@ -161,7 +164,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   bool is_forked() const;
   void check_usable(const char* op) const;
   Updater updater() const;
-  void replace_updater(const char* op, Updater next);
+  // Frees the state of optimizers before `identity`.
+  void replace_updater(const char* op, Updater next, uint64_t identity);
   Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
       const;
   void insert(const char* op, const Entries& entries, const Tensors& values);

@@ -74,13 +74,13 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
   }
   const auto check = [&](const char* name, double value, double least) {
     TORCH_CHECK_VALUE(
-        std::isfinite(value) && value >= least,
+        is_finite_float(value) && value >= least,
         op,
         ": expected a ",
         name,
         " of at least ",
         least,
-        " that is finite, but got ",
+        " that is finite in fp32, but got ",
         value);
   };
   const GradientSpec& gradient = optimizer.gradient;
@@ -88,6 +88,12 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
   check("rescale_grad", gradient.rescale_grad, -HUGE_VAL);
   check("clip_value", gradient.clip_value, 0);
   check("max_norm", gradient.max_norm, 0);
+  TORCH_CHECK_VALUE(
+      gradient.clip_value == 0 || static_cast<float>(gradient.clip_value) != 0,
+      op,
+      ": expected a clip_value that is not 0 in fp32, or 0 for no clipping, but "
+      "got ",
+      gradient.clip_value);
   for (const auto& [key, options] : optimizer.keys) {
     TORCH_CHECK_VALUE(
         options.group < optimizer.groups.size(),
@@ -98,11 +104,13 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
         options.group,
         " ",
         key.context());
+    const RuleSpec rule = optimizer.rule_of(key);
     TORCH_CHECK_VALUE(
-        std::isfinite(options.lr_mult) && options.lr_mult >= 0 &&
-            std::isfinite(options.wd_mult) && options.wd_mult >= 0,
+        options.lr_mult >= 0 && is_finite_float(rule.lr) &&
+            options.wd_mult >= 0 && is_finite_float(rule.weight_decay),
         op,
-        ": expected multipliers that are finite and not negative, but got ",
+        ": expected multipliers of at least 0 that leave lr and weight_decay "
+        "finite in fp32, but got ",
         options.lr_mult,
         " and ",
         options.wd_mult,

@@ -32,8 +32,8 @@ const RuleInfo& info_of(RuleSpec::Id id) {
   return kRules.at(static_cast<size_t>(id));
 }
 
-// The numbers, in the order in which messages list them. All
-// values are less than `less_than`.
+// The numbers, in the order in which messages list them. All are numbers of
+// fp32, too, and less than `less_than`.
 struct Number {
   const char* name;
   double RuleSpec::* member;
@@ -189,8 +189,8 @@ NumbersByName numbers_of(const RuleSpec& rule) {
 void check_rule(const char* op, const RuleSpec& rule) {
   for (const auto& number : kNumbers) {
     const double value = rule.*number.member;
-    // Dampening alone may be anything, as in torch.optim.SGD.
-    const bool in_range = std::isfinite(value) &&
+    // Dampening alone may be negative, as in torch.optim.SGD.
+    const bool in_range = is_finite_float(value) &&
         (number.member == &RuleSpec::dampening ||
          (value >= 0 && value < number.less_than));
     TORCH_CHECK_VALUE(
@@ -199,7 +199,7 @@ void check_rule(const char* op, const RuleSpec& rule) {
         ": expected a ",
         number.name,
         " of at least 0",
-        number.less_than == 1 ? " and less than 1" : " that is finite",
+        number.less_than == 1 ? " and less than 1" : " that is finite in fp32",
         ", but got ",
         value);
   }

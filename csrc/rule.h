@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -75,6 +77,11 @@ TORCHKV_API RuleSpec make_rule(
     const NumbersByName& numbers);
 TORCHKV_API NumbersByName numbers_of(const RuleSpec& rule);
 TORCHKV_API const char* name_of(const RuleSpec& rule);
+
+// Whether a number is finite in fp32, too, in which fp32 values are stepped.
+inline bool is_finite_float(double value) {
+  return std::abs(value) <= std::numeric_limits<float>::max();
+}
 
 // ValueError where a number of the rule makes no sense.
 TORCHKV_API void check_rule(const char* op, const RuleSpec& rule);

@@ -1,6 +1,7 @@
 """A store used in a forked child raises a clear error there; it never deadlocks."""
 
 import copy
+import os
 import pickle
 import threading
 
@@ -113,21 +114,26 @@ def test_a_store_made_in_the_child_works_there(store_type):
     assert in_child(use) == 4.0
 
 
-def test_sums_in_threads_in_a_child(store_type):
-    """As in DataLoader's workers, which set the number of threads to 1 first."""
-    values = [torch.ones(500_000)] * 4
-    with torchkv.create(store_type) as parents:
-        parents.init(3, torch.zeros(500_000))
-        parents.push(3, values)
+@pytest.mark.parametrize("layout", ["dense", "strided"])
+def test_large_sums_in_a_child(store_type, layout):
+    """OpenMP in the child of a process that has used it waits for ever."""
+    values = [torch.ones(500_000, 2)[:, 1] for _ in range(4)]
+    if layout == "dense":
+        values = [value.contiguous() for value in values]
+    zeros, outs = torch.zeros(500_000), [torch.zeros(500_000) for _ in range(2)]
+    assert torch.get_num_threads() > 1 or os.cpu_count() == 1
 
     def use():
-        torch.set_num_threads(1)
         with torchkv.create(store_type) as store:
-            store.init([3, 5], [torch.zeros(500_000)] * 2)
+            store.init([3, 5], [zeros] * 2)
             store.push([3, 5], [values, values])
-            return [(x == 4).all().item() for x in store.pull([3, 5])]
+            store.set_optimizer("sgd", learning_rate=1)
+            store.push([3, 5], [values, values])
+            store.pull([3, 5], out=outs)
+            return [out[::1000].sum().item() for out in outs]
 
-    assert in_child(use) == [True, True]
+    assert use() == [0, 0]
+    assert in_child(use) == [0, 0]
 
 
 @pytest.mark.parametrize("updater", ["assign", "sgd", "python", "script"])

@@ -185,7 +185,7 @@ Slice CommAten::make_slice(const at::Tensor& value, c10::Device home) {
   {
     // Ends before the slice moves: it notes its event in the slice.
     const Access access(runtime_, slice);
-    runtime_.copy(slice.value, value);
+    copy(value, slice.value);
   }
   return slice;
 }
@@ -388,14 +388,13 @@ void CommAten::reduce_into(
   runtime_.copy(result, total);
 }
 
-// What lives until the batch has run.
-struct CommAten::Kept {
-  explicit Kept(size_t num_items) {
-    totals.reserve(num_items);
-    steps.reserve(num_items);
-  }
-  std::vector<at::Tensor> totals;
-  std::vector<RuleStep> steps;
+// A step that is ready to be made, and what it needs until the batch has run.
+struct CommAten::Ready {
+  enum class Way : uint8_t { kBatch, kStrided, kAten };
+
+  Way way = Way::kBatch;
+  RuleStep step;
+  at::Tensor total; // the sum, where the batch cannot make it
 };
 
 // The values of an item, after what its entry has accumulated.
@@ -408,21 +407,46 @@ c10::SmallVector<Value, 8> CommAten::gradients_of(const Item& item) {
   return values;
 }
 
-// Makes the state of all items before any of them moves: where memory runs out,
-// nothing has changed.
-void CommAten::prepare(c10::ArrayRef<Item> items, Kept& kept) {
+CommAten::Ready CommAten::ready(const Item& item) {
+  Slice& slice = item.entry->slices[0];
+  Ready result;
+  result.step = *item.step;
+  if (!slice.home.is_cpu()) {
+    result.way = Ready::Way::kAten;
+    return result;
+  }
+  const auto values = gradients_of(item);
+  const bool is_plain = are_plain_cpu(values);
+  if (is_plain && lie_alike(values, slice.value)) {
+    return result;
+  }
+  if (is_plain && item.step->rule.id != RuleSpec::Id::kLamb) {
+    result.way = Ready::Way::kStrided;
+    return result;
+  }
+  result.total = sum_of(
+      values, slice, accumulation_type(values, slice.value.scalar_type()));
+  return result;
+}
+
+// Makes the state and the sums of all items before any of them moves: where
+// memory runs out, nothing has changed.
+std::vector<CommAten::Ready> CommAten::prepare(c10::ArrayRef<Item> items) {
+  std::vector<Ready> result;
   std::vector<at::Tensor*> made;
+  result.reserve(items.size());
   try {
     for (const auto& item : items) {
-      if (item.step != nullptr) {
-        Slice& slice = item.entry->slices[0];
-        kept.steps.push_back(*item.step);
-        RuleStep& step = kept.steps.back();
-        step.is_first = false;
-        if (lacks_state(slice, step.rule)) {
-          const Access access(runtime_, slice);
-          step.is_first = !prepare_state(slice, step.rule, made);
-        }
+      if (item.step == nullptr) {
+        continue;
+      }
+      Slice& slice = item.entry->slices[0];
+      result.push_back(ready(item));
+      RuleStep& step = result.back().step;
+      step.is_first = false;
+      if (lacks_state(slice, step.rule)) {
+        const Access access(runtime_, slice);
+        step.is_first = !prepare_state(slice, step.rule, made);
       }
     }
   } catch (...) {
@@ -431,18 +455,19 @@ void CommAten::prepare(c10::ArrayRef<Item> items, Kept& kept) {
     }
     throw;
   }
+  return result;
 }
 
 // Adds one step to the batch, or carries it out.
 void CommAten::step_into(
     const Item& item,
-    const RuleStep& step,
-    kernels::cpu::SumBatch& batch,
-    Kept& kept) {
+    const Ready& ready,
+    kernels::cpu::SumBatch& batch) {
   Slice& slice = item.entry->slices[0];
   if (slice.value.numel() == 0) {
     return;
   }
+  const RuleStep& step = ready.step;
   kernels::cpu::State state{slice.master, {}};
   const auto names = state_names(step.rule);
   for (size_t i = 0; i < kMaxStates; ++i) {
@@ -450,24 +475,26 @@ void CommAten::step_into(
       state.states[i] = slice.states[i];
     }
   }
+  if (ready.total.defined()) {
+    batch.add(
+        Value{Value::Form::kDense, &ready.total},
+        slice.value,
+        ready.total.scalar_type(),
+        step,
+        state);
+    return;
+  }
   const auto values = gradients_of(item);
   const auto dtype = accumulation_type(values, slice.value.scalar_type());
-  const bool is_plain = slice.home.is_cpu() && are_plain_cpu(values);
-  if (is_plain && lie_alike(values, slice.value)) {
-    batch.add(values, slice.value, dtype, step, state);
-  } else if (is_plain && step.rule.id != RuleSpec::Id::kLamb) {
-    kernels::cpu::sum_strided(values, slice.value, dtype, step, state);
-  } else {
-    at::Tensor total = sum_of(values, slice, dtype);
-    if (slice.home.is_cpu()) {
-      kept.totals.push_back(std::move(total));
-      batch.add(
-          Value{Value::Form::kDense, &kept.totals.back()},
-          slice.value,
-          dtype,
-          step,
-          state);
-    } else {
+  switch (ready.way) {
+    case Ready::Way::kBatch:
+      batch.add(values, slice.value, dtype, step, state);
+      break;
+    case Ready::Way::kStrided:
+      kernels::cpu::sum_strided(values, slice.value, dtype, step, state);
+      break;
+    case Ready::Way::kAten: {
+      at::Tensor total = sum_of(values, slice, dtype);
       const PlainDispatch plain;
       const bool has_master = slice.master.defined();
       step_with_aten(
@@ -475,19 +502,15 @@ void CommAten::step_into(
       if (has_master) {
         runtime_.copy(slice.value, slice.master);
       }
+      break;
     }
   }
 }
 
 void CommAten::reduce_update(c10::ArrayRef<Item> items) {
   kernels::cpu::SumBatch batch;
-  const size_t num_steps =
-      std::count_if(items.begin(), items.end(), [](const Item& item) {
-        return item.step != nullptr;
-      });
-  Kept kept(num_steps);
-  prepare(items, kept);
-  const RuleStep* step = kept.steps.data();
+  const std::vector<Ready> steps = prepare(items);
+  const Ready* next = steps.data();
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
     const Access access(runtime_, slice);
@@ -495,7 +518,7 @@ void CommAten::reduce_update(c10::ArrayRef<Item> items) {
       slice.master.reset(); // of an optimizer set meanwhile
       reduce_into(item.values, slice.value, batch);
     } else {
-      step_into(item, *step++, batch, kept);
+      step_into(item, *next++, batch);
     }
   }
   batch.run();
@@ -518,7 +541,8 @@ void CommAten::accumulate(c10::ArrayRef<Item> items) {
 
 double CommAten::squared_norm(c10::ArrayRef<Item> items) {
   kernels::cpu::SumBatch batch;
-  Kept kept(items.size());
+  std::vector<at::Tensor> totals; // until the batch has run
+  totals.reserve(items.size());
   double elsewhere = 0;
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
@@ -535,9 +559,9 @@ double CommAten::squared_norm(c10::ArrayRef<Item> items) {
     }
     at::Tensor total = sum_of(values, slice, dtype);
     if (slice.home.is_cpu()) {
-      kept.totals.push_back(std::move(total));
+      totals.push_back(std::move(total));
       batch.add(
-          Value{Value::Form::kDense, &kept.totals.back()},
+          Value{Value::Form::kDense, &totals.back()},
           slice.value,
           dtype,
           *item.step);

@@ -14,7 +14,8 @@ namespace torchkv {
 //
 // Sums run left to right in the accumulation type (at::toOpMathType of the
 // promotion of all values and the stored value; fp8 counts as fp32) and are
-// rounded once, so the same values give the same bits on every run.
+// rounded once, so the same values give the same bits on every run. On an
+// accelerator, a step of an optimizer that runs out of memory may be half done.
 class TORCHKV_API CommAten final : public Comm {
  public:
   // Where a value lives: in CPU memory, or on the device of its first value or,
@@ -46,7 +47,6 @@ class TORCHKV_API CommAten final : public Comm {
   Slice make_slice(const at::Tensor& value, c10::Device home);
   Slice moved(const Slice& slice, c10::Device home);
   void copy(const at::Tensor& value, const at::Tensor& result);
-  struct Kept;
 
   // Uninitialised memory in the places of a slice's elements.
   at::Tensor allocate_state(const Slice& slice, c10::ScalarType dtype);
@@ -56,7 +56,9 @@ class TORCHKV_API CommAten final : public Comm {
       Slice& slice,
       const RuleSpec& rule,
       std::vector<at::Tensor*>& made);
-  void prepare(c10::ArrayRef<Item> items, Kept& kept);
+  struct Ready;
+  Ready ready(const Item& item);
+  std::vector<Ready> prepare(c10::ArrayRef<Item> items);
   at::Tensor sum_of(
       c10::ArrayRef<Value> values,
       const Slice& slice,
@@ -68,9 +70,8 @@ class TORCHKV_API CommAten final : public Comm {
   static c10::SmallVector<Value, 8> gradients_of(const Item& item);
   void step_into(
       const Item& item,
-      const RuleStep& step,
-      kernels::cpu::SumBatch& batch,
-      Kept& kept);
+      const Ready& ready,
+      kernels::cpu::SumBatch& batch);
 
   const Home home_;
   Runtime& runtime_;

@@ -98,7 +98,10 @@ void step_with_aten(
       break;
     }
     case RuleSpec::Id::kLion: {
-      at::Tensor change = s0.mul(rule.beta1).add_(g, 1 - rule.beta1).sign_();
+      const at::Tensor direction = s0.mul(rule.beta1).add_(g, 1 - rule.beta1);
+      // at::sign is 0 for NaN.
+      at::Tensor change =
+          at::where(direction.isnan(), direction, direction.sign());
       s0.mul_(rule.beta2).add_(g, 1 - rule.beta2);
       w.sub_(change.add_(w, rule.weight_decay), rule.lr);
       break;

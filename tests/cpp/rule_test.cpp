@@ -149,7 +149,7 @@ TEST(RuleTest, NumbersThatMakeNoSenseAreRefused) {
         "lr_decay",
         "initial_accumulator_value"}) {
     for (const double value :
-         {double(NAN), double(INFINITY), -double(INFINITY)}) {
+         {double(NAN), double(INFINITY), -double(INFINITY), 3.5e38}) {
       EXPECT_TRUE(
           has(refusal("adam", {{name, value}}),
               std::string("expected a ") + name + " of at least 0"))

@@ -39,10 +39,6 @@ int64_t cache_bytes() {
 class ThreadShare {
  public:
   explicit ThreadShare(int64_t wanted) {
-    const uint64_t forks = fork_count();
-    if (forks_.exchange(forks) != forks) {
-      in_use_ = 0; // what was in use at the fork is in use in the parent
-    }
     const int64_t limit = at::get_num_threads();
     int64_t in_use = in_use_;
     do {
@@ -63,7 +59,6 @@ class ThreadShare {
   }
 
  private:
-  static inline std::atomic<uint64_t> forks_{0};
   static inline std::atomic<int64_t> in_use_{0};
 
   int64_t size_ = 1;
@@ -111,6 +106,10 @@ Plan make_plan(
 
 } // namespace
 
+bool may_use_threads() {
+  return !at::in_parallel_region() && fork_count() == 0;
+}
+
 void parallel_spans(
     int64_t num_jobs,
     c10::function_ref<Work(int64_t job)> work,
@@ -127,7 +126,7 @@ void parallel_spans(
       body(job, 0, work(job).num_units, stream);
     }
   };
-  if (bytes <= kSerialBytes || at::in_parallel_region()) {
+  if (bytes <= kSerialBytes || !may_use_threads()) {
     run_serially();
     return;
   }

@@ -15,6 +15,11 @@ struct Work {
   int64_t cut = 1024; // units; a job is cut at multiples of them
 };
 
+// Whether the calling thread may start a parallel region: it is in none, and
+// the process is no forked child, whose OpenMP would wait for the threads of
+// its parent.
+bool may_use_threads();
+
 // Does all units of all jobs in one parallel region: runs
 // `body(job, begin, end, stream)` over spans [begin, end) that cover each job's
 // units once. A large job is cut, small ones go
@@ -24,7 +29,7 @@ struct Work {
 //
 // Takes PyTorch's intra-op threads (torch.set_num_threads), and of these only
 // as many as concurrent calls leave free: callers in several threads of the
-// user's do not multiply them. In a parallel region already, and for little
+// user's do not multiply them. Where it may use no threads, and for little
 // work, it stays on the calling thread, where jobs run in order.
 //
 // Blocks until done. REQUIRES: `body` does not throw and takes no lock that the

@@ -442,11 +442,17 @@ void sum_strided(
   }
   auto iterator = config.build();
   const SumPlane plane(values, stored, accumulation, step, state);
-  iterator.for_each(
-      [&](char** data,
-          const int64_t* strides,
-          int64_t size,
-          int64_t num_lines) { plane(data, strides, size, num_lines); });
+  const auto sum = [&](char** data,
+                       const int64_t* strides,
+                       int64_t size,
+                       int64_t num_lines) {
+    plane(data, strides, size, num_lines);
+  };
+  if (may_use_threads()) {
+    iterator.for_each(sum);
+  } else {
+    iterator.serial_for_each(sum, {0, iterator.numel()});
+  }
 }
 
 void CopyBatch::add(const at::Tensor& source, const at::Tensor& out) {

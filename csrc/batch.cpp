@@ -1,0 +1,61 @@
+#include "batch.h"
+
+namespace torchkv {
+
+Batch::Batch(
+    Comm& comm,
+    const Entries& entries,
+    const Tensors& values,
+    size_t begin,
+    size_t end)
+    : comm_(comm) {
+  for (size_t i = begin; i < end; ++i) {
+    for (const auto& tensor : values.of(static_cast<int64_t>(i))) {
+      values_.push_back({Value::Form::kDense, &tensor});
+    }
+  }
+  const Value* next = values_.begin();
+  for (size_t i = begin; i < end; ++i) {
+    Entry& entry = *entries[i];
+    const auto tensors = values.of(static_cast<int64_t>(i));
+    if (!entry.placed) {
+      comm.place(entry, tensors);
+    }
+    items.push_back({&entry, {next, tensors.size()}, {}, nullptr});
+    next += tensors.size();
+  }
+}
+
+void Batch::plan(
+    const Optimizer& optimizer,
+    c10::function_ref<OptimizerPtr()> current) {
+  OptimizerPtr newer;
+  steps.reserve(items.size()); // items point to them
+  for (Item item : items) {
+    Entry& entry = *item.entry;
+    const Optimizer* own = &optimizer;
+    if (entry.optimizer > optimizer.identity) {
+      newer = newer == nullptr ? current() : newer;
+      own = newer == nullptr ? own : newer.get();
+    }
+    if (entry.optimizer != own->identity) {
+      comm_.clear_state(entry);
+      entry.optimizer = own->identity;
+    }
+    const GradientSpec& gradient = own->gradient;
+    if (entry.num_accumulated + 1 < gradient.accumulate) {
+      accumulating.push_back(item);
+      continue;
+    }
+    RuleStep step;
+    step.rule = own->rule_of(entry.key);
+    step.step = entry.step + 1;
+    step.scale = gradient.rescale_grad;
+    step.clip_value = gradient.clip_value;
+    steps.push_back(step);
+    item.step = &steps.back();
+    stepping.push_back(item);
+  }
+}
+
+} // namespace torchkv

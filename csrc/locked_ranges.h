@@ -1,0 +1,48 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "arguments.h"
+
+namespace torchkv {
+
+// Calls `body(begin, end)` for ranges of entries, in order, while it holds
+// their mutexes. It waits for a mutex only while it holds none: a range ends
+// before an entry that another call holds, and the next one begins by waiting
+// for it.
+template <class Body>
+void for_each_locked(
+    const Entries& entries,
+    c10::function_ref<int64_t(size_t)> num_bytes,
+    Body body) {
+  // A range is worth a parallel region, and others do not wait long for its
+  // end.
+  constexpr size_t kMaxEntries = 4096;
+  constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
+
+  c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
+  for (size_t begin = 0; begin < entries.size();) {
+    locks.emplace_back(entries[begin]->mutex);
+    int64_t bytes = num_bytes(begin);
+    size_t end = begin + 1;
+    while (end < entries.size() && end - begin < kMaxEntries &&
+           bytes < kMaxBytes) {
+      std::unique_lock lock(entries[end]->mutex, std::try_to_lock);
+      if (!lock.owns_lock()) {
+        break;
+      }
+      locks.push_back(std::move(lock));
+      bytes += num_bytes(end++);
+    }
+    body(begin, end);
+    locks.clear();
+    begin = end;
+  }
+}
+
+} // namespace torchkv
