@@ -27,7 +27,6 @@ from report import (
     finish,
     min_and_median,
     parser,
-    targets_table,
 )
 
 SAVE, SAVE_FILE = "store.save", "save_file, fsync"
@@ -151,15 +150,13 @@ def main(arguments: list[str] | None = None) -> None:
         **environment(None),
         "large": large,
         "many": {"keys": count, "seconds": many},
-        "targets": [target.as_dict() for target in targets],
     }
     many_bytes = count * KEY_ELEMENTS * 4
     tables = [
         table(f"{large['bytes'] / 1e9:.2f} GB", large["bytes"], large["seconds"]),
         table(f"{count:,} keys of {KEY_ELEMENTS} floats", many_bytes, many),
-        targets_table(targets),
     ]
-    finish(options, figures, tables, lambda figure: draw(figure, large))
+    finish(options, figures, tables, targets, lambda figure: draw(figure, large))
 
 
 if __name__ == "__main__":

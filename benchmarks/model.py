@@ -30,11 +30,12 @@ from parameter_lists import (
 from report import (
     Target,
     contestants_table,
+    draw_bars,
     environment,
     finish,
     parser,
+    plan_for,
     start_mxnet,
-    targets_table,
 )
 
 REPLICAS = 4
@@ -156,48 +157,32 @@ def targets_of(resnet: Times) -> list[Target]:
 def draw(figure: Any, measured: dict[str, Times]) -> None:
     """A bar per contestant, as long as its median; a line to its minimum."""
     figure.set_size_inches(9, 6)
-    panels = figure.subplots(len(measured), squeeze=False)[:, 0]
-    for axes, (title, times) in zip(panels, measured.items(), strict=True):
-        medians = [statistics.median(seconds) * 1e3 for seconds in times.values()]
-        colors = ["tab:blue" if "torchkv" in name else "tab:gray" for name in times]
-        axes.barh(list(times), medians, color=colors)
+    medians = {
+        title: {name: statistics.median(each) * 1e3 for name, each in times.items()}
+        for title, times in measured.items()
+    }
+    panels = draw_bars(figure, medians, "milliseconds, median (black: minimum)")
+    for axes, times in zip(panels, measured.values(), strict=True):
         for row, seconds in enumerate(times.values()):
             axes.plot([min(seconds) * 1e3] * 2, [row - 0.4, row + 0.4], color="black")
-        axes.invert_yaxis()
-        axes.set_title(title, fontsize="medium")
-    panels[-1].set_xlabel("milliseconds, median (black: minimum)")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, writes JSON and a plot where asked."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
-    plan = Plan(options.rounds or 25, turn_s=0.1, budget_s=20)
-    if options.smoke:
-        plan = Plan(options.rounds or 3, turn_s=0, budget_s=0)
+    plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=20)
     with start_mxnet(options) as mxnet:
         facts = environment(mxnet)
         lists = models(options.smoke)
-        measured = [measure_model(model, plan, mxnet) for model in lists]
+        measured = {model.title: measure_model(model, plan, mxnet) for model in lists}
 
-    targets = targets_of(measured[0]["seconds"])
-    figures = {
-        **facts,
-        "models": measured,
-        "targets": [target.as_dict() for target in targets],
-    }
-    tables = [
-        contestants_table(model.title, each, OURS)
-        for model, each in zip(lists, measured, strict=True)
-    ]
-    shown = {
-        model.title: each["seconds"]
-        for model, each in zip(lists, measured, strict=True)
-    }
+    seconds = {title: each["seconds"] for title, each in measured.items()}
     finish(
         options,
-        figures,
-        [*tables, targets_table(targets)],
-        lambda figure: draw(figure, shown),
+        {**facts, "models": list(measured.values())},
+        [contestants_table(title, each, OURS) for title, each in measured.items()],
+        targets_of(seconds[lists[0].title]),
+        lambda figure: draw(figure, seconds),
     )
 
 

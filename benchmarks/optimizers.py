@@ -24,11 +24,12 @@ from peers.pattern import sum_pattern
 from report import (
     Target,
     contestants_table,
+    draw_bars,
     environment,
     finish,
     parser,
+    plan_for,
     start_mxnet,
-    targets_table,
 )
 
 REPLICAS = 4
@@ -190,53 +191,36 @@ def targets_of(kind: Kind, times: Times) -> list[Target]:
 def draw(figure: Any, measured: dict[str, Times]) -> None:
     """A bar per contestant, as long as its median ratio to ours."""
     figure.set_size_inches(9, 5)
-    panels = figure.subplots(len(measured), squeeze=False)[:, 0]
-    for axes, (title, times) in zip(panels, measured.items(), strict=True):
-        ratios = [median_ratio(seconds, times[OURS]) for seconds in times.values()]
-        colors = ["tab:blue" if "torchkv" in name else "tab:gray" for name in times]
-        axes.barh(list(times), ratios, color=colors)
-        axes.invert_yaxis()
-        axes.set_title(title, fontsize="medium")
-    panels[-1].set_xlabel(f"time, as a multiple of {OURS}")
+    ratios = {
+        title: {name: median_ratio(each, times[OURS]) for name, each in times.items()}
+        for title, times in measured.items()
+    }
+    draw_bars(figure, ratios, f"time, as a multiple of {OURS}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, writes JSON and a plot where asked."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
-    plan = Plan(options.rounds or 25, turn_s=0.1, budget_s=20)
-    if options.smoke:
-        plan = Plan(options.rounds or 3, turn_s=0, budget_s=0)
+    plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=20)
     shapes = shrunk(resnet50()) if options.smoke else resnet50()
     with start_mxnet(options) as mxnet:
         facts = environment(mxnet)
-        measured = [measure_kind(kind, shapes, plan, mxnet) for kind in KINDS]
+        measured = {
+            f"{kind.title}, ResNet-50": measure_kind(kind, shapes, plan, mxnet)
+            for kind in KINDS
+        }
 
-    targets = [
-        target
-        for kind, each in zip(KINDS, measured, strict=True)
-        for target in targets_of(kind, each["seconds"])
-    ]
+    seconds = {title: each["seconds"] for title, each in measured.items()}
     finish(
         options,
-        {
-            **facts,
-            "optimizers": measured,
-            "targets": [target.as_dict() for target in targets],
-        },
+        {**facts, "optimizers": list(measured.values())},
+        [contestants_table(title, each, OURS) for title, each in measured.items()],
         [
-            *(
-                contestants_table(f"{kind.title}, ResNet-50", each, OURS)
-                for kind, each in zip(KINDS, measured, strict=True)
-            ),
-            targets_table(targets),
+            target
+            for kind, times in zip(KINDS, seconds.values(), strict=True)
+            for target in targets_of(kind, times)
         ],
-        lambda figure: draw(
-            figure,
-            {
-                kind.title: each["seconds"]
-                for kind, each in zip(KINDS, measured, strict=True)
-            },
-        ),
+        lambda figure: draw(figure, seconds),
     )
 
 

@@ -34,7 +34,6 @@ from report import (
     finish,
     parser,
     start_mxnet,
-    targets_table,
 )
 
 # What a call may cost, as a multiple of c.copy_(a).
@@ -266,16 +265,14 @@ def main(arguments: list[str] | None = None) -> None:
         **figures,
         "ratios": ratios,
         "limits": LIMITS,
-        "targets": [target.as_dict() for target in targets],
     }
     tables = [
         calls_table(times, ratios),
         imports_table(imports),
         contestants_table("Push of 4 x 16 floats and pull into 4", small, SMALL),
         keys_table(keys),
-        targets_table(targets),
     ]
-    finish(options, figures, tables, lambda figure: draw(figure, times, keys))
+    finish(options, figures, tables, targets, lambda figure: draw(figure, times, keys))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from report import (
     finish,
     min_and_median,
     parser,
+    plan_for,
     start_mxnet,
-    targets_table,
 )
 
 BOUND = "torch.add(a, b, out=c)"
@@ -76,16 +76,13 @@ class Sizes(NamedTuple):
 
 def sizes_for(options: argparse.Namespace) -> Sizes:
     """Minutes on two cores; a smoke run, seconds."""
-    if options.smoke:
-        plan = Plan(options.rounds or 3, turn_s=0, budget_s=0)
-        return Sizes([1, 4], [1000, 10_000], 10_000, plan, plan)
-    return Sizes(
-        [1, 2, 4, 8],
-        [10**k for k in range(3, 9)],
-        25_000_000,
-        Plan(options.rounds or 11, turn_s=0.02, budget_s=0.8),
-        Plan(options.rounds or 25, turn_s=0.1, budget_s=15),
+    plans = (
+        plan_for(options, rounds=11, turn_s=0.02, budget_s=0.8),
+        plan_for(options, rounds=25, turn_s=0.1, budget_s=15),
     )
+    if options.smoke:
+        return Sizes([1, 4], [1000, 10_000], 10_000, *plans)
+    return Sizes([1, 2, 4, 8], [10**k for k in range(3, 9)], 25_000_000, *plans)
 
 
 # --- 4 x 25 million elements --------------------------------------------------
@@ -315,7 +312,6 @@ def main(arguments: list[str] | None = None) -> None:
         "push_seconds": push,
         "push_pull": both,
         "grid": cases,
-        "targets": [target.as_dict() for target in targets],
     }
     tables = [
         push_table(push, sizes.large),
@@ -323,9 +319,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"Push of 4 x {sizes.large:,} fp32 and pull into 4", both, BOTH
         ),
         grid_table(cases, mxnet is not None),
-        targets_table(targets),
     ]
-    finish(options, figures, tables, lambda figure: draw(figure, cases))
+    finish(options, figures, tables, targets, lambda figure: draw(figure, cases))
 
 
 if __name__ == "__main__":

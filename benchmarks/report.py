@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 import mxnet_peer
 import torchkv
-from harness import median_ratio
+from harness import Plan, median_ratio
 from mxnet_peer import MXNet
 
 
@@ -128,6 +128,15 @@ def parser(doc: str, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
+def plan_for(
+    options: argparse.Namespace, rounds: int, turn_s: float, budget_s: float
+) -> Plan:
+    """The plan, unless options say how many rounds; a smoke run's has no turns."""
+    if options.smoke:
+        return Plan(options.rounds or 3, turn_s=0, budget_s=0)
+    return Plan(options.rounds or rounds, turn_s, budget_s)
+
+
 @contextlib.contextmanager
 def start_mxnet(options: argparse.Namespace) -> Iterator[MXNet | None]:
     """MXNet, unless it is missing (which is said) or not wanted."""
@@ -179,20 +188,42 @@ def headline(facts: dict[str, Any]) -> str:
     )
 
 
+def draw_bars(
+    figure: Any, lengths: Mapping[str, Mapping[str, float]], label: str
+) -> Sequence[Any]:
+    """Panels by title, in each a bar per contestant; ours are blue.
+
+    Returns:
+        The panels' axes.
+    """
+    panels: Sequence[Any] = figure.subplots(len(lengths), squeeze=False)[:, 0]
+    for axes, (title, bars) in zip(panels, lengths.items(), strict=True):
+        colors = ["tab:blue" if "torchkv" in name else "tab:gray" for name in bars]
+        axes.barh(list(bars), list(bars.values()), color=colors)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize="medium")
+    panels[-1].set_xlabel(label)
+    return panels
+
+
 def finish(
     options: argparse.Namespace,
     figures: dict[str, Any],
     tables: Sequence[Table],
+    targets: Sequence[Target],
     draw: Callable[[Any], None],
 ) -> None:
     """Prints the tables; writes the JSON and draws the plot where asked.
 
     Args:
         options: what `parser` parsed.
-        figures: what the JSON holds, the environment first.
-        tables: what is printed.
+        figures: what the JSON holds, the environment first; the targets come last.
+        tables: what is printed, the targets' table last.
+        targets: what is promised.
         draw: draws on an empty figure of Matplotlib's.
     """
+    figures = {**figures, "targets": [target.as_dict() for target in targets]}
+    tables = [*tables, targets_table(targets)]
     print(headline(figures))
     if options.smoke:
         print("A smoke run: too small and too short to say anything about speed.")

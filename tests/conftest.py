@@ -56,6 +56,15 @@ def restored_rng():
     torch.set_rng_state(state)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For training of small models: it starves where threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["local", "device"])
 def store_type(request):
     """The store types of the contract battery."""

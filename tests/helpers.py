@@ -74,6 +74,14 @@ def jit_save_load(module):
         return torch.jit.load(buffer)
 
 
+def torch_save_load(thing):
+    """The thing after a round trip through torch.save and torch.load."""
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
 def run_threads(bodies, timeout_s=60.0):
     """Runs the callables at once; raises the first error, or fails on a deadlock."""
     errors = []
@@ -211,6 +219,17 @@ class MomentumStr(torch.nn.Module):
             self.momentum[key] = torch.zeros_like(stored)
         self.momentum[key].mul_(2).add_(input)
         stored.sub_(self.momentum[key])
+
+
+class ScriptHolder(torch.nn.Module):
+    """A module, to be scripted, that holds a store."""
+
+    def __init__(self, kv):
+        super().__init__()
+        self.kv = kv.script_object
+
+    def forward(self, x):
+        return x
 
 
 def scripted_add_twice():

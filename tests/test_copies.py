@@ -1,7 +1,6 @@
 """Copies: repr, copy.deepcopy and pickle of a store and of a module that holds one."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -19,15 +18,8 @@ from helpers import (
     scripted_add_twice,
     snapshot,
     stored,
+    torch_save_load,
 )
-
-
-def torch_save_load(thing):
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
 
 COPIES = {
     "deepcopy": copy.deepcopy,

@@ -250,6 +250,23 @@ def test_lamb_is_the_paper(kv, weight_decay, maximize, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("cls", [optim.Lion, optim.LAMB])
+def test_lion_and_lamb_take_a_complex_number_as_two_real_ones(kv, cls, dtype):
+    w = torch.randn(5, 7, dtype=dtype)
+    with torchkv.create() as other:
+        for store, value in ((kv, w), (other, torch.view_as_real(w))):
+            store.init(3, value)
+            store.set_optimizer(cls(0.01, weight_decay=0.1))
+        for _ in range(STEPS):
+            g = [torch.randn_like(w) for _ in range(2)]
+            kv.push(3, g)
+            other.push(3, [torch.view_as_real(v) for v in g])
+        assert_same(torch.view_as_real(stored(kv, 3)), stored(other, 3))
+        ours, theirs = (s.optimizer.state_dict()["state"][3] for s in (kv, other))
+        assert_same(torch.view_as_real(ours["exp_avg"]), theirs["exp_avg"])
+
+
 # --- What is done to gradients
 
 

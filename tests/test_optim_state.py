@@ -8,7 +8,15 @@ import pytest
 import torch
 
 import torchkv
-from helpers import assert_same, full, jit_save_load, script, snapshot, stored
+from helpers import (
+    ScriptHolder,
+    assert_same,
+    full,
+    jit_save_load,
+    script,
+    snapshot,
+    stored,
+)
 from torchkv import optim
 
 KINDS = {
@@ -112,20 +120,11 @@ def test_a_distributed_checkpoint_takes_it(kv, name, tmp_path):
         assert snapshot(kv) == snapshot(other)
 
 
-class Holder(torch.nn.Module):
-    def __init__(self, kv):
-        super().__init__()
-        self.kv = kv.script_object
-
-    def forward(self, x):
-        return x
-
-
 COPIES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda kv: pickle.loads(pickle.dumps(kv)),
     "jit.save": lambda kv: torchkv.KVStore.from_script_object(
-        jit_save_load(script(Holder(kv))).kv
+        jit_save_load(script(ScriptHolder(kv))).kv
     ),
 }
 

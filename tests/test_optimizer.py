@@ -1,7 +1,6 @@
 """set_optimizer: SGD in the pass that sums, its bits, its place among the updaters."""
 
 import copy
-import io
 import itertools
 import pickle
 
@@ -10,6 +9,7 @@ import torch
 
 import torchkv
 from helpers import (
+    ScriptHolder,
     add_input,
     assert_same,
     bits,
@@ -18,6 +18,7 @@ from helpers import (
     script,
     snapshot,
     stored,
+    torch_save_load,
 )
 from kv_model import kept, sgd_step
 from test_sums import random_tensor
@@ -329,25 +330,9 @@ def test_torchscript_meets_the_same_errors(kv, function):
 # --- Saved with the store
 
 
-class Holder(torch.nn.Module):
-    def __init__(self, kv):
-        super().__init__()
-        self.kv = kv.script_object
-
-    def forward(self, x):
-        return x
-
-
-def torch_save_load(thing):
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
 def through_a_script_module(make):
     def copied(kv):
-        return torchkv.KVStore.from_script_object(make(script(Holder(kv))).kv)
+        return torchkv.KVStore.from_script_object(make(script(ScriptHolder(kv))).kv)
 
     return copied
 

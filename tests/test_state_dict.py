@@ -214,8 +214,11 @@ def test_a_python_updater_stays(kv):
     kv.init(3, full(1))
     state = kv.state_dict()
     kv.set_updater(add_input)
-    with pytest.raises(TypeError, match="Python callable"):
+    message = "expected an updater that can be copied .* Python callable of type func"
+    with pytest.raises(TypeError, match=f"^load_state_dict: {message}"):
         kv.load_state_dict(state)
+    with pytest.raises(TypeError, match=f"^state_dict: {message}"):
+        kv.state_dict()
     kv.push(3, full(1))
     assert_same(stored(kv, 3), full(2))
 

@@ -9,65 +9,19 @@ from torch import nn
 
 import torchkv
 from helpers import add_input, assert_same
+from training import (
+    BATCH,
+    assert_near,
+    assert_same_weights,
+    fill_gradients,
+    make_batches,
+    make_model,
+    summed_loss,
+    train_plainly,
+    weights,
+)
 
-BATCH = 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small work starves where threads must wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def make_model():
-    torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def make_batches(count=10):
-    torch.manual_seed(8)
-    return [
-        (torch.randn(BATCH, 5), torch.randint(0, 3, (BATCH,))) for _ in range(count)
-    ]
-
-
-def summed_loss(model, x, y):
-    return F.cross_entropy(model(x), y, reduction="sum")
-
-
-def weights(module):
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-
-def train_plainly(optimizer, options, batches=None, model=None):
-    model = model or make_model()
-    plain = optimizer(model.parameters(), **options)
-    for x, y in batches or make_batches():
-        plain.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        plain.step()
-    return weights(model)
-
-
-def assert_near(actual, expected, atol=1e-6):
-    assert list(actual) == list(expected)
-    for name in expected:
-        difference = (actual[name] - expected[name]).abs().max().item()
-        assert difference <= atol, name
-
-
-def assert_same_weights(actual, expected):
-    assert list(actual) == list(expected)
-    for name in expected:
-        assert_same(actual[name], expected[name], name)
-
-
-def fill_gradients(module, value=1.0):
-    for parameter in module.parameters():
-        parameter.grad = torch.full_like(parameter, value)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 FORMS = [
@@ -138,42 +92,6 @@ def test_it_trains_on_gpus(devices, on_store):
     for replica in copies:
         moved = {name: p.cpu() for name, p in weights(replica).items()}
         assert_near(moved, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda m: m,
-        lambda m: m.parameters(),
-        lambda m: list(m.parameters()),
-        lambda m: m.named_parameters(),
-        lambda m: dict(m.named_parameters()),
-        lambda m: [m],
-        lambda m: nn.ModuleList([m]),
-    ],
-    ids=["module", "parameters", "list", "named", "dict", "modules", "ModuleList"],
-)
-def test_forms_of_params(form):
-    model = make_model()
-    trainer = torchkv.Trainer(form(model), "sgd", {"learning_rate": 0.1})
-    for x, y in make_batches():
-        F.cross_entropy(model(x), y).backward()
-        trainer.step()
-    assert_near(weights(model), train_plainly(torch.optim.SGD, {"lr": 0.1}))
-    assert repr(trainer).startswith("Trainer(4 parameters, 1 replicas, SGD(lr=0.1,")
-
-
-def test_keys_are_names_or_positions():
-    model = make_model()
-    named = torchkv.Trainer(model.named_parameters(), "sgd")
-    assert named.kvstore.keys() == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert torchkv.Trainer(model.parameters(), "sgd").kvstore.keys() == [0, 1, 2, 3]
-    named.optimizer.set_lr_mult({"0.weight": 0.0})
-    before = weights(model)
-    fill_gradients(model)
-    named.step()
-    for name, value in weights(model).items():
-        assert torch.equal(value, before[name]) == (name == "0.weight")
 
 
 def test_gluons_loop_needs_no_zero_grad():
@@ -261,33 +179,14 @@ def test_frozen_parameters_are_skipped_until_they_are_not():
         assert_same(value, before[name] - 1 - (steps - 1), name)
 
 
-def test_tied_parameters_have_one_key():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    copies = torchkv.replicate(model, ["cpu"] * 2)
-    plain = copy.deepcopy(model)
-    trainer = torchkv.Trainer(copies, "sgd", {"learning_rate": 0.1})
-    assert trainer.kvstore.keys() == ["0.weight", "0.bias", "1.bias"]
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    x = torch.randn(6, 4)
-    copies.backward(lambda m, x: m(x).pow(2).sum(), x)
-    trainer.step()
-    plain(x).pow(2).sum().backward()
-    optimizer.step()
-    assert copies[1][0].weight is copies[1][1].weight
-    assert_near(weights(copies[1]), weights(plain), 1e-5)
-    weight = model[0].weight
-    assert len(torchkv.Trainer([weight, weight], "sgd").kvstore) == 1
-
-
-def test_replicas_begin_with_the_values_of_the_first():
-    first, second = (
-        make_model(),
-        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
-    )
-    second[0].requires_grad_(False)
-    torchkv.Trainer([first, second], "sgd")
-    assert_same_weights(weights(second), weights(first))
+def test_zero_grad():
+    model = make_model()
+    trainer = torchkv.Trainer(model, "sgd")
+    fill_gradients(model)
+    trainer.zero_grad(set_to_none=False)
+    assert all((p.grad == 0).all() for p in model.parameters())
+    trainer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
 
 
 # -- update_on_kvstore=False
@@ -333,185 +232,6 @@ def test_gradients_and_updates_apart_are_refused_on_the_store():
             call()
 
 
-# -- learning rates, schedulers, states
-
-
-def test_learning_rate():
-    trainer = torchkv.Trainer(make_model(), "adam", {"learning_rate": 0.5})
-    assert trainer.learning_rate == 0.5
-    trainer.set_learning_rate(0.25)
-    assert trainer.learning_rate == trainer.optimizer.lr == 0.25
-    with pytest.raises(ValueError, match="learning rate"):
-        trainer.set_learning_rate(-1)
-    assert trainer.learning_rate == 0.25
-
-
-@pytest.mark.parametrize("on_store", [True, False])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=10),
-        lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(
-            o, max_lr=0.1, total_steps=12, cycle_momentum=False
-        ),
-    ],
-    ids=["cosine", "step", "one cycle"],
-)
-def test_schedulers(make, on_store):
-    model, plain_model = make_model(), make_model()
-    trainer = torchkv.Trainer(
-        model, "adam", {"learning_rate": 0.1}, update_on_kvstore=on_store
-    )
-    plain = torch.optim.Adam(plain_model.parameters(), lr=0.1)
-    schedule, plain_schedule = make(trainer.optimizer), make(plain)
-    for x, y in make_batches():
-        F.cross_entropy(model(x), y).backward()
-        trainer.step()
-        schedule.step()
-        plain.zero_grad()
-        F.cross_entropy(plain_model(x), y).backward()
-        plain.step()
-        plain_schedule.step()
-        assert trainer.learning_rate == plain.param_groups[0]["lr"]
-    assert_near(weights(model), weights(plain_model), 2e-6)
-
-
-@pytest.mark.parametrize("weights_first", [True, False])
-@pytest.mark.parametrize("on_store", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.AdamW])
-def test_saved_states_bring_the_bits_back(
-    tmp_path, optimizer, dtype, on_store, weights_first
-):
-    def start():
-        model = make_model().to(dtype)
-        return model, torchkv.Trainer(model, optimizer, update_on_kvstore=on_store)
-
-    def train(model, trainer, batches):
-        for x, y in batches:
-            F.cross_entropy(model(x.to(dtype)), y).backward()
-            trainer.step()
-
-    batches = make_batches()
-    model, trainer = start()
-    trainer.set_learning_rate(0.05)
-    train(model, trainer, batches[:5])
-    trainer.save_states(tmp_path / "states")
-    state = copy.deepcopy(model.state_dict())
-    train(model, trainer, batches[5:])
-
-    other, resumed = start()
-    if weights_first:
-        other.load_state_dict(state)
-    resumed.load_states(tmp_path / "states")
-    if not weights_first:
-        other.load_state_dict(state)
-    assert resumed.learning_rate == 0.05
-    train(other, resumed, batches[5:])
-    assert_same_weights(weights(other), weights(model))
-
-
-def test_states_of_other_parameters_are_refused(tmp_path):
-    torchkv.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "states")
-    with pytest.raises(ValueError, match="load_state_dict"):
-        torchkv.Trainer(make_model(), "adam").load_states(tmp_path / "states")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
-def test_weights_written_between_steps_are_trained_on(optimizer, dtype):
-    """Momentum stays, as with torch.optim; so does the new weight."""
-    parameter = nn.Parameter(torch.zeros(3, dtype=dtype))
-    word = "learning_rate" if optimizer == "sgd" else "lr"
-    trainer = torchkv.Trainer([parameter], optimizer, {word: 1.0, "momentum": 0.5})
-    parameter.grad = torch.full_like(parameter, 4.0)
-    trainer.step()
-    assert parameter.tolist() == [-4.0] * 3
-    with torch.no_grad():
-        parameter.fill_(100.0)
-    parameter.grad = torch.full_like(parameter, 4.0)
-    trainer.step()
-    assert parameter.tolist() == [94.0] * 3  # 100 - (4 + 4 / 2)
-    parameter.data = torch.zeros(3, dtype=dtype)
-    parameter.grad = torch.full_like(parameter, 1.0)
-    trainer.step()
-    assert parameter.tolist() == [-4.0] * 3  # -(1 + 6 / 2)
-
-
-def test_a_module_may_change_its_dtype():
-    model = nn.Linear(2, 2)
-    trainer = torchkv.Trainer(model, "adamw")
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        fill_gradients(model)
-        trainer.step()
-        model.to(dtype)
-        fill_gradients(model)
-        trainer.step()
-        assert trainer.kvstore.dtype("weight") == model.weight.dtype == dtype
-    assert trainer.optimizer.state_dict()["state"]["weight"]["step"] == 6
-
-
-# -- GradScaler
-
-
-@pytest.mark.parametrize("on_store", [True, False])
-@pytest.mark.parametrize("unscale", [False, True])
-def test_grad_scaler_skips_infinities_and_changes_nothing_else(on_store, unscale):
-    copies = torchkv.replicate(make_model(), ["cpu"] * 2)
-    trainer = torchkv.Trainer(
-        copies, "sgd", {"learning_rate": 0.1}, update_on_kvstore=on_store
-    )
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
-    batches = make_batches()
-    for i, (x, y) in enumerate(batches):
-        trainer.zero_grad()
-        scaler.scale(F.cross_entropy(copies(x), y)).backward()
-        if i in (2, 5):
-            next(copies[i % 2].parameters()).grad[0, 0] = float("inf")
-        if unscale:
-            scaler.unscale_(trainer)
-        before = weights(copies[0])
-        scale = scaler.get_scale()
-        scaler.step(trainer)
-        scaler.update()
-        if i in (2, 5):
-            assert scaler.get_scale() == scale / 2
-            assert_same_weights(weights(copies[0]), before)
-        else:
-            assert scaler.get_scale() == scale
-    kept = [batch for i, batch in enumerate(batches) if i not in (2, 5)]
-    expected = train_plainly(torch.optim.SGD, {"lr": 0.1}, kept)
-    assert_near(weights(copies[0]), expected)
-    assert_same_weights(weights(copies[1]), weights(copies[0]))
-
-
-def test_grad_scaler_hands_the_batch_size_on():
-    parameter = nn.Parameter(torch.zeros(3))
-    trainer = torchkv.Trainer([parameter], "sgd", {"learning_rate": 1.0})
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(parameter.sum() * 8).backward()
-    scaler.step(trainer, 2)
-    assert parameter.tolist() == [-4.0] * 3
-
-
-def test_param_groups_are_only_for_reading():
-    trainer = torchkv.Trainer(make_model(), "sgd")
-    assert len(trainer.param_groups[0]["params"]) == 4
-    with pytest.raises(TypeError):
-        trainer.param_groups[0]["lr"] = 0.1
-
-
-def test_zero_grad():
-    model = make_model()
-    trainer = torchkv.Trainer(model, "sgd")
-    fill_gradients(model)
-    trainer.zero_grad(set_to_none=False)
-    assert all((p.grad == 0).all() for p in model.parameters())
-    trainer.zero_grad()
-    assert all(p.grad is None for p in model.parameters())
-
-
 # -- errors
 
 
@@ -522,27 +242,11 @@ def a_store_with(change):
 
 
 def cases():
-    def params(value):
-        return lambda: torchkv.Trainer(value, "sgd")
-
     def options(**given):
         return lambda: torchkv.Trainer(make_model(), "sgd", **given)
 
     model = make_model()
-    other = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
-    weight = nn.Parameter(torch.zeros(2))
     return [
-        (params([]), ValueError, "at least one parameter, but got none"),
-        (params([nn.Tanh()]), ValueError, "at least one parameter, but got none"),
-        (params(3), TypeError, "expected a module, parameters().*but got int"),
-        (params(weight), TypeError, "expected a module.*but got Parameter"),
-        (params([weight, 3]), TypeError, "one with an item of type"),
-        (params([weight * 2]), ValueError, r"result of an operation \(key 0\)"),
-        (params([("w", weight), ("w", weight.detach())]), ValueError, "got one twice"),
-        (params(nn.LazyLinear(3)), ValueError, r"lazy module; run .*\(key 'weight'\)"),
-        (params([model, model]), ValueError, "two that share one .key '0.weight'"),
-        (params([model, other]), ValueError, r"\[9, 5\] beside .*\[8, 5\].*replica 1"),
-        (params([model, other[:2]]), ValueError, "replicas of the same"),
         (options(optimizer_params="device"), TypeError, "kvstore=..."),
         (options(optimizer_params={"rate": 1}), ValueError, "'rate'"),
         (options(compression_params={}), NotImplementedError, "compression_params"),

@@ -4,6 +4,7 @@ The tests run in a forked child, where a crash is one failed test.
 """
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -94,6 +95,16 @@ def updater_of(replace, which):
     return script(Replaces())
 
 
+def in_a_child(test):
+    """Runs a test's body in a forked child."""
+
+    @functools.wraps(test)
+    def run(**arguments):
+        check_in_child(lambda: test(**arguments))
+
+    return run
+
+
 def assert_whole(kv, value):
     """The store holds `value` and does its work."""
     assert kv.shape(3) == (2, 2) and kv.dtype(3) == torch.float32
@@ -112,83 +123,74 @@ def assert_whole(kv, value):
 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@in_a_child
 def test_the_stored_tensor_cannot_be_made_another(store_type, replace):
-    def body():
-        kv = torchkv.create(store_type)
-        kv.init(3, VALUE)
-        for pushed in (OTHER, [OTHER, OTHER]):
-            kv.set_updater(updater_of(replace, True))
-            with pytest.raises(RuntimeError, match="in place|not resizable"):
-                kv.push(3, pushed)
-        assert_whole(kv, VALUE)
-
-    check_in_child(body)
+    kv = torchkv.create(store_type)
+    kv.init(3, VALUE)
+    for pushed in (OTHER, [OTHER, OTHER]):
+        kv.set_updater(updater_of(replace, True))
+        with pytest.raises(RuntimeError, match="in place|not resizable"):
+            kv.push(3, pushed)
+    assert_whole(kv, VALUE)
 
 
 @pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@in_a_child
 def test_what_becomes_of_the_input_does_not_matter(store_type, replace):
-    def body():
-        kv = torchkv.create(store_type)
-        kv.init(3, VALUE)
-        kv.set_updater(updater_of(replace, False))
-        for pushed in (OTHER, [OTHER, OTHER]):
-            try:
-                kv.push(3, pushed)
-            except RuntimeError as error:
-                assert "not resizable" in str(error)
-        assert_same(OTHER, torch.tensor([[5.0, 7.0], [9.0, 11.0]]))
-        assert_whole(kv, VALUE)
-
-    check_in_child(body)
+    kv = torchkv.create(store_type)
+    kv.init(3, VALUE)
+    kv.set_updater(updater_of(replace, False))
+    for pushed in (OTHER, [OTHER, OTHER]):
+        try:
+            kv.push(3, pushed)
+        except RuntimeError as error:
+            assert "not resizable" in str(error)
+    assert_same(OTHER, torch.tensor([[5.0, 7.0], [9.0, 11.0]]))
+    assert_whole(kv, VALUE)
 
 
 @pytest.mark.parametrize("size", STORAGE_SIZES)
 @pytest.mark.parametrize("which", ["input", "stored"])
+@in_a_child
 def test_the_memory_cannot_be_resized(store_type, which, size):
-    def body():
-        kv = torchkv.create(store_type)
-        kv.init(3, VALUE)
-        sizes = []
+    kv = torchkv.create(store_type)
+    kv.init(3, VALUE)
+    sizes = []
 
-        def resize(key, input, stored):
-            tensor = input if which == "input" else stored
-            sizes.append(tensor.untyped_storage().nbytes())
-            tensor.untyped_storage().resize_(size)
+    def resize(key, input, stored):
+        tensor = input if which == "input" else stored
+        sizes.append(tensor.untyped_storage().nbytes())
+        tensor.untyped_storage().resize_(size)
 
-        kv.set_updater(resize)
-        for pushed in (OTHER, [OTHER, OTHER]):
-            with pytest.raises(RuntimeError):
-                kv.push(3, pushed)
-        assert sizes == [16, 16]
-        assert_whole(kv, VALUE)
-
-    check_in_child(body)
+    kv.set_updater(resize)
+    for pushed in (OTHER, [OTHER, OTHER]):
+        with pytest.raises(RuntimeError):
+            kv.push(3, pushed)
+    assert sizes == [16, 16]
+    assert_whole(kv, VALUE)
 
 
 @pytest.mark.parametrize("size", STORAGE_SIZES)
 @pytest.mark.parametrize("which", ["input", "stored"])
+@in_a_child
 def test_memory_that_an_updater_keeps_may_be_resized_later(store_type, which, size):
     """By then it is the updater's own, or still refuses."""
+    kv = torchkv.create(store_type)
+    kv.init(3, VALUE)
+    kept = []
 
-    def body():
-        kv = torchkv.create(store_type)
-        kv.init(3, VALUE)
-        kept = []
+    def keep(key, input, stored):
+        kept.append((input if which == "input" else stored).untyped_storage())
 
-        def keep(key, input, stored):
-            kept.append((input if which == "input" else stored).untyped_storage())
-
-        kv.set_updater(keep)
-        for pushed in (OTHER, [OTHER, OTHER]):
-            kv.push(3, pushed)
-        for storage in kept:
-            try:
-                storage.resize_(size)
-            except RuntimeError as error:
-                assert "not resizable" in str(error)
-        assert_whole(kv, VALUE)
-
-    check_in_child(body)
+    kv.set_updater(keep)
+    for pushed in (OTHER, [OTHER, OTHER]):
+        kv.push(3, pushed)
+    for storage in kept:
+        try:
+            storage.resize_(size)
+        except RuntimeError as error:
+            assert "not resizable" in str(error)
+    assert_whole(kv, VALUE)
 
 
 HARMLESS = {
@@ -203,19 +205,17 @@ HARMLESS = {
 
 @pytest.mark.parametrize("which", ["input", "stored"])
 @pytest.mark.parametrize("touch", HARMLESS.values(), ids=HARMLESS)
+@in_a_child
 def test_what_leaves_memory_and_shape_alone_is_fine(store_type, touch, which):
-    def body():
-        kv = torchkv.create(store_type)
-        kv.init(3, VALUE)
+    kv = torchkv.create(store_type)
+    kv.init(3, VALUE)
 
-        def update(key, input, stored):
-            assert not input.requires_grad and not stored.requires_grad
-            touch(input if which == "input" else stored)
-            stored += input
+    def update(key, input, stored):
+        assert not input.requires_grad and not stored.requires_grad
+        touch(input if which == "input" else stored)
+        stored += input
 
-        kv.set_updater(update)
-        kv.push(3, OTHER)
-        kv.push(3, [OTHER, OTHER])
-        assert_whole(kv, VALUE + 3 * OTHER)
-
-    check_in_child(body)
+    kv.set_updater(update)
+    kv.push(3, OTHER)
+    kv.push(3, [OTHER, OTHER])
+    assert_whole(kv, VALUE + 3 * OTHER)

@@ -17,7 +17,7 @@ KINDS = {"": (), "int": (int,), "str": (str,)}
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(slots=True)
 class KeyContent:
     """One key: its value, and what the optimizer has made of it."""
 
@@ -140,11 +140,13 @@ def expect(value: object, kind: type[T], what: str) -> T:
     """The value, of a type that JSON has; a bool is no int, an int is a float."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
-    if type(value) is not kind or (kind is int and not _fits(value)):
-        raise ValueError(
-            f"load: expected {what} as {kind.__name__}, but got {_short(value)}"
-        )
-    return value
+    if type(value) is kind and (
+        not isinstance(value, int) or -(2**63) <= value < 2**63
+    ):
+        return value
+    raise ValueError(
+        f"load: expected {what} as {kind.__name__}, but got {_short(value)}"
+    )
 
 
 def expect_fields(value: object, names: Iterable[str], what: str) -> dict[str, Any]:
@@ -237,10 +239,6 @@ def expect_key(key: object, kind: str) -> int | str:
 def _by_kind(keys: Iterable[int | str]) -> tuple[list[int], list[str]]:
     ints = [key for key in keys if isinstance(key, int)]
     return ints, [key for key in keys if isinstance(key, str)]
-
-
-def _fits(value: object) -> bool:
-    return isinstance(value, int) and -(2**63) <= value < 2**63
 
 
 def _short(value: object) -> str:

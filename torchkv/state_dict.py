@@ -45,6 +45,7 @@ _KEY_FIELDS = ("value", "version", "step", "num_accumulated", "state")
 
 def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     """A snapshot of a store; TypeError where the updater is a Python callable."""
+    _check_updater("state_dict", impl)
     content = Content.of(impl)
     optimizer = content.optimizer
     return {
@@ -69,6 +70,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
 def load_state_dict(impl: _C.KVStore, state: dict[str, Any], strict: bool) -> None:
     """Replaces a store's content by that of a state dict, or changes nothing."""
     impl.barrier()  # a store that cannot be used says so first
+    _check_updater("load_state_dict", impl)
     content = _parse(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
@@ -87,6 +89,16 @@ def load_state_dict(impl: _C.KVStore, state: dict[str, Any], strict: bool) -> No
     content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
     content.key_kind = current.key_kind
     take(impl, content)
+
+
+def _check_updater(op: str, impl: _C.KVStore) -> None:
+    updater = impl.optimizer()
+    if callable(updater):
+        raise TypeError(
+            f"{op}: expected an updater that can be copied (None, an optimizer of "
+            "torchkv.optim, a TorchScript function or module), but got a Python "
+            f"callable of type {type(updater).__name__}; call set_updater(None) first"
+        )
 
 
 def _as_text(updater: Tensor) -> str:

@@ -1,37 +1,21 @@
-"""gluon's Trainer: the parameters of a model, trained by an optimizer on a store.
-
-A step is one push of all gradients of all replicas, which the store adds up and steps
-on in one pass, and one pull of the new weights into all replicas. Parameters are not
-packed into buckets before that: for 100 tensors of 64 floats on 2 CPU replicas the one
-call takes 69 us, and 59 us with the gradients copied into one flat buffer first; at
-1,024 floats the copy takes longer than the keys.
-"""
+"""gluon's Trainer: the parameters of a model, trained by an optimizer on a store."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn, kept_dtype
 from torchkv.optim.groups import StoreKey, as_number
-
-Params: TypeAlias = (
-    nn.Module
-    | Mapping[str, Tensor]
-    | Iterable[Tensor]
-    | Iterable[tuple[str, Tensor]]
-    | Iterable[nn.Module]
-)
-"""A module, what its ``parameters()`` or ``named_parameters()`` gives, a dict of
-parameters by name, or replicas: a list of modules, one per device."""
+from torchkv.parameters import Params, collected
 
 
 class Trainer:
@@ -43,6 +27,11 @@ class Trainer:
         for images, labels in loader:
             F.cross_entropy(model(images), labels).backward()
             trainer.step()
+
+    A step is one call: a push of all gradients of all replicas, which the store adds up
+    and steps on in one pass, and a pull of the new weights. It takes the place of
+    buckets, which it outruns however small the parameters are: gradients are neither
+    copied into a flat tensor first, nor weights out of one.
 
     A step uses gradients up: each ``.grad`` is None after it, so the next ``backward``
     writes new ones, as MXNet's does, and :meth:`zero_grad` is needed only where
@@ -57,9 +46,15 @@ class Trainer:
     counter, and trained on; the optimizer's state stays. With replicas those of the
     first count.
 
-    With ``torch.amp.GradScaler``: ``scaler.step(trainer)``, before it, if need be,
-    ``scaler.unscale_(trainer)``, and ``trainer.zero_grad()`` before each ``backward``,
-    since a step that the scaler skips leaves its gradients.
+    With ``torch.amp.GradScaler`` the trainer stands where the optimizer does::
+
+        trainer.zero_grad()  # a step that the scaler skipped has left its gradients
+        scaler.scale(loss).backward()
+        scaler.unscale_(trainer)  # only to look at gradients, or to cut them
+        scaler.step(trainer)
+        scaler.update()
+
+    An infinity or NaN in a gradient of any replica skips the step of all parameters.
     """
 
     def __init__(
@@ -106,7 +101,7 @@ class Trainer:
             )
         if compression_params is not None:
             raise NotImplementedError("Trainer: compression_params not supported yet")
-        self._parameters = _collected(params)
+        self._parameters = collected(params)
         self._num_replicas = len(next(iter(self._parameters.values())))
         self._update_on_kvstore = update_on_kvstore is not False
         if kvstore is None:
@@ -420,96 +415,3 @@ def _empty_store(kvstore: Any) -> KVStore | None:
             f"{kvstore!r}; make one for each trainer"
         )
     return kvstore
-
-
-# -- the forms of params
-
-
-def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
-    """The copies of each parameter, one per replica, by key."""
-    if isinstance(params, nn.Module) and not isinstance(params, nn.ModuleList):
-        params = [params]
-    if isinstance(params, Tensor) or not isinstance(params, Iterable):
-        raise _wrong_form(type(params).__name__)
-    items = list(params.items() if isinstance(params, Mapping) else params)
-    if not items:
-        raise ValueError("Trainer: expected at least one parameter, but got none")
-    if all(isinstance(item, nn.Module) for item in items):
-        return _of_replicas(items)
-    if all(isinstance(item, Tensor) for item in items):
-        return _distinct(list(enumerate(items)))
-    for item in items:
-        if not (
-            isinstance(item, tuple)
-            and len(item) == 2
-            and isinstance(item[0], str)
-            and isinstance(item[1], Tensor)
-        ):
-            raise _wrong_form(f"one with an item of type {type(item).__name__}")
-    return _distinct(items)
-
-
-def _wrong_form(actual: str) -> TypeError:
-    return TypeError(
-        "Trainer: expected a module, parameters(), named_parameters(), a dict of "
-        f"parameters by name, or a list of modules, but got {actual}"
-    )
-
-
-def _distinct(
-    items: Sequence[tuple[StoreKey, Tensor]],
-) -> dict[StoreKey, list[Tensor]]:
-    result: dict[StoreKey, list[Tensor]] = {}
-    seen: set[int] = set()
-    for key, parameter in items:
-        if nn.parameter.is_lazy(parameter):
-            raise ValueError(
-                "Trainer: expected parameters that have values, but got one of a lazy "
-                f"module; run a batch through the model first (key {key!r})"
-            )
-        if not parameter.is_leaf:
-            raise ValueError(
-                "Trainer: expected parameters, but got the result of an operation "
-                f"(key {key!r})"
-            )
-        if id(parameter) in seen:
-            continue
-        if key in result:
-            raise ValueError(
-                f"Trainer: expected distinct names, but got one twice (key {key!r})"
-            )
-        seen.add(id(parameter))
-        result[key] = [parameter]
-    return result
-
-
-def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
-    replicas = [_distinct(list(module.named_parameters())) for module in modules]
-    first = replicas[0]
-    if not first:
-        raise ValueError("Trainer: expected at least one parameter, but got none")
-    for i, replica in enumerate(replicas[1:], 1):
-        for key in {**first, **replica}:
-            tensors = [x[key][0] if key in x else None for x in (first, replica)]
-            expected, actual = (_described(tensor) for tensor in tensors)
-            if expected != actual:
-                raise ValueError(
-                    f"Trainer: expected replicas of the same parameters, but got "
-                    f"{actual} beside {expected} (key {key!r}, replica {i})"
-                )
-    result: dict[StoreKey, list[Tensor]] = {
-        key: [replica[key][0] for replica in replicas] for key in first
-    }
-    for key, copies in result.items():
-        if len({id(parameter) for parameter in copies}) < len(copies):
-            raise ValueError(
-                "Trainer: expected replicas with parameters of their own, but got two "
-                f"that share one (key {key!r}); torchkv.replicate makes copies"
-            )
-    return result
-
-
-def _described(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "none"
-    return f"one of {tensor.dtype} and shape {list(tensor.shape)}"

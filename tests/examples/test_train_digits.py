@@ -35,13 +35,7 @@ def import_example():
 digits = import_example()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the example's main sets it: small work starves where threads must wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the example's main sets it
 
 
 @pytest.fixture

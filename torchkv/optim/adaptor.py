@@ -16,7 +16,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import StoreKey, near
+from torchkv.optim.groups import Settings, StoreKey, near
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -87,27 +87,13 @@ class TorchOptimizer(StoreOptimizer):
             pass
         return None
 
-    def _bind(self, impl: _C.KVStore) -> None:
-        with self._lock:
-            if self._store() not in (None, impl):
-                raise ValueError(
-                    "set_optimizer: expected an optimizer that is on no store, but got "
-                    f"a {self._name()} that is on another one"
-                )
-            keys = [key for group in self.param_groups for key in group["keys"] or ()]
-            for key in [*keys, *self._lr_mult, *self._wd_mult]:
-                impl.contains(key)  # TypeError for the other kind
-            impl.set_updater(self)
-            self._impl = weakref.ref(impl)
-            self._of_key = {}
+    def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
+        impl.set_updater(self)
+        self._impl = weakref.ref(impl)
+        self._of_key = {}
 
-    def _apply(
-        self,
-        groups: Sequence[Mapping[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-    ) -> None:
-        for group in groups:
+    def _apply(self, settings: Settings) -> None:
+        for group in settings.groups:
             options = {name: group[name] for name in self.defaults}
             self._instance(_model(), options)  # raises what the class raises
 
@@ -165,20 +151,14 @@ class TorchOptimizer(StoreOptimizer):
         return result
 
     def _load(
-        self,
-        op: str,
-        impl: _C.KVStore,
-        groups: Sequence[dict[str, Any]],
-        multipliers: Sequence[dict[StoreKey, float]],
-        parts: Mapping[str, Any],
-        states: Mapping[StoreKey, Mapping[str, Any]],
+        self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
         made: dict[StoreKey, torch.optim.Optimizer] = {}
-        for key, state in states.items():
+        for key, state in parts["state"].items():
             if state:
                 made[key] = self._loaded(op, impl, key, state)
-        self._adopt(op, groups, *multipliers)
-        for key in states:
+        self._adopt(op, settings)
+        for key in parts["state"]:
             self._of_key.pop(key, None)
         self._of_key.update(made)
 

@@ -12,6 +12,7 @@ from torchkv import _C
 from torchkv.optim.groups import (
     PLACES,
     Group,
+    Settings,
     StoreKey,
     as_key,
     as_keys,
@@ -34,8 +35,6 @@ class StoreOptimizer(torch.optim.Optimizer):
     push.
     """
 
-    _gradient_names: tuple[str, ...] = ()
-
     def __init__(self, defaults: dict[str, Any]) -> None:
         """Makes one of `defaults`, which are checked already."""
         self._lock = threading.RLock()
@@ -55,18 +54,28 @@ class StoreOptimizer(torch.optim.Optimizer):
         """The store that it works on, if there is one."""
         raise NotImplementedError
 
-    def _bind(self, impl: _C.KVStore) -> None:
+    def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         """Becomes the updater of a store."""
         raise NotImplementedError
 
-    def _apply(
-        self,
-        groups: Sequence[Mapping[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-    ) -> None:
+    def _apply(self, settings: Settings) -> None:
         """Checks options and brings them into effect; all or, if it raises, none."""
         raise NotImplementedError
+
+    # -- the store
+
+    def _bind(self, impl: _C.KVStore) -> None:
+        """Becomes the updater of a store, unless it is that of another one."""
+        with self._lock:
+            if self._store() not in (None, impl):
+                raise ValueError(
+                    "set_optimizer: expected an optimizer that is on no store, but got "
+                    f"{self!r}, which is on another one; make one for each store, or "
+                    "call set_updater(None) on the other"
+                )
+            settings = self._settings()
+            settings.check_kind(impl)
+            self._enter(impl, settings)
 
     # -- options
 
@@ -85,6 +94,12 @@ class StoreOptimizer(torch.optim.Optimizer):
     def lr(self, value: float) -> None:
         self.param_groups[0]["lr"] = value
 
+    def _settings(self) -> Settings:
+        """Groups and factors as they are now."""
+        self._store()  # may bring numbers that were loaded
+        groups = [dict(group) for group in self.param_groups]
+        return Settings(groups, self._lr_mult, self._wd_mult)
+
     def _change(self, group: Group, changes: Mapping[str, Any]) -> None:
         for name in PLACES:
             if name in changes:
@@ -93,12 +108,11 @@ class StoreOptimizer(torch.optim.Optimizer):
                     "set_param_groups changes which keys are in which group"
                 )
         with self._lock:
-            self._store()  # may bring numbers that were loaded
-            groups = [dict(other) for other in self.param_groups]
-            for other, candidate in zip(self.param_groups, groups, strict=True):
+            settings = self._settings()
+            for other, new in zip(self.param_groups, settings.groups, strict=True):
                 if other is group and not changes.keys().isdisjoint(self.defaults):
-                    candidate.update(changes)
-                    self._apply(groups, self._lr_mult, self._wd_mult)
+                    new.update(changes)
+                    self._apply(settings)
             dict.update(group, changes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -112,11 +126,11 @@ class StoreOptimizer(torch.optim.Optimizer):
             first = {"keys": None, **param_group, **self.defaults}
             self.param_groups.append(Group(self, first))
             return
+        op = "add_param_group"
         with self._lock:
-            self._store()
-            old = [dict(group) for group in self.param_groups]
-            group = self._made("add_param_group", param_group)
-            self._adopt("add_param_group", [*old, group], self._lr_mult, self._wd_mult)
+            settings = self._settings()
+            groups = [*settings.groups, self._made(op, param_group)]
+            self._adopt(op, settings._replace(groups=groups))
 
     def set_param_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Puts keys into groups with options of their own.
@@ -140,10 +154,9 @@ class StoreOptimizer(torch.optim.Optimizer):
                 f"{op}: expected a list of dicts, but got {type(groups).__name__}"
             )
         with self._lock:
-            self._store()
+            settings = self._settings()
             made = [self._made(op, group) for group in groups]
-            first = dict(self.param_groups[0])
-            self._adopt(op, [first, *made], self._lr_mult, self._wd_mult)
+            self._adopt(op, settings._replace(groups=[settings.groups[0], *made]))
 
     def _made(self, op: str, group: Mapping[str, Any]) -> dict[str, Any]:
         """A group out of what a caller gave for it."""
@@ -168,40 +181,23 @@ class StoreOptimizer(torch.optim.Optimizer):
             "params": [],
         }
 
-    def _adopt(
-        self,
-        op: str,
-        groups: Sequence[dict[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-    ) -> None:
+    def _adopt(self, op: str, settings: Settings) -> None:
         """Applies groups and multipliers, then keeps them."""
-        self._check_keys(op, groups, lr_mult, wd_mult)
-        self._apply(groups, lr_mult, wd_mult)
-        self._lr_mult, self._wd_mult = dict(lr_mult), dict(wd_mult)
-        self._keep(groups)
+        self._check(op, settings)
+        self._apply(settings)
+        self._keep(settings)
 
-    def _check_keys(
-        self,
-        op: str,
-        groups: Sequence[dict[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-    ) -> None:
-        keys = [key for group in groups for key in group["keys"] or ()]
-        if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(
-                f"{op}: expected each key in one group, but got one twice "
-                f"(key {twice!r})"
-            )
+    def _check(self, op: str, settings: Settings) -> None:
+        settings.check_distinct(op)
         impl = self._store()
         if impl is not None:
-            for key in [*keys, *lr_mult, *wd_mult]:
-                impl.contains(key)  # TypeError for the other kind
+            settings.check_kind(impl)
 
-    def _keep(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def _keep(self, settings: Settings) -> None:
+        self._lr_mult = dict(settings.lr_mult)
+        self._wd_mult = dict(settings.wd_mult)
         # In place: programs hold on to param_groups and to its first group.
+        groups = settings.groups
         del self.param_groups[len(groups) :]
         for i, group in enumerate(groups):
             if i == 0:
@@ -225,17 +221,15 @@ class StoreOptimizer(torch.optim.Optimizer):
         """
         op = "set_lr_mult"
         with self._lock:
-            self._store()
-            groups = [dict(group) for group in self.param_groups]
-            self._adopt(op, groups, as_multipliers(op, multipliers), self._wd_mult)
+            factors = as_multipliers(op, multipliers)
+            self._adopt(op, self._settings()._replace(lr_mult=factors))
 
     def set_wd_mult(self, multipliers: Mapping[Any, float]) -> None:
         """Multiplies the weight decay of keys, as :meth:`set_lr_mult`."""
         op = "set_wd_mult"
         with self._lock:
-            self._store()
-            groups = [dict(group) for group in self.param_groups]
-            self._adopt(op, groups, self._lr_mult, as_multipliers(op, multipliers))
+            factors = as_multipliers(op, multipliers)
+            self._adopt(op, self._settings()._replace(wd_mult=factors))
 
     # -- what torch's own optimizers do by hand
 
@@ -330,10 +324,10 @@ class StoreOptimizer(torch.optim.Optimizer):
             for group in groups:
                 if group["keys"] is not None:
                     group["keys"] = as_keys(op, group["keys"])
-            multipliers = [
-                as_multipliers(op, dict(parts[f"{x}_mult"])) for x in ("lr", "wd")
-            ]
-            self._load(op, impl, groups, multipliers, parts, common)
+            lr_mult = as_multipliers(op, dict(parts["lr_mult"]))
+            wd_mult = as_multipliers(op, dict(parts["wd_mult"]))
+            settings = Settings(groups, lr_mult, wd_mult)
+            self._load(op, impl, settings, {**parts, "state": common})
 
     def _checked_parts(self, op: str, state_dict: Any) -> dict[str, Any]:
         if not isinstance(state_dict, Mapping):
@@ -389,13 +383,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _load(
-        self,
-        op: str,
-        impl: _C.KVStore,
-        groups: Sequence[dict[str, Any]],
-        multipliers: Sequence[dict[StoreKey, float]],
-        parts: Mapping[str, Any],
-        states: Mapping[StoreKey, Mapping[str, Any]],
+        self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
         """Brings back a saved state; all of it or, if it raises, nothing."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import StoreKey, as_number, near
+from torchkv.optim.groups import Settings, StoreKey, as_number, near
 
 
 class GradientOptions(TypedDict, total=False):
@@ -165,21 +165,20 @@ class BuiltIn(StoreOptimizer):
     max_norm: float | None
     skip_nonfinite: bool
 
-    def __init__(
-        self, options: dict[str, Any], more: Mapping[str, Any] | GradientOptions
-    ) -> None:
-        """Makes one of options by name, and of what came by keyword besides."""
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Makes one of what ``locals()`` is at the beginning of a class's own."""
         op = type(self).__name__
-        rest = dict(more)
+        no_options = ("self", "__class__", "gradient")
+        options = {k: v for k, v in arguments.items() if k not in no_options}
         for name in _IMPLEMENTATIONS:
-            if rest.pop(name, None):
+            if options.pop(name, None):
                 raise ValueError(
                     f"{op}: expected {name} to be None or False, as a store's "
                     "optimizer has one implementation, but got True"
                 )
         self._impl: _C.KVStore | None = None
         self._identity = 0
-        self._gradient = _checked_gradient(op, rest)
+        self._gradient = _checked_gradient(op, arguments["gradient"])
         _numbers(op, options)
         super().__init__(options)
 
@@ -219,9 +218,10 @@ class BuiltIn(StoreOptimizer):
                 options_of(names, _numbers(self._name(), {x: group[x] for x in names}))
                 for group in self.param_groups
             ]
+            current = Settings(self.param_groups, self._lr_mult, self._wd_mult)
             if (
                 options == own
-                and by_key == _by_key(self.param_groups, self._lr_mult, self._wd_mult)
+                and by_key == _by_key(current)
                 and gradient == _gradient_numbers(self._gradient)
             ):
                 return
@@ -233,8 +233,8 @@ class BuiltIn(StoreOptimizer):
                 if by_key[key][0] != 0:
                     groups[by_key[key][0]]["keys"].append(key)
             extras = self._extras()
-            self._lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
-            self._wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
+            lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
+            wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
             self._gradient = {
                 "accumulate": int(gradient["accumulate"]),
                 "rescale_grad": gradient["rescale_grad"],
@@ -242,57 +242,38 @@ class BuiltIn(StoreOptimizer):
                 "max_norm": gradient["max_norm"] or None,
                 "skip_nonfinite": bool(gradient["skip_nonfinite"]),
             }
-            self._keep(groups)
+            self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
-    def _bind(self, impl: _C.KVStore) -> None:
-        with self._lock:
-            if self._store() not in (None, impl):
-                raise ValueError(
-                    "set_optimizer: expected an optimizer that is on no store, but got "
-                    f"an {self._name()} that is on another one; make one for each "
-                    "store, or call set_updater(None) on the other"
-                )
-            keys = [key for group in self.param_groups for key in group["keys"] or ()]
-            for key in [*keys, *self._lr_mult, *self._wd_mult]:
-                impl.contains(key)  # TypeError for the other kind
-            self._identity = self._hand_over(
-                impl, self.param_groups, self._lr_mult, self._wd_mult, False
-            )
-            self._impl = impl
-            on_stores[self._identity] = self
+    def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
+        self._identity = self._hand_over(impl, settings, keep_state=False)
+        self._impl = impl
+        on_stores[self._identity] = self
 
     def _hand_over(
         self,
         impl: _C.KVStore | None,
-        groups: Sequence[Mapping[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-        keep_state: bool,
+        settings: Settings,
         gradient: Mapping[str, Any] | None = None,
+        keep_state: bool = True,
     ) -> int:
         name = self._name()
         numbers = [
             _numbers(name, {option: group[option] for option in self.defaults})
-            for group in groups
+            for group in settings.groups
         ]
         if impl is None:
             return 0
         return impl.set_optimizer(
             self._rule,
             numbers,
-            _by_key(groups, lr_mult, wd_mult),
+            _by_key(settings),
             _gradient_numbers(gradient or self._gradient),
             keep_state,
         )
 
-    def _apply(
-        self,
-        groups: Sequence[Mapping[str, Any]],
-        lr_mult: Mapping[StoreKey, float],
-        wd_mult: Mapping[StoreKey, float],
-    ) -> None:
-        self._hand_over(self._store(), groups, lr_mult, wd_mult, True)
+    def _apply(self, settings: Settings) -> None:
+        self._hand_over(self._store(), settings)
 
     # -- state
 
@@ -309,12 +290,9 @@ class BuiltIn(StoreOptimizer):
         if impl is None or not keys:
             return {}
         states = impl.optimizer_states(list(keys))
-        group_of = {
-            key: group for group in self.param_groups for key in group["keys"] or ()
-        }
+        group_of = self._settings().group_of()
         for key, state in zip(keys, states, strict=True):
-            group = group_of.get(key, self.param_groups[0])
-            self._complete(impl, key, state, group)
+            self._complete(impl, key, state, self.param_groups[group_of.get(key, 0)])
         return dict(zip(keys, states, strict=True))
 
     def _complete(
@@ -349,41 +327,35 @@ class BuiltIn(StoreOptimizer):
             state["master"] = impl.pull(key, None, 0).to(kept)
 
     def _load(
-        self,
-        op: str,
-        impl: _C.KVStore,
-        groups: Sequence[dict[str, Any]],
-        multipliers: Sequence[dict[StoreKey, float]],
-        parts: Mapping[str, Any],
-        states: Mapping[StoreKey, Mapping[str, Any]],
+        self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
         try:
             gradient = _checked_gradient(op, parts.get("gradient", {}))
         except TypeError as error:
             raise ValueError(str(error)) from None
-        plain = [_plain_state(op, key, state) for key, state in states.items()]
-        lr_mult, wd_mult = multipliers
-        self._check_keys(op, groups, lr_mult, wd_mult)
-        group_of = {key: group for group in groups for key in group["keys"] or ()}
-        for key, state in zip(states, plain, strict=True):
-            for name in self._state_names(group_of.get(key, groups[0])):
+        states = {
+            key: _plain_state(op, key, state) for key, state in parts["state"].items()
+        }
+        self._check(op, settings)
+        group_of = settings.group_of()
+        for key, state in states.items():
+            for name in self._state_names(settings.groups[group_of.get(key, 0)]):
                 # SGD's buffer is there after the first step with a momentum only.
                 if state["step"] > 0 and name not in state and self._rule != "sgd":
                     raise ValueError(
                         f"{op}: expected the state {name!r} of {self._name()}, but got "
                         f"none (key {key!r})"
                     )
-        before = self.param_groups, self._lr_mult, self._wd_mult
-        self._hand_over(impl, groups, lr_mult, wd_mult, True, gradient)
+        before = self._settings()
+        self._hand_over(impl, settings, gradient)
         try:
             if states:
-                impl.set_optimizer_states(list(states), plain)
+                impl.set_optimizer_states(list(states), list(states.values()))
         except BaseException:
-            self._hand_over(impl, *before, True)
+            self._hand_over(impl, before)
             raise
         self._gradient = gradient
-        self._lr_mult, self._wd_mult = dict(lr_mult), dict(wd_mult)
-        self._keep(groups)
+        self._keep(settings)
 
     # -- copies
 
@@ -393,10 +365,8 @@ class BuiltIn(StoreOptimizer):
         A copy of the store copies its optimizer, too, with its state.
         """
         with self._lock:
-            groups = [dict(group) for group in self.param_groups]
-            mults = dict(self._lr_mult), dict(self._wd_mult)
             options = dict(self.defaults), dict(self._gradient)
-        return _unpickled, (type(self), *options, groups, *mults)
+            return _unpickled, (type(self), *options, self._settings())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BuiltIn:
         """A copy without a store and state."""
@@ -411,16 +381,9 @@ def _gradient_property(name: str) -> property:
 
     def set_(self: BuiltIn, value: Any) -> None:
         with self._lock:
-            impl = self._store()
+            settings = self._settings()
             gradient = _checked_gradient(self._name(), {**self._gradient, name: value})
-            self._hand_over(
-                impl,
-                self.param_groups,
-                self._lr_mult,
-                self._wd_mult,
-                True,
-                gradient,
-            )
+            self._hand_over(self._impl, settings, gradient)
             self._gradient = gradient
 
     return property(get, set_, doc=f"The gradient option ``{name}``, live.")
@@ -467,22 +430,17 @@ def _unpickled(
     cls: type[BuiltIn],
     options: Mapping[str, Any],
     gradient: Mapping[str, Any],
-    groups: Sequence[dict[str, Any]],
-    lr_mult: dict[StoreKey, float],
-    wd_mult: dict[StoreKey, float],
+    settings: Settings,
 ) -> BuiltIn:
     optimizer = cls._of_defaults(options, gradient)
-    optimizer._adopt("load", groups, lr_mult, wd_mult)
+    optimizer._adopt("load", settings)
     return optimizer
 
 
-def _by_key(
-    groups: Sequence[Mapping[str, Any]],
-    lr_mult: Mapping[StoreKey, float],
-    wd_mult: Mapping[StoreKey, float],
-) -> dict[StoreKey, tuple[int, float, float]]:
+def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
     """Group and multipliers of the keys that have options of their own."""
-    group_of = {key: i for i, group in enumerate(groups) for key in group["keys"] or ()}
+    _, lr_mult, wd_mult = settings
+    group_of = settings.group_of()
     return {
         key: (group_of.get(key, 0), lr_mult.get(key, 1.0), wd_mult.get(key, 1.0))
         for key in {**group_of, **lr_mult, **wd_mult}

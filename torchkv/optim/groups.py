@@ -11,10 +11,12 @@ import math
 import numbers
 import operator
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
+
+from torchkv import _C
 
 if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer
@@ -82,6 +84,38 @@ def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, 
                 f"{value!r} (key {key!r})"
             )
     return result
+
+
+class Settings(NamedTuple):
+    """What an optimizer's keys have as options: groups, and factors by key.
+
+    All keys that are in no other group are in the first one, whose ``"keys"`` is None.
+    """
+
+    groups: Sequence[dict[str, Any]]
+    lr_mult: Mapping[StoreKey, float]
+    wd_mult: Mapping[StoreKey, float]
+
+    def group_of(self) -> dict[StoreKey, int]:
+        """The groups of the keys that are not in the first one."""
+        return {
+            key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
+        }
+
+    def check_distinct(self, op: str) -> None:
+        """ValueError where a key is in two groups."""
+        keys = [key for group in self.groups for key in group["keys"] or ()]
+        if len(set(keys)) != len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(
+                f"{op}: expected each key in one group, but got one twice "
+                f"(key {twice!r})"
+            )
+
+    def check_kind(self, impl: _C.KVStore) -> None:
+        """TypeError where a key is of the kind that a store does not take."""
+        for key in [*self.group_of(), *self.lr_mult, *self.wd_mult]:
+            impl.contains(key)
 
 
 class Group(dict[str, Any]):

@@ -34,20 +34,7 @@ class SGD(BuiltIn):
             ValueError: an option out of its range.
             TypeError: an unknown option, or one of another type.
         """
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-        }
-        switches = {
-            "foreach": foreach,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
-        super().__init__(options, {**gradient, **switches})
+        super().__init__(locals())
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         return ["momentum_buffer"] if group["momentum"] != 0 else []
@@ -75,22 +62,7 @@ class Adam(BuiltIn):
         **gradient: Unpack[GradientOptions],
     ) -> None:
         """Arguments and errors as of :class:`SGD`, by torch's names."""
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-        }
-        switches = {
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
-        super().__init__(options, {**gradient, **switches})
+        super().__init__(locals())
 
     def _name(self) -> str:
         # One formula: a store that was loaded knows it by this name.
@@ -120,20 +92,7 @@ class AdamW(Adam):
         **gradient: Unpack[GradientOptions],
     ) -> None:
         """Arguments and errors as of :class:`SGD`, by torch's names."""
-        super().__init__(
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=True,
-            **gradient,
-        )
+        BuiltIn.__init__(self, {**locals(), "decoupled_weight_decay": True})
 
     @classmethod
     def _of_defaults(
@@ -164,20 +123,7 @@ class Adagrad(BuiltIn):
         **gradient: Unpack[GradientOptions],
     ) -> None:
         """Arguments and errors as of :class:`SGD`, by torch's names."""
-        options = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "maximize": maximize,
-        }
-        switches = {
-            "foreach": foreach,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
-        super().__init__(options, {**gradient, **switches})
+        super().__init__(locals())
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         return ["sum"]
@@ -203,21 +149,7 @@ class RMSprop(BuiltIn):
         **gradient: Unpack[GradientOptions],
     ) -> None:
         """Arguments and errors as of :class:`SGD`, by torch's names."""
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "alpha": alpha,
-            "eps": eps,
-            "centered": centered,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        switches = {
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(options, {**gradient, **switches})
+        super().__init__(locals())
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         names = ["square_avg"]
@@ -232,8 +164,7 @@ class Lion(BuiltIn):
     """Lion: the sign of an interpolated momentum.
 
     Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2,
-    with decoupled weight decay. On complex values it takes the signs of the real and
-    the imaginary parts.
+    with decoupled weight decay. A complex value counts as two real ones.
     """
 
     _rule = "lion"
@@ -256,13 +187,7 @@ class Lion(BuiltIn):
             maximize: climb instead.
             **gradient: see :class:`GradientOptions`.
         """
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(options, gradient)
+        super().__init__(locals())
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         return ["exp_avg"]
@@ -274,7 +199,7 @@ class LAMB(BuiltIn):
     You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
     minutes", 2020, algorithm 2, with the identity as scaling function. A key of the
     store is a layer. Where the weights or the step have the norm 0, nothing is
-    scaled.
+    scaled. A complex value counts as two real ones.
     """
 
     _rule = "lamb"
@@ -299,14 +224,7 @@ class LAMB(BuiltIn):
             maximize: climb instead.
             **gradient: see :class:`GradientOptions`.
         """
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(options, gradient)
+        super().__init__(locals())
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         return ["exp_avg", "exp_avg_sq"]

@@ -1,0 +1,136 @@
+"""What a Trainer keeps between steps: learning rates, states, weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchkv
+from training import (
+    assert_near,
+    assert_same_weights,
+    fill_gradients,
+    make_batches,
+    make_model,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_learning_rate():
+    trainer = torchkv.Trainer(make_model(), "adam", {"learning_rate": 0.5})
+    assert trainer.learning_rate == 0.5
+    trainer.set_learning_rate(0.25)
+    assert trainer.learning_rate == trainer.optimizer.lr == 0.25
+    with pytest.raises(ValueError, match="learning rate"):
+        trainer.set_learning_rate(-1)
+    assert trainer.learning_rate == 0.25
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=10),
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(
+            o, max_lr=0.1, total_steps=12, cycle_momentum=False
+        ),
+    ],
+    ids=["cosine", "step", "one cycle"],
+)
+def test_schedulers(make, on_store):
+    model, plain_model = make_model(), make_model()
+    trainer = torchkv.Trainer(
+        model, "adam", {"learning_rate": 0.1}, update_on_kvstore=on_store
+    )
+    plain = torch.optim.Adam(plain_model.parameters(), lr=0.1)
+    schedule, plain_schedule = make(trainer.optimizer), make(plain)
+    for x, y in make_batches():
+        F.cross_entropy(model(x), y).backward()
+        trainer.step()
+        schedule.step()
+        plain.zero_grad()
+        F.cross_entropy(plain_model(x), y).backward()
+        plain.step()
+        plain_schedule.step()
+        assert trainer.learning_rate == plain.param_groups[0]["lr"]
+    assert_near(weights(model), weights(plain_model), 2e-6)
+
+
+@pytest.mark.parametrize("weights_first", [True, False])
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.AdamW])
+def test_saved_states_bring_the_bits_back(
+    tmp_path, optimizer, dtype, on_store, weights_first
+):
+    def start():
+        model = make_model().to(dtype)
+        return model, torchkv.Trainer(model, optimizer, update_on_kvstore=on_store)
+
+    def train(model, trainer, batches):
+        for x, y in batches:
+            F.cross_entropy(model(x.to(dtype)), y).backward()
+            trainer.step()
+
+    batches = make_batches()
+    model, trainer = start()
+    trainer.set_learning_rate(0.05)
+    train(model, trainer, batches[:5])
+    trainer.save_states(tmp_path / "states")
+    state = copy.deepcopy(model.state_dict())
+    train(model, trainer, batches[5:])
+
+    other, resumed = start()
+    if weights_first:
+        other.load_state_dict(state)
+    resumed.load_states(tmp_path / "states")
+    if not weights_first:
+        other.load_state_dict(state)
+    assert resumed.learning_rate == 0.05
+    train(other, resumed, batches[5:])
+    assert_same_weights(weights(other), weights(model))
+
+
+def test_states_of_other_parameters_are_refused(tmp_path):
+    torchkv.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "states")
+    with pytest.raises(ValueError, match="load_state_dict"):
+        torchkv.Trainer(make_model(), "adam").load_states(tmp_path / "states")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
+def test_weights_written_between_steps_are_trained_on(optimizer, dtype):
+    """Momentum stays, as with torch.optim; so does the new weight."""
+    parameter = nn.Parameter(torch.zeros(3, dtype=dtype))
+    word = "learning_rate" if optimizer == "sgd" else "lr"
+    trainer = torchkv.Trainer([parameter], optimizer, {word: 1.0, "momentum": 0.5})
+    parameter.grad = torch.full_like(parameter, 4.0)
+    trainer.step()
+    assert parameter.tolist() == [-4.0] * 3
+    with torch.no_grad():
+        parameter.fill_(100.0)
+    parameter.grad = torch.full_like(parameter, 4.0)
+    trainer.step()
+    assert parameter.tolist() == [94.0] * 3  # 100 - (4 + 4 / 2)
+    parameter.data = torch.zeros(3, dtype=dtype)
+    parameter.grad = torch.full_like(parameter, 1.0)
+    trainer.step()
+    assert parameter.tolist() == [-4.0] * 3  # -(1 + 6 / 2)
+
+
+def test_a_module_may_change_its_dtype():
+    model = nn.Linear(2, 2)
+    trainer = torchkv.Trainer(model, "adamw")
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        fill_gradients(model)
+        trainer.step()
+        model.to(dtype)
+        fill_gradients(model)
+        trainer.step()
+        assert trainer.kvstore.dtype("weight") == model.weight.dtype == dtype
+    assert trainer.optimizer.state_dict()["state"]["weight"]["step"] == 6

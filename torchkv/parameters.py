@@ -1,0 +1,119 @@
+"""The forms in which a Trainer takes the parameters of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from torchkv.optim.groups import StoreKey
+
+Params: TypeAlias = (
+    nn.Module
+    | Mapping[str, Tensor]
+    | Iterable[Tensor]
+    | Iterable[tuple[str, Tensor]]
+    | Iterable[nn.Module]
+)
+"""A module, what its ``parameters()`` or ``named_parameters()`` gives, a dict of
+parameters by name, or replicas: a list of modules, one per device."""
+
+
+def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
+    """The copies of each parameter, one per replica, by key.
+
+    Keys are names or, without these, positions. A tensor that stands several times
+    counts once.
+
+    Raises:
+        ValueError: no parameters, one that is no leaf or not initialised yet, a name
+            that stands twice, replicas that differ or share a parameter.
+        TypeError: another form.
+    """
+    if isinstance(params, nn.Module) and not isinstance(params, nn.ModuleList):
+        params = [params]
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise _wrong_form(type(params).__name__)
+    items = list(params.items() if isinstance(params, Mapping) else params)
+    if not items:
+        raise ValueError("Trainer: expected at least one parameter, but got none")
+    if all(isinstance(item, nn.Module) for item in items):
+        return _of_replicas(items)
+    if all(isinstance(item, Tensor) for item in items):
+        return _distinct(list(enumerate(items)))
+    for item in items:
+        if not (
+            isinstance(item, tuple)
+            and len(item) == 2
+            and isinstance(item[0], str)
+            and isinstance(item[1], Tensor)
+        ):
+            raise _wrong_form(f"one with an item of type {type(item).__name__}")
+    return _distinct(items)
+
+
+def _wrong_form(actual: str) -> TypeError:
+    return TypeError(
+        "Trainer: expected a module, parameters(), named_parameters(), a dict of "
+        f"parameters by name, or a list of modules, but got {actual}"
+    )
+
+
+def _distinct(
+    items: Sequence[tuple[StoreKey, Tensor]],
+) -> dict[StoreKey, list[Tensor]]:
+    result: dict[StoreKey, list[Tensor]] = {}
+    seen: set[int] = set()
+    for key, parameter in items:
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                "Trainer: expected parameters that have values, but got one of a lazy "
+                f"module; run a batch through the model first (key {key!r})"
+            )
+        if not parameter.is_leaf:
+            raise ValueError(
+                "Trainer: expected parameters, but got the result of an operation "
+                f"(key {key!r})"
+            )
+        if id(parameter) in seen:
+            continue
+        if key in result:
+            raise ValueError(
+                f"Trainer: expected distinct names, but got one twice (key {key!r})"
+            )
+        seen.add(id(parameter))
+        result[key] = [parameter]
+    return result
+
+
+def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
+    replicas = [_distinct(list(module.named_parameters())) for module in modules]
+    first = replicas[0]
+    if not first:
+        raise ValueError("Trainer: expected at least one parameter, but got none")
+    for i, replica in enumerate(replicas[1:], 1):
+        for key in {**first, **replica}:
+            tensors = [x[key][0] if key in x else None for x in (first, replica)]
+            expected, actual = (_described(tensor) for tensor in tensors)
+            if expected != actual:
+                raise ValueError(
+                    f"Trainer: expected replicas of the same parameters, but got "
+                    f"{actual} beside {expected} (key {key!r}, replica {i})"
+                )
+    result: dict[StoreKey, list[Tensor]] = {
+        key: [replica[key][0] for replica in replicas] for key in first
+    }
+    for key, copies in result.items():
+        if len({id(parameter) for parameter in copies}) < len(copies):
+            raise ValueError(
+                "Trainer: expected replicas with parameters of their own, but got two "
+                f"that share one (key {key!r}); torchkv.replicate makes copies"
+            )
+    return result
+
+
+def _described(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "none"
+    return f"one of {tensor.dtype} and shape {list(tensor.shape)}"
