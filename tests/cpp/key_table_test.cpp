@@ -121,6 +121,62 @@ TEST(KeyTableTest, EveryMethodRefusesAfterClose) {
   EXPECT_EQ(table.entries_if_open(), std::nullopt);
 }
 
+TEST(KeyTableTest, TakeReplacesTheEntriesAndReturnsTheOld) {
+  KeyTable table;
+  KeyTable other;
+  const Entries old = make({5, 3});
+  const Entries entries = make({3, 9, 7});
+  table.insert("init", old);
+  other.insert("init", entries);
+  const Entries held = table.find("push", 3);
+  const auto replaced = table.take("load", other);
+  ASSERT_EQ(replaced.size(), 2);
+  EXPECT_EQ(replaced[0], old[0]);
+  EXPECT_EQ(replaced[1], old[1]);
+  EXPECT_EQ(held[0], old[1]);
+  EXPECT_EQ(table.find("push", 3)[0], entries[0]);
+  EXPECT_FALSE(table.contains("in", 5));
+  EXPECT_EQ(other.size("len"), 0);
+  table.insert("init", make({5})); // comes last
+  EXPECT_EQ(
+      order(table),
+      (std::vector<std::string>{"(key 3)", "(key 9)", "(key 7)", "(key 5)"}));
+}
+
+TEST(KeyTableTest, TakeRefusesKeysOfTheOtherKind) {
+  KeyTable table;
+  KeyTable other;
+  table.insert("init", make({1}));
+  table.erase("delete", 1); // the kind stays
+  table.insert("init", make({2}));
+  other.insert("init", make({"w"}));
+  EXPECT_THROW(table.take("load", other), c10::TypeError);
+  EXPECT_EQ(order(table), (std::vector<std::string>{"(key 2)"}));
+  EXPECT_EQ(order(other), (std::vector<std::string>{"(key 'w')"}));
+  EXPECT_EQ(table.kind(), KeyKind::kInt);
+}
+
+TEST(KeyTableTest, TakeFixesTheKindOrKeepsIt) {
+  KeyTable table;
+  KeyTable named;
+  KeyTable empty;
+  named.insert("init", make({"w"}));
+  table.take("load", named);
+  EXPECT_EQ(table.kind(), KeyKind::kStr);
+  table.take("load", empty);
+  EXPECT_EQ(table.size("len"), 0);
+  EXPECT_EQ(table.kind(), KeyKind::kStr);
+}
+
+TEST(KeyTableTest, AClosedTableTakesNothing) {
+  KeyTable table;
+  KeyTable other;
+  other.insert("init", make({1}));
+  table.close();
+  EXPECT_THROW(table.take("load", other), c10::Error);
+  EXPECT_EQ(other.size("len"), 1);
+}
+
 TEST(KeyTableTest, RandomOperationsMatchASet) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     std::mt19937_64 random(seed);

@@ -1,5 +1,6 @@
 #include "lines_door.h"
 
+#include "kernels/cpu/cache_line.h"
 #include "kernels/cpu/lamb.h"
 #include "kernels/cpu/lines.h"
 

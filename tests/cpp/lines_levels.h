@@ -37,10 +37,19 @@ inline const std::vector<Level>& levels() {
     std::vector<Level> found{{"clones", &torchkv_sum_line}};
 #ifdef TORCHKV_LINES_FOLDER
     found.push_back({"x86-64", load_level("x86-64")});
-    if (__builtin_cpu_supports("x86-64-v3")) {
+    // By their instructions: gcc 11 does not know the levels by name here.
+    const bool v3 = __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl");
+    if (v3) {
       found.push_back({"x86-64-v3", load_level("x86-64-v3")});
     }
-    if (__builtin_cpu_supports("x86-64-v4")) {
+    if (v4) {
       found.push_back({"x86-64-v4", load_level("x86-64-v4")});
     }
 #endif

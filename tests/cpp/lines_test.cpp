@@ -2,28 +2,29 @@
 // stride, and from every processor's clone of the kernels. NaNs compare as NaN.
 #include "kernels/cpu/lines.h"
 
-#include <ATen/Dispatch_v2.h>
-#include <ATen/OpMathType.h>
-#include <c10/util/TypeCast.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <ostream>
 #include <random>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "lines_levels.h"
+#include "plain_lines.h"
 
 namespace torchkv {
 namespace {
 
 using c10::ScalarType;
+using testing::Case;
+using testing::first_difference;
 using testing::levels;
+using testing::Line;
 using testing::LineCall;
+using testing::Memory;
+using testing::plain_sums;
+using testing::size_of;
 
 constexpr int64_t kMaxValues = 9;
 constexpr int64_t kMaxLength = 5000;
@@ -32,296 +33,7 @@ constexpr int64_t kLengths[] = {0,   1,   7,   8,   15,  16,   17,
                                 31,  32,  33,  63,  64,  65,   127,
                                 128, 129, 255, 256, 257, 1000, kMaxLength};
 
-// --- Numbers of any dtype
-
-#define DISPATCH(dtype, ...)                  \
-  AT_DISPATCH_V2(                             \
-      dtype,                                  \
-      "lines_test",                           \
-      AT_WRAP(__VA_ARGS__),                   \
-      AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),    \
-      AT_EXPAND(AT_FLOAT8_TYPES),             \
-      AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), \
-      at::kBool,                              \
-      at::kHalf,                              \
-      at::kBFloat16,                          \
-      at::kComplexHalf)
-
-int64_t size_of(ScalarType dtype) {
-  return static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-template <typename acc_t>
-acc_t read(ScalarType dtype, const char* address) {
-  return DISPATCH(dtype, [&] {
-    if constexpr (std::is_same_v<scalar_t, bool>) {
-      return c10::convert<acc_t>(*address != 0);
-    } else {
-      scalar_t value;
-      std::memcpy(&value, address, sizeof(value));
-      return c10::convert<acc_t>(value);
-    }
-  });
-}
-
-template <typename acc_t>
-void write(ScalarType dtype, char* address, acc_t number) {
-  DISPATCH(dtype, [&] {
-    const auto value = c10::convert<scalar_t>(number);
-    std::memcpy(address, &value, sizeof(value));
-  });
-}
-
-template <typename T>
-bool is_nan(T number) {
-  if constexpr (std::is_integral_v<T>) {
-    return false;
-  } else {
-    return std::isnan(static_cast<double>(static_cast<float>(number)));
-  }
-}
-
-template <>
-bool is_nan(double number) {
-  return std::isnan(number);
-}
-
-// Index of the first number whose bits differ, or -1.
-int64_t first_difference(
-    ScalarType dtype,
-    const char* actual,
-    const char* expected,
-    int64_t num_elements) {
-  if (num_elements == 0 ||
-      std::memcmp(actual, expected, num_elements * size_of(dtype)) == 0) {
-    return -1;
-  }
-  return DISPATCH(dtype, [&]() -> int64_t {
-    using real_t = typename c10::scalar_value_type<scalar_t>::type;
-    constexpr int64_t kSize = sizeof(real_t);
-    for (int64_t i = 0; i < num_elements * size_of(dtype); i += kSize) {
-      if (std::memcmp(actual + i, expected + i, kSize) != 0) {
-        real_t a;
-        real_t b;
-        std::memcpy(&a, actual + i, kSize);
-        std::memcpy(&b, expected + i, kSize);
-        if (!is_nan(a) || !is_nan(b)) {
-          return i / size_of(dtype);
-        }
-      }
-    }
-    return -1;
-  });
-}
-
-// --- Memory
-
-// Bytes at a chosen distance from a multiple of 64, and guards on both sides.
-class Memory {
- public:
-  Memory(int64_t num_bytes, int64_t offset)
-      : bytes_(num_bytes + 3 * kLine, kGuard), size_(num_bytes) {
-    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
-    begin_ = (kLine - static_cast<int64_t>(address % kLine)) % kLine + kLine +
-        offset;
-  }
-  char* data() {
-    return bytes_.data() + begin_;
-  }
-  bool guards_are_whole() const {
-    const auto is_guard = [](char byte) { return byte == kGuard; };
-    return std::all_of(bytes_.begin(), bytes_.begin() + begin_, is_guard) &&
-        std::all_of(bytes_.begin() + begin_ + size_, bytes_.end(), is_guard);
-  }
-
-  static constexpr char kGuard = 0x5A;
-
- private:
-  static constexpr int64_t kLine = 64;
-
-  std::vector<char> bytes_;
-  int64_t size_;
-  int64_t begin_ = 0;
-};
-
-// Numbers over several binades, so that the order of a sum shows in its bits;
-// every fourth of special value, or of random bits.
-void fill(
-    std::mt19937_64& random,
-    ScalarType dtype,
-    char* data,
-    int64_t num_elements,
-    bool all_bits) {
-  constexpr double kSpecial[] = {
-      INFINITY, -INFINITY,  NAN,        -0.0,  0.0,   1e-310, -1e-42,
-      6e-8,     -9.2e-41,   65504,      65519, 65520, -65536, 3.3e38,
-      -1.7e308, 1.00390625, 1.01171875, 2049,  2051,  448,    57344};
-  for (int64_t i = 0; i < num_elements; ++i) {
-    char* address = data + i * size_of(dtype);
-    const auto number = [&] {
-      const double mantissa = std::uniform_real_distribution(-1., 1.)(random);
-      return std::ldexp(mantissa, static_cast<int>(random() % 12));
-    };
-    // A bool of other bytes than 0 and 1 is handed over or made a 1.
-    if (all_bits || (random() % 8 == 0 && dtype != at::kBool)) {
-      for (int64_t byte = 0; byte < size_of(dtype); ++byte) {
-        address[byte] = static_cast<char>(random());
-      }
-    } else if (c10::isIntegralType(dtype, /*includeBool=*/true)) {
-      write<int64_t>(dtype, address, static_cast<int64_t>(number()));
-    } else {
-      const bool special = random() % 8 == 0;
-      const auto next = [&] {
-        return special ? kSpecial[random() % std::size(kSpecial)] : number();
-      };
-      write(dtype, address, c10::complex<double>(next(), next()));
-    }
-  }
-}
-
-// --- The plain loop
-
-template <typename acc_t>
-acc_t add(acc_t a, acc_t b) {
-  if constexpr (std::is_same_v<acc_t, bool>) {
-    return a || b;
-  } else if constexpr (std::is_integral_v<acc_t>) {
-    return static_cast<acc_t>(
-        static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  } else {
-    return a + b;
-  }
-}
-
-// The rule on one element, in the arithmetic of the stored dtype.
-template <typename weight_t>
-weight_t sgd_step(const RuleSpec& rule, weight_t stored, weight_t sum) {
-  using real_t = typename c10::scalar_value_type<weight_t>::type;
-  const auto lr = static_cast<real_t>(rule.lr);
-  const auto decay = static_cast<real_t>(rule.weight_decay);
-  if (decay != 0) {
-    sum = sum + decay * stored;
-  }
-  return stored - lr * sum;
-}
-
-template <typename acc_t>
-void step(
-    const RuleSpec& rule,
-    ScalarType dtype,
-    const char* stored,
-    acc_t sum,
-    char* result) {
-  if (rule.id == RuleSpec::Id::kAssign) {
-    write<acc_t>(dtype, result, sum);
-    return;
-  }
-  const auto in = [&](auto zero) {
-    using weight_t = decltype(zero);
-    const auto old = read<weight_t>(dtype, stored);
-    write<weight_t>(
-        dtype, result, sgd_step(rule, old, c10::convert<weight_t>(sum)));
-  };
-  switch (at::toOpMathType(dtype)) {
-    case c10::kDouble:
-      return in(double());
-    case c10::kComplexFloat:
-      return in(c10::complex<float>());
-    case c10::kComplexDouble:
-      return in(c10::complex<double>());
-    default:
-      return in(float());
-  }
-}
-
-// The dtypes of a sum. With fewer dtypes than values, they repeat.
-struct Case {
-  std::vector<ScalarType> dtypes;
-  ScalarType stored;
-  ScalarType accumulation;
-
-  ScalarType dtype(int64_t k) const {
-    return dtypes[k % static_cast<int64_t>(dtypes.size())];
-  }
-  bool is_uniform() const {
-    return dtypes == std::vector<ScalarType>{stored};
-  }
-};
-
-std::string name_of(const Case& dtypes) {
-  std::string name;
-  for (const auto dtype : dtypes.dtypes) {
-    name += std::string(c10::toString(dtype)) + '_';
-  }
-  return name + "into_" + c10::toString(dtypes.stored);
-}
-
-void PrintTo(const Case& dtypes, std::ostream* out) {
-  *out << name_of(dtypes);
-}
-
-struct Line {
-  const char* data;
-  int64_t stride;
-};
-
-template <typename acc_t>
-std::vector<std::vector<char>> plain_sums_in(
-    const Case& dtypes,
-    const RuleSpec& rule,
-    const std::vector<Line>& values,
-    Line stored,
-    int64_t num_elements) {
-  std::vector<std::vector<char>> results;
-  const int64_t size = size_of(dtypes.stored);
-  std::vector<acc_t> total(num_elements);
-  for (size_t k = 0; k < values.size(); ++k) {
-    auto& result = results.emplace_back(num_elements * size);
-    for (int64_t i = 0; i < num_elements; ++i) {
-      const char* address = values[k].data + i * values[k].stride;
-      const auto value =
-          read<acc_t>(dtypes.dtype(static_cast<int64_t>(k)), address);
-      total[i] = k == 0 ? value : add<acc_t>(total[i], value);
-      char* to = result.data() + i * size;
-      if (k == 0 && rule.id == RuleSpec::Id::kAssign && dtypes.is_uniform()) {
-        std::memcpy(to, address, size); // handed over, whatever its bits
-        continue;
-      }
-      step<acc_t>(
-          rule, dtypes.stored, stored.data + i * stored.stride, total[i], to);
-    }
-  }
-  return results;
-}
-
-// What the first 1, 2, ... values make of the stored one, without gaps.
-std::vector<std::vector<char>> plain_sums(
-    const Case& dtypes,
-    const RuleSpec& rule,
-    const std::vector<Line>& values,
-    Line stored,
-    int64_t num_elements) {
-  const auto in = [&](auto zero) {
-    return plain_sums_in<decltype(zero)>(
-        dtypes, rule, values, stored, num_elements);
-  };
-  switch (dtypes.accumulation) {
-    case c10::kBool:
-      return in(false);
-    case c10::kFloat:
-      return in(float());
-    case c10::kDouble:
-      return in(double());
-    case c10::kComplexFloat:
-      return in(c10::complex<float>());
-    case c10::kComplexDouble:
-      return in(c10::complex<double>());
-    default:
-      return in(int64_t()); // its low bits are those of any integer sum
-  }
-}
-
-// --- The tests
+// --- Every dtype
 
 RuleSpec sgd(double lr, double weight_decay) {
   return {RuleSpec::Id::kSgd, lr, weight_decay};
@@ -339,16 +51,13 @@ std::vector<RuleSpec> rules_of(const Case& dtypes) {
 
 class LinesTest : public ::testing::TestWithParam<Case> {
  protected:
-  const Case& dtypes_ = GetParam();
-  std::mt19937_64 random_{0};
-
   LineCall call_of(const RuleSpec& rule, int64_t num_values) {
-    values_dtypes_.clear();
+    value_dtypes_.clear();
     for (int64_t k = 0; k < num_values; ++k) {
-      values_dtypes_.push_back(dtypes_.dtype(k));
+      value_dtypes_.push_back(dtypes_.dtype(k));
     }
     LineCall call;
-    call.dtypes = values_dtypes_.data();
+    call.dtypes = value_dtypes_.data();
     call.num_values = num_values;
     call.stored_dtype = dtypes_.stored;
     call.accumulation = dtypes_.accumulation;
@@ -356,13 +65,56 @@ class LinesTest : public ::testing::TestWithParam<Case> {
     return call;
   }
 
-  std::vector<ScalarType> values_dtypes_;
+  Memory random_line(ScalarType dtype, int64_t length, int64_t offset = 0) {
+    Memory memory(length * size_of(dtype), offset);
+    testing::fill(random_, dtype, memory.data(), length, all_bits_);
+    return memory;
+  }
+
+  // Runs a dense call at every level, past the caches and not; it must make
+  // `expected` of `before`, and of nothing else anything else.
+  void expect_dense(
+      LineCall call,
+      Memory& stored,
+      Memory& before,
+      const std::vector<std::vector<char>>& expected) {
+    call.stored = stored.data();
+    for (const auto& level : levels()) {
+      for (const bool stream : {false, true}) {
+        SCOPED_TRACE(
+            ::testing::Message()
+            << level.name << (stream ? ", streamed, " : ", ") << call.num_values
+            << " values of " << call.num_elements << " elements, rule "
+            << static_cast<int>(call.step.rule.id) << " with weight decay "
+            << call.step.rule.weight_decay);
+        std::memcpy(call.stored, before.data(), call.num_elements * size_);
+        call.stream = stream;
+        level.function(call);
+        ASSERT_EQ(
+            first_difference(
+                dtypes_.stored,
+                call.stored,
+                expected[call.num_values - 1].data(),
+                call.num_elements),
+            -1);
+        ASSERT_TRUE(stored.guards_are_whole());
+      }
+    }
+  }
+
+  const Case& dtypes_ = GetParam();
+  const int64_t size_ = size_of(dtypes_.stored);
+  std::mt19937_64 random_{0};
+  bool all_bits_ = false;
+
+ private:
+  std::vector<ScalarType> value_dtypes_;
 };
 
 // Where lines begin, counted from a multiple of 64 bytes.
 struct Placing {
   const char* name;
-  int64_t (*values)(int64_t k, int64_t size);
+  int64_t (*value)(int64_t k, int64_t size);
   int64_t (*stored)(int64_t size);
 };
 
@@ -375,56 +127,34 @@ const Placing kPlacings[] = {
      [](int64_t size) { return size; }},
     {"each elsewhere, odd bytes",
      [](int64_t k, int64_t) { return (5 * k + 1) % 64; },
-     [](int64_t) -> int64_t { return 3; }},
-};
+     [](int64_t) -> int64_t { return 3; }}};
 
 TEST_P(LinesTest, DenseEqualsThePlainLoop) {
-  const int64_t size = size_of(dtypes_.stored);
   for (const auto& placing : kPlacings) {
+    SCOPED_TRACE(placing.name);
     std::vector<Memory> memory;
     std::vector<Line> lines;
     std::vector<const char*> values;
-    memory.reserve(kMaxValues);
     for (int64_t k = 0; k < kMaxValues; ++k) {
-      const int64_t value_size = size_of(dtypes_.dtype(k));
-      memory.emplace_back(
-          kMaxLength * value_size, placing.values(k, value_size));
-      fill(random_, dtypes_.dtype(k), memory[k].data(), kMaxLength, false);
-      lines.push_back({memory[k].data(), value_size});
+      const auto dtype = dtypes_.dtype(k);
+      memory.push_back(
+          random_line(dtype, kMaxLength, placing.value(k, size_of(dtype))));
       values.push_back(memory[k].data());
+      lines.push_back({values[k], size_of(dtype)});
     }
-    Memory before(kMaxLength * size, 0);
-    fill(random_, dtypes_.stored, before.data(), kMaxLength, false);
+    Memory before = random_line(dtypes_.stored, kMaxLength);
     for (const auto& rule : rules_of(dtypes_)) {
       const auto expected =
-          plain_sums(dtypes_, rule, lines, {before.data(), size}, kMaxLength);
+          plain_sums(dtypes_, rule, lines, {before.data(), size_}, kMaxLength);
       for (const int64_t length : kLengths) {
-        Memory stored(length * size, placing.stored(size));
+        Memory stored(length * size_, placing.stored(size_));
         for (int64_t n = 1; n <= kMaxValues; ++n) {
           auto call = call_of(rule, n);
           call.values = values.data();
-          call.stored = stored.data();
           call.num_elements = length;
-          for (const auto& level : levels()) {
-            for (const bool stream : {false, true}) {
-              std::memcpy(stored.data(), before.data(), length * size);
-              call.stream = stream;
-              level.function(call);
-              ASSERT_EQ(
-                  first_difference(
-                      dtypes_.stored,
-                      stored.data(),
-                      expected[n - 1].data(),
-                      length),
-                  -1)
-                  << level.name << ", " << placing.name << ", length " << length
-                  << ", " << n << " values, rule " << static_cast<int>(rule.id)
-                  << " with weight decay " << rule.weight_decay
-                  << (stream ? ", streamed" : "");
-              ASSERT_TRUE(stored.guards_are_whole())
-                  << level.name << ", " << placing.name << ", length " << length
-                  << ", " << n << " values" << (stream ? ", streamed" : "");
-            }
+          expect_dense(call, stored, before, expected);
+          if (HasFatalFailure()) {
+            return;
           }
         }
       }
@@ -432,128 +162,27 @@ TEST_P(LinesTest, DenseEqualsThePlainLoop) {
   }
 }
 
-// Bytes from one element to the next. Of the values, each takes the next one.
-struct Strides {
-  int64_t (*stored)(int64_t size);
-  std::vector<int64_t (*)(int64_t size)> values;
-};
-
-const std::vector<Strides>& all_strides() {
-  using Stride = int64_t (*)(int64_t);
-  static const Stride repeated = [](int64_t) -> int64_t { return 0; };
-  static const Stride dense = [](int64_t size) { return size; };
-  static const Stride second = [](int64_t size) { return 2 * size; };
-  static const Stride odd = [](int64_t size) { return 3 * size + 1; };
-  static const Stride far = [](int64_t size) { return 100 * size; };
-  static const std::vector<Strides> all{
-      {dense, {dense}},
-      {dense, {repeated, dense}},
-      {dense, {dense, repeated, second}},
-      {dense, {far, odd}},
-      {second, {dense}},
-      {odd, {dense, repeated, odd, second, far}},
-      {far, {far}}};
-  return all;
-}
-
-TEST_P(LinesTest, StridedEqualsThePlainLoop) {
-  constexpr int64_t kLength = 300; // more than a block
-  const int64_t size = size_of(dtypes_.stored);
-  for (const auto& strides : all_strides()) {
-    std::vector<std::vector<char>> memory;
-    std::vector<Line> lines;
-    std::vector<const char*> values;
-    std::vector<int64_t> steps;
-    for (size_t k = 0; k < 5; ++k) {
-      const auto dtype = dtypes_.dtype(static_cast<int64_t>(k));
-      const auto stride = strides.values[k % strides.values.size()];
-      steps.push_back(stride(size_of(dtype)));
-      // One byte off, as no element has to be aligned.
-      auto& bytes = memory.emplace_back(steps[k] * kLength + 17);
-      for (int64_t i = 0; i < kLength; ++i) {
-        fill(random_, dtype, bytes.data() + 1 + i * steps[k], 1, false);
-      }
-      lines.push_back({bytes.data() + 1, steps[k]});
-      values.push_back(lines[k].data);
-    }
-    const int64_t stored_step = strides.stored(size);
-    Memory before(kLength * stored_step, 0);
-    for (int64_t i = 0; i < kLength; ++i) {
-      fill(random_, dtypes_.stored, before.data() + i * stored_step, 1, false);
-    }
-    for (const auto& rule : rules_of(dtypes_)) {
-      const auto expected = plain_sums(
-          dtypes_, rule, lines, {before.data(), stored_step}, kLength);
-      for (const int64_t length : {0, 1, 8, 17, 255, 256, 257, 300}) {
-        for (int64_t n = 1; n <= 5; ++n) {
-          auto call = call_of(rule, n);
-          call.values = values.data();
-          call.strides = steps.data();
-          call.stored_stride = stored_step;
-          call.num_elements = length;
-          for (const auto& level : levels()) {
-            std::vector<char> right(
-                before.data(), before.data() + kLength * stored_step);
-            Memory stored(kLength * stored_step, 0);
-            std::copy(right.begin(), right.end(), stored.data());
-            call.stored = stored.data();
-            level.function(call);
-            // In one order, so that gaps are compared, too.
-            for (int64_t i = 0; i < length; ++i) {
-              char* now = stored.data() + i * stored_step;
-              const char* sum = expected[n - 1].data() + i * size;
-              ASSERT_EQ(first_difference(dtypes_.stored, now, sum, 1), -1)
-                  << level.name << ", stored stride " << stored_step
-                  << ", element " << i << " of " << length << ", " << n
-                  << " values";
-              std::memcpy(right.data() + i * stored_step, now, size);
-            }
-            ASSERT_TRUE(std::equal(right.begin(), right.end(), stored.data()))
-                << level.name << " wrote between or behind the elements";
-            ASSERT_TRUE(stored.guards_are_whole()) << level.name;
-          }
-        }
-      }
-    }
-  }
-}
-
-// Whatever the bits: all compiled for one processor agree with the clones, and
-// these with the plain loop.
 TEST_P(LinesTest, RandomBits) {
   constexpr int64_t kLength = 3001;
-  const int64_t size = size_of(dtypes_.stored);
+  all_bits_ = true;
   std::vector<Memory> memory;
   std::vector<Line> lines;
   std::vector<const char*> values;
-  memory.reserve(3);
   for (int64_t k = 0; k < 3; ++k) {
-    const auto dtype = dtypes_.dtype(k);
-    memory.emplace_back(kLength * size_of(dtype), 0);
-    fill(random_, dtype, memory[k].data(), kLength, /*all_bits=*/true);
-    lines.push_back({memory[k].data(), size_of(dtype)});
+    memory.push_back(random_line(dtypes_.dtype(k), kLength));
     values.push_back(memory[k].data());
+    lines.push_back({values[k], size_of(dtypes_.dtype(k))});
   }
-  Memory before(kLength * size, 0);
-  fill(random_, dtypes_.stored, before.data(), kLength, /*all_bits=*/true);
+  Memory before = random_line(dtypes_.stored, kLength);
+  Memory stored(kLength * size_, 0);
   for (const auto& rule : rules_of(dtypes_)) {
     const auto expected =
-        plain_sums(dtypes_, rule, lines, {before.data(), size}, kLength);
+        plain_sums(dtypes_, rule, lines, {before.data(), size_}, kLength);
     for (int64_t n = 1; n <= 3; ++n) {
-      for (const auto& level : levels()) {
-        Memory stored(kLength * size, 0);
-        std::memcpy(stored.data(), before.data(), kLength * size);
-        auto call = call_of(rule, n);
-        call.values = values.data();
-        call.stored = stored.data();
-        call.num_elements = kLength;
-        level.function(call);
-        ASSERT_EQ(
-            first_difference(
-                dtypes_.stored, stored.data(), expected[n - 1].data(), kLength),
-            -1)
-            << level.name << ", " << n << " values";
-      }
+      auto call = call_of(rule, n);
+      call.values = values.data();
+      call.num_elements = kLength;
+      expect_dense(call, stored, before, expected);
     }
   }
 }
@@ -564,39 +193,106 @@ TEST_P(LinesTest, TheStoredValueAsAValue) {
   if (!dtypes_.is_uniform()) {
     return;
   }
-  const int64_t size = size_of(dtypes_.stored);
-  Memory before(kLength * size, 0);
-  Memory other(kLength * size, 0);
-  fill(random_, dtypes_.stored, before.data(), kLength, false);
-  fill(random_, dtypes_.stored, other.data(), kLength, false);
+  Memory before = random_line(dtypes_.stored, kLength);
+  Memory other = random_line(dtypes_.stored, kLength);
+  Memory stored(kLength * size_, size_);
   for (const auto& rule : rules_of(dtypes_)) {
     for (const int own : {0, 1, 2}) {
-      std::vector<Line> lines(3, {other.data(), size});
+      std::vector<Line> lines(3, {other.data(), size_});
       lines[own].data = before.data();
       const auto expected =
-          plain_sums(dtypes_, rule, lines, {before.data(), size}, kLength);
+          plain_sums(dtypes_, rule, lines, {before.data(), size_}, kLength);
+      std::vector<const char*> values(3, other.data());
+      values[own] = stored.data();
       for (int64_t n = own + 1; n <= 3; ++n) {
-        for (const auto& level : levels()) {
-          for (const bool stream : {false, true}) {
-            Memory stored(kLength * size, size);
-            std::memcpy(stored.data(), before.data(), kLength * size);
-            std::vector<const char*> values(3, other.data());
-            values[own] = stored.data();
-            auto call = call_of(rule, n);
-            call.values = values.data();
+        auto call = call_of(rule, n);
+        call.values = values.data();
+        call.num_elements = kLength;
+        expect_dense(call, stored, before, expected);
+      }
+    }
+  }
+}
+
+// Bytes from one element to the next. The values take them in turn.
+using Stride = int64_t (*)(int64_t size);
+const Stride kRepeated = [](int64_t) -> int64_t { return 0; };
+const Stride kDense = [](int64_t size) { return size; };
+const Stride kSecond = [](int64_t size) { return 2 * size; };
+const Stride kOdd = [](int64_t size) { return 3 * size + 1; };
+const Stride kFar = [](int64_t size) { return 100 * size; };
+
+struct Strides {
+  Stride stored;
+  std::vector<Stride> values;
+};
+
+const std::vector<Strides>& all_strides() {
+  static const std::vector<Strides> all{
+      {kDense, {kDense}},
+      {kDense, {kRepeated, kDense}},
+      {kDense, {kDense, kRepeated, kSecond}},
+      {kDense, {kFar, kOdd}},
+      {kSecond, {kDense}},
+      {kOdd, {kDense, kRepeated, kOdd, kSecond, kFar}},
+      {kFar, {kFar}}};
+  return all;
+}
+
+TEST_P(LinesTest, StridedEqualsThePlainLoop) {
+  constexpr int64_t kLength = 300; // more than a block
+  constexpr int64_t kValues = 5;
+  for (const auto& strides : all_strides()) {
+    std::vector<Memory> memory;
+    std::vector<Line> lines;
+    std::vector<const char*> values;
+    std::vector<int64_t> steps;
+    const auto strided_line =
+        [&](ScalarType dtype, int64_t step, int64_t offset) {
+          Memory line(kLength * step + size_of(dtype), offset);
+          for (int64_t i = 0; i < kLength; ++i) {
+            testing::fill(random_, dtype, line.data() + i * step, 1, all_bits_);
+          }
+          return line;
+        };
+    for (int64_t k = 0; k < kValues; ++k) {
+      const auto dtype = dtypes_.dtype(k);
+      steps.push_back(
+          strides.values[k % strides.values.size()](size_of(dtype)));
+      // One byte off, as no element has to be aligned.
+      memory.push_back(strided_line(dtype, steps[k], 1));
+      values.push_back(memory[k].data());
+      lines.push_back({values[k], steps[k]});
+    }
+    const int64_t step = strides.stored(size_);
+    const int64_t num_bytes = kLength * step + size_;
+    Memory before = strided_line(dtypes_.stored, step, 0);
+    for (const auto& rule : rules_of(dtypes_)) {
+      const auto expected =
+          plain_sums(dtypes_, rule, lines, {before.data(), step}, kLength);
+      for (const int64_t length : {0, 1, 8, 17, 255, 256, 257, 300}) {
+        for (int64_t n = 1; n <= kValues; ++n) {
+          auto call = call_of(rule, n);
+          call.values = values.data();
+          call.strides = steps.data();
+          call.stored_stride = step;
+          call.num_elements = length;
+          for (const auto& level : levels()) {
+            Memory stored = before;
             call.stored = stored.data();
-            call.num_elements = kLength;
-            call.stream = stream;
             level.function(call);
-            ASSERT_EQ(
-                first_difference(
-                    dtypes_.stored,
-                    stored.data(),
-                    expected[n - 1].data(),
-                    kLength),
-                -1)
-                << level.name << ", place " << own << " of " << n;
-            ASSERT_TRUE(stored.guards_are_whole());
+            for (int64_t i = 0; i < length; ++i) {
+              const char* sum = expected[n - 1].data() + i * size_;
+              char* element = stored.data() + i * step;
+              ASSERT_EQ(first_difference(dtypes_.stored, element, sum, 1), -1)
+                  << level.name << ", stored stride " << step << ", element "
+                  << i << " of " << length << ", " << n << " values";
+              // What is left must be as it was, gaps included.
+              std::memcpy(element, before.data() + i * step, size_);
+            }
+            ASSERT_EQ(std::memcmp(stored.data(), before.data(), num_bytes), 0)
+                << level.name << " wrote between the elements";
+            ASSERT_TRUE(stored.guards_are_whole()) << level.name;
           }
         }
       }
@@ -658,7 +354,7 @@ std::vector<Case> mixed_cases() {
 }
 
 std::string test_name(const ::testing::TestParamInfo<Case>& info) {
-  return name_of(info.param);
+  return testing::name_of(info.param);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -744,53 +440,6 @@ TEST(LineValuesTest, KnownSteps) {
           {Complex(10, 20)},
           sgd(0.5, 0.25)),
       std::vector<Complex>{Complex(7.75, 19.5)});
-}
-
-// --- Copies
-
-TEST(CopyLineTest, EveryLengthAndAlignment) {
-  std::mt19937_64 random(0);
-  constexpr int64_t kBytes = 9001;
-  Memory source(kBytes, 5);
-  fill(random, at::kByte, source.data(), kBytes, /*all_bits=*/true);
-  for (const int64_t num_bytes :
-       {0, 1, 63, 64, 65, 127, 128, 2047, 2048, 2049, 4096, 9001}) {
-    for (size_t num_outs = 1; num_outs <= 4; ++num_outs) {
-      for (const bool stream : {false, true}) {
-        std::vector<Memory> memory;
-        std::vector<char*> outs;
-        memory.reserve(num_outs);
-        for (size_t k = 0; k < num_outs; ++k) {
-          memory.emplace_back(num_bytes, static_cast<int64_t>(k * 13 % 64));
-          outs.push_back(memory[k].data());
-        }
-        kernels::cpu::copy_line(source.data(), outs, num_bytes, stream);
-        kernels::cpu::end_stream();
-        for (auto& out : memory) {
-          EXPECT_TRUE(
-              std::equal(out.data(), out.data() + num_bytes, source.data()))
-              << num_bytes << " bytes into " << num_outs;
-          EXPECT_TRUE(out.guards_are_whole());
-        }
-      }
-    }
-  }
-}
-
-TEST(CopyLineTest, OntoItself) {
-  std::mt19937_64 random(0);
-  constexpr int64_t kBytes = 5001;
-  for (const bool stream : {false, true}) {
-    Memory source(kBytes, 0);
-    fill(random, at::kByte, source.data(), kBytes, /*all_bits=*/true);
-    Memory out(kBytes, 0);
-    const std::vector<char> before(source.data(), source.data() + kBytes);
-    kernels::cpu::copy_line(
-        source.data(), {source.data(), out.data()}, kBytes, stream);
-    kernels::cpu::end_stream();
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), source.data()));
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), out.data()));
-  }
 }
 
 } // namespace

@@ -4,7 +4,8 @@
 // (x86-64-v3) and plain x86-64, and the loader takes the best that the
 // processor has. What such a function calls must be inlined into it or have
 // clones of its own. All clones give the same bits: the build forbids
-// contracting a * b + c (-ffp-contract=off).
+// contracting a * b + c (-ffp-contract=off). Such functions live in unnamed
+// namespaces: gcc would export them from the library, hidden or not.
 //
 // TORCHKV_F16C is the like for a pair of functions of one signature, written
 // with and without the instructions that convert half precision:

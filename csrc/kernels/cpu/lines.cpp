@@ -1,25 +1,17 @@
 #include "lines.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/Dispatch_v2.h>
 #include <ATen/OpMathType.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/TypeCast.h>
+#include <c10/util/complex.h>
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "../../errors.h"
-#include "../rules.h"
-#include "clones.h"
+#include "access.h"
+#include "apply_rule.h"
+#include "cache_line.h"
+#include "copy_line.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
@@ -30,764 +22,12 @@ namespace {
 // prefetchers follow worse.
 constexpr int64_t kBlock = 256;
 
-constexpr int64_t kCacheLine = 64;
-
-// A cache line of T, anywhere in memory.
-template <typename T>
-struct Pack {
-  using type __attribute__((vector_size(kCacheLine), aligned(1), may_alias)) =
-      T;
-};
-
-// --- Writing past the caches
-
-#if defined(__x86_64__)
-// A macro, because vector arguments pass differently in each clone.
-#define TORCHKV_STREAM_LINE(destination, source)                 \
-  do {                                                           \
-    auto* to = reinterpret_cast<__m128i*>(destination);          \
-    const auto* from = reinterpret_cast<const __m128i*>(source); \
-    _mm_stream_si128(to, _mm_loadu_si128(from));                 \
-    _mm_stream_si128(to + 1, _mm_loadu_si128(from + 1));         \
-    _mm_stream_si128(to + 2, _mm_loadu_si128(from + 2));         \
-    _mm_stream_si128(to + 3, _mm_loadu_si128(from + 3));         \
-  } while (false)
-#else
-#define TORCHKV_STREAM_LINE(destination, source) \
-  std::memcpy(destination, source, kCacheLine)
-#endif
-
-int64_t bytes_to_alignment(const char* address) {
-  const auto past = reinterpret_cast<uintptr_t>(address) % kCacheLine;
-  return past == 0 ? 0 : kCacheLine - static_cast<int64_t>(past);
-}
-
-void stream_copy(const char* source, char* destination, int64_t num_bytes) {
-  const int64_t head = std::min(bytes_to_alignment(destination), num_bytes);
-  std::memmove(destination, source, head);
-  int64_t i = head;
-  for (; i + kCacheLine <= num_bytes; i += kCacheLine) {
-    TORCHKV_STREAM_LINE(destination + i, source + i);
-  }
-  std::memmove(destination + i, source + i, num_bytes - i);
-}
-
-// Asks for what a loop will read some steps from now. Conversions between the
-// loads leave the processor too few of them to look ahead at by itself.
-inline __attribute__((always_inline)) void prefetch(
-    const char* data,
-    int64_t num_bytes) {
-  constexpr int64_t kAhead = 1024;
-  for (int64_t line = 0; line < num_bytes; line += kCacheLine) {
-    __builtin_prefetch(data + kAhead + line);
-  }
-}
-
-// --- Sums in registers
-
-// Four cache lines of each value at a time, so that the sum stays in registers.
-// REQUIRES for `stream`: an aligned result.
-template <typename T>
-TORCHKV_CLONES void add_dense(
-    const char* const* values,
-    size_t num_values,
-    char* result,
-    int64_t num_elements,
-    bool stream) {
-  using pack_t = typename Pack<T>::type;
-  constexpr int64_t kPacks = 4;
-  constexpr int64_t kStep = kPacks * kCacheLine;
-  const int64_t num_bytes = num_elements * static_cast<int64_t>(sizeof(T));
-  int64_t i = 0;
-  for (; i + kStep <= num_bytes; i += kStep) {
-    alignas(kCacheLine) T total[kStep / sizeof(T)];
-    auto* packs = reinterpret_cast<pack_t*>(total);
-    prefetch(values[0] + i, kStep);
-    const auto* first = reinterpret_cast<const pack_t*>(values[0] + i);
-    pack_t sum0 = first[0];
-    pack_t sum1 = first[1];
-    pack_t sum2 = first[2];
-    pack_t sum3 = first[3];
-    for (size_t k = 1; k < num_values; ++k) {
-      prefetch(values[k] + i, kStep);
-      const auto* next = reinterpret_cast<const pack_t*>(values[k] + i);
-      sum0 += next[0];
-      sum1 += next[1];
-      sum2 += next[2];
-      sum3 += next[3];
-    }
-    if (stream) {
-      packs[0] = sum0;
-      packs[1] = sum1;
-      packs[2] = sum2;
-      packs[3] = sum3;
-      const auto* line = reinterpret_cast<const char*>(total);
-      TORCHKV_STREAM_LINE(result + i, line);
-      TORCHKV_STREAM_LINE(result + i + kCacheLine, line + kCacheLine);
-      TORCHKV_STREAM_LINE(result + i + 2 * kCacheLine, line + 2 * kCacheLine);
-      TORCHKV_STREAM_LINE(result + i + 3 * kCacheLine, line + 3 * kCacheLine);
-    } else {
-      auto* out = reinterpret_cast<pack_t*>(result + i);
-      out[0] = sum0;
-      out[1] = sum1;
-      out[2] = sum2;
-      out[3] = sum3;
-    }
-  }
-  for (; i < num_bytes; i += static_cast<int64_t>(sizeof(T))) {
-    T total;
-    std::memcpy(&total, values[0] + i, sizeof(T));
-    for (size_t k = 1; k < num_values; ++k) {
-      T next;
-      std::memcpy(&next, values[k] + i, sizeof(T));
-      total = static_cast<T>(total + next);
-    }
-    std::memcpy(result + i, &total, sizeof(T));
-  }
-}
-
-// bfloat16 is the upper half of a float, so that a word of memory, as it lies
-// there, holds two floats: `word << 16` and `word & 0xFFFF0000`.
-#define TORCHKV_ROUND_BFLOAT16(bits)             \
-  (((bits) & 0x7FFFFFFFU) > 0x7F800000U          \
-       ? (bits) - (bits) + 0x7FC00000U /* NaN */ \
-       : (bits) + 0x7FFFU + (((bits) >> 16U) & 1U) /* to nearest, to even */)
-
-TORCHKV_CLONES void add_dense_bfloat16(
-    const char* const* values,
-    size_t num_values,
-    char* result,
-    int64_t num_elements,
-    bool stream) {
-  using words_t = typename Pack<uint32_t>::type;
-  using floats_t = typename Pack<float>::type;
-  constexpr int64_t kPacks = 4;
-  constexpr int64_t kStep = kPacks * kCacheLine;
-  const int64_t num_bytes = num_elements * 2;
-  int64_t i = 0;
-  for (; i + kStep <= num_bytes; i += kStep) {
-    alignas(kCacheLine) char rounded[kStep];
-    floats_t even[kPacks];
-    floats_t odd[kPacks];
-    prefetch(values[0] + i, kStep);
-    for (int64_t p = 0; p < kPacks; ++p) {
-      const words_t words = reinterpret_cast<const words_t*>(values[0] + i)[p];
-      even[p] = reinterpret_cast<floats_t>(words << 16U);
-      odd[p] = reinterpret_cast<floats_t>(words & 0xFFFF0000U);
-    }
-    for (size_t k = 1; k < num_values; ++k) {
-      prefetch(values[k] + i, kStep);
-      for (int64_t p = 0; p < kPacks; ++p) {
-        const words_t words =
-            reinterpret_cast<const words_t*>(values[k] + i)[p];
-        even[p] += reinterpret_cast<floats_t>(words << 16U);
-        odd[p] += reinterpret_cast<floats_t>(words & 0xFFFF0000U);
-      }
-    }
-    auto* out = reinterpret_cast<words_t*>(stream ? rounded : result + i);
-    for (int64_t p = 0; p < kPacks; ++p) {
-      const auto low = reinterpret_cast<words_t>(even[p]);
-      const auto high = reinterpret_cast<words_t>(odd[p]);
-      out[p] = (TORCHKV_ROUND_BFLOAT16(low) >> 16U) |
-          (TORCHKV_ROUND_BFLOAT16(high) & 0xFFFF0000U);
-    }
-    if (stream) {
-      for (int64_t line = 0; line < kStep; line += kCacheLine) {
-        TORCHKV_STREAM_LINE(result + i + line, rounded + line);
-      }
-    }
-  }
-  for (; i < num_bytes; i += 2) {
-    float total = 0;
-    for (size_t k = 0; k < num_values; ++k) {
-      uint16_t half;
-      std::memcpy(&half, values[k] + i, sizeof(half));
-      const uint32_t bits = static_cast<uint32_t>(half) << 16U;
-      float value;
-      std::memcpy(&value, &bits, sizeof(value));
-      total = k == 0 ? value : total + value;
-    }
-    uint32_t bits;
-    std::memcpy(&bits, &total, sizeof(bits));
-    const auto half =
-        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
-    std::memcpy(result + i, &half, sizeof(half));
-  }
-}
-
-// --- Half precision
-
-template <bool kAdd>
-TORCHKV_CLONES void load_bfloat16(
-    const char* source,
-    float* total,
-    int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    uint16_t half;
-    std::memcpy(&half, source + 2 * i, sizeof(half));
-    const uint32_t bits = static_cast<uint32_t>(half) << 16U;
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    total[i] = kAdd ? total[i] + value : value;
-  }
-}
-
-TORCHKV_CLONES void store_bfloat16(
-    const float* total,
-    char* result,
-    int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, total + i, sizeof(bits));
-    const auto half =
-        static_cast<uint16_t>(TORCHKV_ROUND_BFLOAT16(bits) >> 16U);
-    std::memcpy(result + 2 * i, &half, sizeof(half));
-  }
-}
-
-template <bool kAdd>
-void load_half_one_by_one(
-    const char* source,
-    float* total,
-    int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    c10::Half half;
-    std::memcpy(&half, source + 2 * i, sizeof(half));
-    const auto value = static_cast<float>(half);
-    total[i] = kAdd ? total[i] + value : value;
-  }
-}
-
-void store_half_one_by_one(
-    const float* total,
-    char* result,
-    int64_t num_elements) {
-  for (int64_t i = 0; i < num_elements; ++i) {
-    const c10::Half half(total[i]);
-    std::memcpy(result + 2 * i, &half, sizeof(half));
-  }
-}
-
-// From `begin` on.
-void add_dense_half_one_by_one(
-    const char* const* values,
-    size_t num_values,
-    char* result,
-    int64_t begin,
-    int64_t num_elements) {
-  for (int64_t i = begin; i < num_elements; ++i) {
-    float total = 0;
-    for (size_t k = 0; k < num_values; ++k) {
-      c10::Half half;
-      std::memcpy(&half, values[k] + 2 * i, sizeof(half));
-      const auto value = static_cast<float>(half);
-      total = k == 0 ? value : total + value;
-    }
-    const c10::Half half(total);
-    std::memcpy(result + 2 * i, &half, sizeof(half));
-  }
-}
-
-#if TORCHKV_HAS_F16C
-TORCHKV_F16C void add_dense_half(
-    const char* const* values,
-    size_t num_values,
-    char* result,
-    int64_t num_elements,
-    bool stream) {
-  constexpr int64_t kWidth = 8; // elements of a register
-  constexpr int64_t kSums = 8;
-  int64_t i = 0;
-  for (; i + kSums * kWidth <= num_elements; i += kSums * kWidth) {
-    __m256 sums[kSums];
-    prefetch(values[0] + 2 * i, kSums * kWidth * 2);
-    const auto* first = reinterpret_cast<const __m128i*>(values[0] + 2 * i);
-    for (int64_t j = 0; j < kSums; ++j) {
-      sums[j] = _mm256_cvtph_ps(_mm_loadu_si128(first + j));
-    }
-    for (size_t k = 1; k < num_values; ++k) {
-      prefetch(values[k] + 2 * i, kSums * kWidth * 2);
-      const auto* next = reinterpret_cast<const __m128i*>(values[k] + 2 * i);
-      for (int64_t j = 0; j < kSums; ++j) {
-        sums[j] =
-            _mm256_add_ps(sums[j], _mm256_cvtph_ps(_mm_loadu_si128(next + j)));
-      }
-    }
-    auto* out = reinterpret_cast<__m128i*>(result + 2 * i);
-    for (int64_t j = 0; j < kSums; ++j) {
-      const __m128i half = _mm256_cvtps_ph(sums[j], _MM_FROUND_TO_NEAREST_INT);
-      if (stream) {
-        _mm_stream_si128(out + j, half);
-      } else {
-        _mm_storeu_si128(out + j, half);
-      }
-    }
-  }
-  add_dense_half_one_by_one(values, num_values, result, i, num_elements);
-}
-
-TORCHKV_F16C void load_half(
-    const char* source,
-    float* total,
-    int64_t num_elements,
-    bool add) {
-  int64_t i = 0;
-  for (; i + 8 <= num_elements; i += 8) {
-    const __m128i half =
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
-    __m256 value = _mm256_cvtph_ps(half);
-    if (add) {
-      value = _mm256_add_ps(_mm256_loadu_ps(total + i), value);
-    }
-    _mm256_storeu_ps(total + i, value);
-  }
-  if (add) {
-    load_half_one_by_one<true>(source + 2 * i, total + i, num_elements - i);
-  } else {
-    load_half_one_by_one<false>(source + 2 * i, total + i, num_elements - i);
-  }
-}
-
-TORCHKV_F16C void store_half(
-    const float* total,
-    char* result,
-    int64_t num_elements) {
-  int64_t i = 0;
-  for (; i + 8 <= num_elements; i += 8) {
-    const __m128i half =
-        _mm256_cvtps_ph(_mm256_loadu_ps(total + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(result + 2 * i), half);
-  }
-  store_half_one_by_one(total + i, result + 2 * i, num_elements - i);
-}
-#endif
-
-#ifndef TORCHKV_ONLY_F16C
-TORCHKV_F16C_DEFAULT void add_dense_half(
-    const char* const* values,
-    size_t num_values,
-    char* result,
-    int64_t num_elements,
-    bool /*stream*/) {
-  add_dense_half_one_by_one(values, num_values, result, 0, num_elements);
-}
-
-TORCHKV_F16C_DEFAULT void load_half(
-    const char* source,
-    float* total,
-    int64_t num_elements,
-    bool add) {
-  if (add) {
-    load_half_one_by_one<true>(source, total, num_elements);
-  } else {
-    load_half_one_by_one<false>(source, total, num_elements);
-  }
-}
-
-TORCHKV_F16C_DEFAULT void store_half(
-    const float* total,
-    char* result,
-    int64_t num_elements) {
-  store_half_one_by_one(total, result, num_elements);
-}
-#endif
-
-// --- Dense values of one dtype
-
-// No function where the dtype is added in another one.
-DenseAdd dense_add(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return {&add_dense<float>, 1};
-    case c10::kDouble:
-      return {&add_dense<double>, 1};
-    case c10::kComplexFloat:
-      return {&add_dense<float>, 2};
-    case c10::kComplexDouble:
-      return {&add_dense<double>, 2};
-    case c10::kBFloat16:
-      return {&add_dense_bfloat16, 1};
-    case c10::kHalf:
-      return {&add_dense_half, 1};
-    case c10::kComplexHalf:
-      return {&add_dense_half, 2};
-    case c10::kChar:
-    case c10::kByte:
-      return {&add_dense<uint8_t>, 1};
-    case c10::kShort:
-    case c10::kUInt16:
-      return {&add_dense<uint16_t>, 1};
-    case c10::kInt:
-    case c10::kUInt32:
-      return {&add_dense<uint32_t>, 1};
-    case c10::kLong:
-    case c10::kUInt64:
-      return {&add_dense<uint64_t>, 1};
-    default:
-      return {};
-  }
-}
-
-// --- Any dtype and stride, in blocks
-
-template <typename acc_t>
-acc_t add(acc_t a, acc_t b) {
-  if constexpr (std::is_same_v<acc_t, bool>) {
-    return a || b; // as torch.add
-  } else if constexpr (std::is_integral_v<acc_t>) {
-    using unsigned_t = std::make_unsigned_t<acc_t>;
-    return static_cast<acc_t>(
-        static_cast<unsigned_t>(a) + static_cast<unsigned_t>(b));
-  } else {
-    return a + b;
-  }
-}
-
-template <typename T>
-T read(const char* address) {
-  T value;
-  if constexpr (std::is_same_v<T, bool>) {
-    value = *address != 0; // other bytes than 0 and 1 are no bool in C++
-  } else {
-    std::memcpy(&value, address, sizeof(T));
-  }
-  return value;
-}
-
-// total = or += `num_elements` numbers of type T.
-template <typename acc_t, typename T>
-void load(
-    const char* source,
-    int64_t stride,
-    bool is_add,
-    acc_t* total,
-    int64_t num_elements) {
-  // Dense and repeated ones get loops of their own, which the compiler
-  // vectorises.
-  constexpr auto kDense = static_cast<int64_t>(sizeof(T));
-  const auto each = [&](auto combine) {
-    if (stride == 0) {
-      const auto value = c10::convert<acc_t>(read<T>(source));
-      for (int64_t i = 0; i < num_elements; ++i) {
-        combine(total[i], value);
-      }
-    } else if (stride == kDense) {
-      for (int64_t i = 0; i < num_elements; ++i) {
-        combine(total[i], c10::convert<acc_t>(read<T>(source + i * kDense)));
-      }
-    } else {
-      for (int64_t i = 0; i < num_elements; ++i) {
-        combine(total[i], c10::convert<acc_t>(read<T>(source + i * stride)));
-      }
-    }
-  };
-  if (is_add) {
-    each([](acc_t& sum, acc_t value) { sum = add(sum, value); });
-  } else {
-    each([](acc_t& sum, acc_t value) { sum = value; });
-  }
-}
-
-template <>
-void load<float, c10::BFloat16>(
-    const char* source,
-    int64_t stride,
-    bool is_add,
-    float* total,
-    int64_t num_elements) {
-  if (stride == 2) {
-    (is_add ? &load_bfloat16<true>
-            : &load_bfloat16<false>)(source, total, num_elements);
-    return;
-  }
-  for (int64_t i = 0; i < num_elements; ++i) {
-    const float value = read<c10::BFloat16>(source + i * stride);
-    total[i] = is_add ? total[i] + value : value;
-  }
-}
-
-template <>
-void load<float, c10::Half>(
-    const char* source,
-    int64_t stride,
-    bool is_add,
-    float* total,
-    int64_t num_elements) {
-  if (stride == 2) {
-    load_half(source, total, num_elements, is_add);
-    return;
-  }
-  for (int64_t i = 0; i < num_elements; ++i) {
-    const float value = read<c10::Half>(source + i * stride);
-    total[i] = is_add ? total[i] + value : value;
-  }
-}
-
-template <typename acc_t, typename T>
-void store(
-    const acc_t* total,
-    char* result,
-    int64_t stride,
-    int64_t num_elements) {
-  if constexpr (std::is_same_v<acc_t, float>) {
-    if constexpr (std::is_same_v<T, c10::BFloat16>) {
-      if (stride == 2) {
-        store_bfloat16(total, result, num_elements);
-        return;
-      }
-    } else if constexpr (std::is_same_v<T, c10::Half>) {
-      if (stride == 2) {
-        store_half(total, result, num_elements);
-        return;
-      }
-    }
-  }
-  for (int64_t i = 0; i < num_elements; ++i) {
-    const T value = c10::convert<T>(total[i]);
-    std::memcpy(result + i * stride, &value, sizeof(T));
-  }
-}
-
-// What reads and writes one dtype, when sums are in acc_t.
-template <typename acc_t>
-struct Access {
-  void (*load)(
-      const char* source,
-      int64_t stride,
-      bool is_add,
-      acc_t* total,
-      int64_t num_elements);
-  void (*store)(
-      const acc_t* total,
-      char* result,
-      int64_t stride,
-      int64_t num_elements);
-};
-
-template <typename acc_t>
-Access<acc_t> access(c10::ScalarType dtype) {
-  return AT_DISPATCH_V2(
-      dtype,
-      "torchkv sum",
-      AT_WRAP([&] {
-        return Access<acc_t>{&load<acc_t, scalar_t>, &store<acc_t, scalar_t>};
-      }),
-      AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-      AT_EXPAND(AT_FLOAT8_TYPES),
-      AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES),
-      at::kBool,
-      at::kHalf,
-      at::kBFloat16,
-      at::kComplexHalf);
-}
-
-// --- Rules
-
-// w[i] = formula(w[i], g[i], states[i]...), with the formula inlined into each
-// clone.
-template <typename T, typename Formula, typename... State>
-TORCHKV_CLONES void update_each(
-    Formula formula,
-    const T* __restrict g,
-    T* __restrict w,
-    int64_t num_numbers,
-    State* __restrict... states) {
-  for (int64_t i = 0; i < num_numbers; ++i) {
-    w[i] = formula(w[i], g[i], states[i]...);
-  }
-}
-
-template <typename T>
-TORCHKV_CLONES void scale_and_clip(
-    T* g,
-    T scale,
-    T clip_value,
-    T last_scale,
-    int64_t num_numbers) {
-  const T limit =
-      clip_value > 0 ? clip_value : std::numeric_limits<T>::infinity();
-  for (int64_t i = 0; i < num_numbers; ++i) {
-    T value = g[i] * scale;
-    value = value > limit ? limit : value; // a NaN stays
-    value = value < -limit ? -limit : value;
-    g[i] = value * last_scale;
-  }
-}
-
-// In lanes, which the compiler vectorises without changing their order.
-template <typename T>
-TORCHKV_CLONES double sum_of_squares(const T* numbers, int64_t count) {
-  constexpr int64_t kLanes = 8;
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double number = numbers[i + lane];
-      lanes[lane] += number * number;
-    }
-  }
-  double sum = 0;
-  for (; i < count; ++i) {
-    const double number = numbers[i];
-    sum += number * number;
-  }
-  for (const double lane : lanes) {
-    sum += lane;
-  }
-  return sum;
-}
-
-// A rule at work on a block of gradients `g` and weights `w`. The numbers are
-// captured by value, so that writing a weight cannot be taken for changing one.
-template <typename T>
-void apply(
-    const RuleStep& step,
-    const RuleNumbers<T>& n,
-    T* g,
-    T* w,
-    const std::array<T*, kMaxStates>& states,
-    int64_t count) {
-  const RuleSpec& rule = step.rule;
-  const T last_scale =
-      static_cast<T>(rule.maximize ? -step.last_scale : step.last_scale);
-  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
-    scale_and_clip(
-        g,
-        static_cast<T>(step.scale),
-        static_cast<T>(step.clip_value),
-        last_scale,
-        count);
-  }
-  auto* s0 = states[0];
-  auto* s1 = states[1];
-  auto* s2 = states[2];
-  switch (rule.id) {
-    case RuleSpec::Id::kSgd:
-      if (s0 == nullptr) {
-        update_each([n](T w, T g) { return sgd(w, g, n); }, g, w, count);
-      } else {
-        update_each(
-            [n](T w, T g, T& buffer) { return sgd_momentum(w, g, buffer, n); },
-            g,
-            w,
-            count,
-            s0);
-      }
-      break;
-    case RuleSpec::Id::kAdam: {
-      const auto plain = [&](auto is_decoupled) {
-        update_each(
-            [n](T w, T g, T& m, T& v) {
-              return adam<decltype(is_decoupled)::value, false>(
-                  w, g, m, v, v, n);
-            },
-            g,
-            w,
-            count,
-            s0,
-            s1);
-      };
-      const auto amsgrad = [&](auto is_decoupled) {
-        update_each(
-            [n](T w, T g, T& m, T& v, T& largest) {
-              return adam<decltype(is_decoupled)::value, true>(
-                  w, g, m, v, largest, n);
-            },
-            g,
-            w,
-            count,
-            s0,
-            s1,
-            s2);
-      };
-      if (s2 == nullptr) {
-        rule.decoupled ? plain(std::true_type()) : plain(std::false_type());
-      } else {
-        rule.decoupled ? amsgrad(std::true_type()) : amsgrad(std::false_type());
-      }
-      break;
-    }
-    case RuleSpec::Id::kAdagrad:
-      update_each(
-          [n](T w, T g, T& sum) { return adagrad(w, g, sum, n); },
-          g,
-          w,
-          count,
-          s0);
-      break;
-    case RuleSpec::Id::kRmsprop:
-      if (s1 == nullptr && s2 == nullptr) {
-        update_each(
-            [n](T w, T g, T& sq) {
-              return rmsprop<false, false>(w, g, sq, sq, sq, n);
-            },
-            g,
-            w,
-            count,
-            s0);
-      } else if (s1 == nullptr) {
-        update_each(
-            [n](T w, T g, T& sq, T& buffer) {
-              return rmsprop<false, true>(w, g, sq, sq, buffer, n);
-            },
-            g,
-            w,
-            count,
-            s0,
-            s2);
-      } else if (s2 == nullptr) {
-        update_each(
-            [n](T w, T g, T& sq, T& mean) {
-              return rmsprop<true, false>(w, g, sq, mean, sq, n);
-            },
-            g,
-            w,
-            count,
-            s0,
-            s1);
-      } else {
-        update_each(
-            [n](T w, T g, T& sq, T& mean, T& buffer) {
-              return rmsprop<true, true>(w, g, sq, mean, buffer, n);
-            },
-            g,
-            w,
-            count,
-            s0,
-            s1,
-            s2);
-      }
-      break;
-    case RuleSpec::Id::kLion:
-      update_each(
-          [n](T w, T g, T& m) { return lion(w, g, m, n); }, g, w, count, s0);
-      break;
-    case RuleSpec::Id::kLamb:
-      // The first of two passes; the weights move in the second.
-      update_each(
-          [n](T w, T g, T& m, T& v) {
-            lamb_state(g, m, v, n);
-            return w;
-          },
-          g,
-          w,
-          count,
-          s0,
-          s1);
-      break;
-    case RuleSpec::Id::kAssign:
-      TORCHKV_INTERNAL_ASSERT(false);
-  }
-}
-
 // Numbers until `address` is aligned.
 int64_t head_of(const char* address, int64_t num_numbers, int64_t number_size) {
   return std::min(num_numbers, bytes_to_alignment(address) / number_size);
 }
 
 } // namespace
-
-// --- A line
 
 SumLine::SumLine(
     c10::ArrayRef<c10::ScalarType> values,
@@ -799,16 +39,18 @@ SumLine::SumLine(
       stored_(stored),
       is_assign_(step.rule.id == RuleSpec::Id::kAssign),
       stored_size_(static_cast<int64_t>(c10::elementSize(stored))) {
+  bool is_uniform = true;
   for (const auto dtype : values) {
     sizes_.push_back(static_cast<int64_t>(c10::elementSize(dtype)));
-    is_uniform_ = is_uniform_ && dtype == stored;
+    is_uniform = is_uniform && dtype == stored;
   }
   if (!is_assign_) {
     look_up_rule();
-  } else if (is_uniform_) {
+  } else if (is_uniform) {
     dense_add_ = cpu::dense_add(stored);
-    const bool needs_no_blocks =
-        values.size() == 1 || dense_add_.function != nullptr;
+    // A view may give a bool other bytes than 0 and 1, which a sum does not.
+    is_copy_ = values.size() == 1 && stored != c10::kBool;
+    const bool needs_no_blocks = is_copy_ || dense_add_.function != nullptr;
     if (needs_no_blocks && layout == Layout::kDense) {
       return;
     }
@@ -913,7 +155,7 @@ void SumLine::sum_blocks(
       update_block(total, stored, stored_stride, state, size);
     } else if (stream) {
       store(total, rounded, stored_size_, size);
-      stream_copy(rounded, stored, size * stored_size_);
+      copy_line(rounded, stored, size * stored_size_, /*stream=*/true);
     } else {
       store(total, stored, stored_stride, size);
     }
@@ -934,16 +176,6 @@ double SumLine::squares(acc_t* total, int64_t size) const {
   } else {
     using real_t = typename c10::scalar_value_type<acc_t>::type;
     const int64_t count = size * (c10::is_complex<acc_t>::value ? 2 : 1);
-    const auto squares = [&](auto* g) {
-      using number_t = std::remove_pointer_t<decltype(g)>;
-      scale_and_clip(
-          g,
-          static_cast<number_t>(step_.scale),
-          static_cast<number_t>(step_.clip_value),
-          number_t(1),
-          count);
-      return sum_of_squares(g, count);
-    };
     auto* numbers = reinterpret_cast<real_t*>(total);
     if constexpr (std::is_same_v<real_t, double>) {
       if (numbers_float_) { // fp64 gradients of a fp32 value: may overflow
@@ -951,10 +183,10 @@ double SumLine::squares(acc_t* total, int64_t size) const {
         std::transform(numbers, numbers + count, converted, [](double number) {
           return c10::convert<float>(number);
         });
-        return squares(converted);
+        return cpu::squared_norm(step_, converted, count);
       }
     }
-    return squares(numbers);
+    return cpu::squared_norm(step_, numbers, count);
   }
 }
 
@@ -1022,7 +254,7 @@ void SumLine::update_block(
       state.states[i] += num_bytes;
     }
   }
-  apply(
+  apply_rule(
       step_,
       numbers,
       gradients,
@@ -1047,7 +279,7 @@ void SumLine::dense(
   const size_t num_values = sizes_.size();
   // What a rule has just read is in the cache already.
   stream = stream && is_assign_;
-  if (is_assign_ && is_uniform_ && num_values == 1) {
+  if (is_copy_) {
     copy_line(values[0], stored, num_elements * stored_size_, stream);
     return;
   }
@@ -1119,32 +351,6 @@ void SumLine::strided(
       num_elements,
       /*stream=*/false,
       nullptr);
-}
-
-void copy_line(
-    const char* source,
-    c10::ArrayRef<char*> outs,
-    int64_t num_bytes,
-    bool stream) {
-  // An L1-sized piece at a time, so that the source is read from memory once.
-  constexpr int64_t kPiece = 2048;
-  const int64_t step = outs.size() == 1 ? num_bytes : kPiece;
-  for (int64_t i = 0; i < num_bytes; i += step) {
-    const int64_t size = std::min(step, num_bytes - i);
-    for (char* out : outs) {
-      if (stream) {
-        stream_copy(source + i, out + i, size);
-      } else {
-        std::memmove(out + i, source + i, size);
-      }
-    }
-  }
-}
-
-void end_stream() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
 }
 
 } // namespace torchkv::kernels::cpu

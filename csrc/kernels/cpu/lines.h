@@ -9,21 +9,9 @@
 #include <optional>
 
 #include "../rules.h"
+#include "dense_add.h"
 
 namespace torchkv::kernels::cpu {
-
-// A sum of lines without gaps, in registers. Integers are added as unsigned
-// ones: the same bits, and overflow wraps around as PyTorch's does. A complex
-// number is added as two real ones.
-struct DenseAdd {
-  void (*function)(
-      const char* const* values,
-      size_t num_values,
-      char* result,
-      int64_t num_numbers,
-      bool stream) = nullptr;
-  int64_t numbers_per_element = 1;
-};
 
 // Where the state of a rule for a line begins: fp32 or fp64 numbers (real and
 // imaginary parts, for complex ones) in the places of the stored value's
@@ -116,7 +104,7 @@ class SumLine {
   const RuleStep& step_;
   const c10::ScalarType stored_;
   const bool is_assign_;
-  bool is_uniform_ = true; // all values have the stored dtype
+  bool is_copy_ = false; // of dense lines: one value of the stored dtype
   int64_t stored_size_ = 0;
   c10::SmallVector<int64_t, 8> sizes_; // of the values' elements
 
@@ -143,16 +131,5 @@ class SumLine {
   AnyFunction load_weight_ = nullptr;
   AnyFunction store_weight_ = nullptr;
 };
-
-// Copies `num_bytes` into each of `outs`, reading them once. `stream` as above.
-// An out may be `source` itself.
-void copy_line(
-    const char* source,
-    c10::ArrayRef<char*> outs,
-    int64_t num_bytes,
-    bool stream);
-
-// Orders streamed writes of this thread before whatever it does next.
-void end_stream();
 
 } // namespace torchkv::kernels::cpu

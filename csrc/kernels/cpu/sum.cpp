@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "../../plain_dispatch.h"
+#include "cache_line.h"
+#include "copy_line.h"
 #include "lamb.h"
 #include "parallel.h"
 

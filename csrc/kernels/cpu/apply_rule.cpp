@@ -1,0 +1,214 @@
+#include "apply_rule.h"
+
+#include <limits>
+#include <type_traits>
+
+#include "../../errors.h"
+#include "clones.h"
+
+namespace torchkv::kernels::cpu {
+namespace {
+
+// w[i] = formula(w[i], g[i], states[i]...), with the formula inlined into each
+// clone.
+template <typename T, typename Formula, typename... State>
+TORCHKV_CLONES void update_each(
+    Formula formula,
+    const T* __restrict g,
+    T* __restrict w,
+    int64_t num_numbers,
+    State* __restrict... states) {
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    w[i] = formula(w[i], g[i], states[i]...);
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES void scale_and_clip(
+    T* g,
+    T scale,
+    T clip_value,
+    T last_scale,
+    int64_t num_numbers) {
+  const T limit =
+      clip_value > 0 ? clip_value : std::numeric_limits<T>::infinity();
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    T value = g[i] * scale;
+    value = value > limit ? limit : value; // a NaN stays
+    value = value < -limit ? -limit : value;
+    g[i] = value * last_scale;
+  }
+}
+
+// In lanes, which the compiler vectorises without changing their order.
+template <typename T>
+TORCHKV_CLONES double sum_of_squares(const T* numbers, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double number = numbers[i + lane];
+      lanes[lane] += number * number;
+    }
+  }
+  double sum = 0;
+  for (; i < count; ++i) {
+    const double number = numbers[i];
+    sum += number * number;
+  }
+  for (const double lane : lanes) {
+    sum += lane;
+  }
+  return sum;
+}
+
+} // namespace
+
+// The formulas capture the numbers by value, so that writing a weight cannot be
+// taken for changing one.
+template <typename T>
+void apply_rule(
+    const RuleStep& step,
+    const RuleNumbers<T>& n,
+    T* g,
+    T* w,
+    const std::array<T*, kMaxStates>& states,
+    int64_t num_numbers) {
+  const RuleSpec& rule = step.rule;
+  const T last_scale =
+      static_cast<T>(rule.maximize ? -step.last_scale : step.last_scale);
+  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
+    scale_and_clip(
+        g,
+        static_cast<T>(step.scale),
+        static_cast<T>(step.clip_value),
+        last_scale,
+        num_numbers);
+  }
+  const auto update = [&](auto formula, auto*... used) {
+    update_each(formula, g, w, num_numbers, used...);
+  };
+  T* const s0 = states[0];
+  T* const s1 = states[1];
+  T* const s2 = states[2];
+  switch (rule.id) {
+    case RuleSpec::Id::kSgd:
+      if (s0 == nullptr) {
+        update([n](T w, T g) { return sgd(w, g, n); });
+      } else {
+        update(
+            [n](T w, T g, T& buffer) { return sgd_momentum(w, g, buffer, n); },
+            s0);
+      }
+      break;
+    case RuleSpec::Id::kAdam: {
+      const auto adam_of = [&](auto decoupled) {
+        constexpr bool kDecoupled = decltype(decoupled)::value;
+        if (s2 == nullptr) {
+          update(
+              [n](T w, T g, T& m, T& v) {
+                return adam<kDecoupled, false>(w, g, m, v, v, n);
+              },
+              s0,
+              s1);
+        } else {
+          update(
+              [n](T w, T g, T& m, T& v, T& largest) {
+                return adam<kDecoupled, true>(w, g, m, v, largest, n);
+              },
+              s0,
+              s1,
+              s2);
+        }
+      };
+      rule.decoupled ? adam_of(std::true_type()) : adam_of(std::false_type());
+      break;
+    }
+    case RuleSpec::Id::kAdagrad:
+      update([n](T w, T g, T& sum) { return adagrad(w, g, sum, n); }, s0);
+      break;
+    case RuleSpec::Id::kRmsprop:
+      if (s1 == nullptr && s2 == nullptr) {
+        update(
+            [n](T w, T g, T& sq) {
+              return rmsprop<false, false>(w, g, sq, sq, sq, n);
+            },
+            s0);
+      } else if (s1 == nullptr) {
+        update(
+            [n](T w, T g, T& sq, T& buffer) {
+              return rmsprop<false, true>(w, g, sq, sq, buffer, n);
+            },
+            s0,
+            s2);
+      } else if (s2 == nullptr) {
+        update(
+            [n](T w, T g, T& sq, T& mean) {
+              return rmsprop<true, false>(w, g, sq, mean, sq, n);
+            },
+            s0,
+            s1);
+      } else {
+        update(
+            [n](T w, T g, T& sq, T& mean, T& buffer) {
+              return rmsprop<true, true>(w, g, sq, mean, buffer, n);
+            },
+            s0,
+            s1,
+            s2);
+      }
+      break;
+    case RuleSpec::Id::kLion:
+      update([n](T w, T g, T& m) { return lion(w, g, m, n); }, s0);
+      break;
+    case RuleSpec::Id::kLamb:
+      // The first of two passes; the weights move in the second.
+      update(
+          [n](T w, T g, T& m, T& v) {
+            lamb_state(g, m, v, n);
+            return w;
+          },
+          s0,
+          s1);
+      break;
+    case RuleSpec::Id::kAssign:
+      TORCHKV_INTERNAL_ASSERT(false);
+  }
+}
+
+template <typename T>
+double squared_norm(const RuleStep& step, T* g, int64_t num_numbers) {
+  scale_and_clip(
+      g,
+      static_cast<T>(step.scale),
+      static_cast<T>(step.clip_value),
+      T(1),
+      num_numbers);
+  return sum_of_squares(g, num_numbers);
+}
+
+template void apply_rule(
+    const RuleStep& step,
+    const RuleNumbers<float>& numbers,
+    float* g,
+    float* w,
+    const std::array<float*, kMaxStates>& states,
+    int64_t num_numbers);
+template void apply_rule(
+    const RuleStep& step,
+    const RuleNumbers<double>& numbers,
+    double* g,
+    double* w,
+    const std::array<double*, kMaxStates>& states,
+    int64_t num_numbers);
+template double squared_norm(
+    const RuleStep& step,
+    float* g,
+    int64_t num_numbers);
+template double squared_norm(
+    const RuleStep& step,
+    double* g,
+    int64_t num_numbers);
+
+} // namespace torchkv::kernels::cpu

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "../rules.h"
+
+namespace torchkv::kernels::cpu {
+
+// A rule at work on a block of gradients `g`, weights `w` and state, all float
+// or all double. The gradients are overwritten.
+template <typename T>
+void apply_rule(
+    const RuleStep& step,
+    const RuleNumbers<T>& numbers,
+    T* g,
+    T* w,
+    const std::array<T*, kMaxStates>& states,
+    int64_t num_numbers);
+
+// The squared 2-norm of gradients, as the rule would see them but for
+// `last_scale`. They are overwritten.
+template <typename T>
+double squared_norm(const RuleStep& step, T* g, int64_t num_numbers);
+
+} // namespace torchkv::kernels::cpu

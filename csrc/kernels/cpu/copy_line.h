@@ -1,0 +1,18 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+
+namespace torchkv::kernels::cpu {
+
+// Copies `num_bytes` into each of `outs`, reading them once. `stream` writes
+// past the caches, and the caller ends its writes with end_stream(). An out may
+// be `source` itself.
+void copy_line(
+    const char* source,
+    c10::ArrayRef<char*> outs,
+    int64_t num_bytes,
+    bool stream);
+
+} // namespace torchkv::kernels::cpu

@@ -1,0 +1,139 @@
+#include "half_precision.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "clones.h"
+
+namespace torchkv::kernels::cpu {
+namespace {
+
+template <bool kAdd>
+TORCHKV_CLONES void load_bfloat16(
+    const char* source,
+    float* total,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    const float value = read_bfloat16(source + 2 * i);
+    total[i] = kAdd ? total[i] + value : value;
+  }
+}
+
+TORCHKV_CLONES void store_bfloat16(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    write_bfloat16(total[i], result + 2 * i);
+  }
+}
+
+void load_half_one_by_one(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    const float value = read_half(source + 2 * i);
+    total[i] = is_add ? total[i] + value : value;
+  }
+}
+
+void store_half_one_by_one(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    write_half(total[i], result + 2 * i);
+  }
+}
+
+#if TORCHKV_HAS_F16C
+TORCHKV_F16C void load_half(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  int64_t i = 0;
+  for (; i + 8 <= num_elements; i += 8) {
+    const __m128i half =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
+    __m256 value = _mm256_cvtph_ps(half);
+    if (is_add) {
+      value = _mm256_add_ps(_mm256_loadu_ps(total + i), value);
+    }
+    _mm256_storeu_ps(total + i, value);
+  }
+  load_half_one_by_one(source + 2 * i, is_add, total + i, num_elements - i);
+}
+
+TORCHKV_F16C void store_half(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  int64_t i = 0;
+  for (; i + 8 <= num_elements; i += 8) {
+    const __m128i half =
+        _mm256_cvtps_ph(_mm256_loadu_ps(total + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(result + 2 * i), half);
+  }
+  store_half_one_by_one(total + i, result + 2 * i, num_elements - i);
+}
+#endif
+
+#ifndef TORCHKV_ONLY_F16C
+TORCHKV_F16C_DEFAULT void load_half(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  load_half_one_by_one(source, is_add, total, num_elements);
+}
+
+TORCHKV_F16C_DEFAULT void store_half(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  store_half_one_by_one(total, result, num_elements);
+}
+#endif
+
+} // namespace
+
+template <>
+void load_half_precision<c10::BFloat16>(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  (is_add ? &load_bfloat16<true>
+          : &load_bfloat16<false>)(source, total, num_elements);
+}
+
+template <>
+void load_half_precision<c10::Half>(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  load_half(source, is_add, total, num_elements);
+}
+
+template <>
+void store_half_precision<c10::BFloat16>(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  store_bfloat16(total, result, num_elements);
+}
+
+template <>
+void store_half_precision<c10::Half>(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  store_half(total, result, num_elements);
+}
+
+} // namespace torchkv::kernels::cpu

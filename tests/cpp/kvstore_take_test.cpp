@@ -1,0 +1,186 @@
+// KVStore::take: all of another store at once or, where it is refused, nothing;
+// calls under way end on what they began with.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kvstore.h"
+#include "optimizer_helpers.h"
+
+namespace torchkv {
+namespace {
+
+using testing::expect_equal;
+using testing::optimizer;
+using testing::state_of;
+using testing::Store;
+using testing::value_of;
+
+at::Tensor full(double value) {
+  return at::full(3, value, at::kFloat);
+}
+
+Store store_of(const std::vector<std::pair<Key, double>>& values) {
+  const auto store = c10::make_intrusive<KVStore>();
+  for (const auto& [key, value] : values) {
+    store->init(key, full(value));
+  }
+  return store;
+}
+
+// stored += input, for int keys, after a call of the test's.
+class AddTo final : public OpaqueUpdater {
+ public:
+  explicit AddTo(std::function<void()> inside) : inside_(std::move(inside)) {}
+
+  void update(
+      const Key& /*key*/,
+      const at::Tensor& input,
+      const at::Tensor& stored) override {
+    inside_();
+    stored.add_(input);
+    result = stored.clone();
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return KeyKind::kInt;
+  }
+  at::Tensor serialize() const override {
+    return {};
+  }
+
+  at::Tensor result;
+
+ private:
+  std::function<void()> inside_;
+};
+
+std::shared_ptr<AddTo> add_to() {
+  return std::make_shared<AddTo>([] {});
+}
+
+void expect_closed(const Store& store) {
+  EXPECT_THROW(store->size(), c10::Error);
+}
+
+TEST(KVStoreTakeTest, TakesKeysAndValuesAndClosesTheOther) {
+  const auto store = store_of({{1, 10}, {2, 20}});
+  const auto other = store_of({{7, 70}, {2, 200}});
+  other->push(2, full(201));
+  store->take(*other);
+  expect_closed(other);
+  EXPECT_EQ(store->keys(), (std::vector<Key>{7, 2}));
+  expect_equal(value_of(store, 7), full(70));
+  expect_equal(value_of(store, 2), full(201));
+  EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0, 1}));
+}
+
+TEST(KVStoreTakeTest, TakesTheUpdater) {
+  const auto store = store_of({{1, 10}});
+  const auto old = add_to();
+  store->set_updater(old);
+  const auto other = store_of({{1, 100}});
+  other->set_optimizer(optimizer(
+      "sgd", {{"lr", 1}, {"momentum", 0.5}}, {{"skip_nonfinite", 1}}));
+  other->push(1, full(4));
+  other->push(1, full(NAN));
+  store->take(*other);
+  EXPECT_EQ(old.use_count(), 1);
+  EXPECT_EQ(store->num_skipped(), 1);
+  EXPECT_EQ(state_of(store).step, 1);
+  store->push(1, full(2)); // 100 - 4 - (0.5 * 4 + 2)
+  expect_equal(value_of(store), full(92));
+
+  store->take(*store_of({{1, 5}})); // ASSIGN
+  EXPECT_EQ(store->num_skipped(), 0);
+  store->push(1, full(6));
+  expect_equal(value_of(store), full(6));
+}
+
+TEST(KVStoreTakeTest, RefusesKeysOfTheOtherKind) {
+  const auto store = store_of({{1, 10}});
+  const auto updater = add_to();
+  store->set_updater(updater);
+  const auto other = store_of({{"w", 70}});
+  other->set_optimizer(optimizer("sgd", {}));
+  EXPECT_THROW(store->take(*other), c10::TypeError);
+  expect_equal(value_of(other, "w"), full(70));
+  EXPECT_EQ(state_of(other, "w").step, 0); // it has its optimizer
+  store->push(1, full(1));
+  expect_equal(value_of(store), full(11));
+}
+
+// The kind is fixed for good, also without keys.
+TEST(KVStoreTakeTest, RefusesAnUpdaterForKeysOfTheOtherKind) {
+  const auto store = store_of({{"w", 10}});
+  const auto other = c10::make_intrusive<KVStore>();
+  other->set_updater(add_to());
+  EXPECT_THROW(store->take(*other), c10::TypeError);
+  store->push("w", full(1)); // ASSIGN
+  expect_equal(value_of(store, "w"), full(1));
+  other->init(1, full(2));
+  other->push(1, full(3));
+  expect_equal(value_of(other), full(5));
+}
+
+TEST(KVStoreTakeTest, AClosedStoreTakesNothing) {
+  const auto store = store_of({{1, 10}});
+  const auto other = store_of({{1, 70}});
+  store->close();
+  EXPECT_THROW(store->take(*other), c10::Error);
+  expect_equal(value_of(other), full(70));
+}
+
+// A push that is in its updater ends on the value and with the updater that it
+// began with, and reaches neither of the new ones.
+TEST(KVStoreTakeTest, APushUnderWayEndsOnWhatItBeganWith) {
+  const auto store = store_of({{1, 10}});
+  const auto other = store_of({{1, 70}});
+  const auto updater = std::make_shared<AddTo>([&] {
+    // In another thread: this one is inside the store.
+    std::thread([&] { store->take(*other); }).join();
+  });
+  store->set_updater(updater);
+  store->push(1, full(1));
+  expect_equal(updater->result, full(11));
+  EXPECT_EQ(updater.use_count(), 1);
+  expect_equal(value_of(store), full(70));
+  EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0}));
+}
+
+TEST(KVStoreTakeTest, WhileOthersPushAndPull) {
+  const auto store = store_of({{1, 1}, {2, 1}});
+  const Keys keys{1, 2};
+  std::atomic<bool> done{false};
+  std::thread pusher([&] {
+    while (!done) {
+      store->push(keys, Tensors::one_each({full(1), full(1)}));
+    }
+  });
+  std::thread puller([&] {
+    while (!done) {
+      for (const auto& value : store->pull(keys)) {
+        EXPECT_TRUE(at::equal(value, full(1)) || at::equal(value, full(2)))
+            << value;
+      }
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    store->take(*store_of({{1, 2}, {2, 2}}));
+  }
+  done = true;
+  pusher.join();
+  puller.join();
+  store->take(*store_of({{1, 2}, {2, 2}}));
+  expect_equal(value_of(store, 1), full(2));
+  expect_equal(value_of(store, 2), full(2));
+}
+
+} // namespace
+} // namespace torchkv
