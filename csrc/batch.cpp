@@ -15,15 +15,17 @@ Batch::Batch(
     }
   }
   const Value* next = values_.begin();
+  c10::SmallVector<Item, 1> homeless;
   for (size_t i = begin; i < end; ++i) {
     Entry& entry = *entries[i];
-    const auto tensors = values.of(static_cast<int64_t>(i));
+    const size_t num_values = values.of(static_cast<int64_t>(i)).size();
+    items.push_back({&entry, {next, num_values}, {}, nullptr});
+    next += num_values;
     if (!entry.placed) {
-      comm.place(entry, tensors);
+      homeless.push_back(items.back());
     }
-    items.push_back({&entry, {next, tensors.size()}, {}, nullptr});
-    next += tensors.size();
   }
+  comm.place(homeless);
 }
 
 void Batch::plan(

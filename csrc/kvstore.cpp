@@ -8,6 +8,7 @@
 #include "batch.h"
 #include "check.h"
 #include "comm/comm_aten.h"
+#include "comm/comm_nccl.h"
 #include "errors.h"
 #include "in_progress.h"
 #include "locked_ranges.h"
@@ -17,6 +18,9 @@ namespace torchkv {
 namespace {
 
 std::unique_ptr<Comm> make_comm(StoreType type, Runtime& runtime) {
+  if (type == StoreType::kNccl) {
+    return std::make_unique<CommNccl>(runtime);
+  }
   const auto home = type == StoreType::kLocal ? CommAten::Home::kCpu
                                               : CommAten::Home::kDevice;
   return std::make_unique<CommAten>(home, runtime);
@@ -337,13 +341,14 @@ void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
       [&](size_t i) { return moved_bytes(*entries[i], outs_of(i).size()); },
       [&](size_t begin, size_t end) {
         c10::SmallVector<Item, 1> items;
+        c10::SmallVector<Item, 1> homeless;
         for (size_t i = begin; i < end; ++i) {
-          Entry& entry = *entries[i];
-          if (!entry.placed) {
-            comm_->place(entry, outs_of(i));
+          items.push_back({entries[i].get(), {}, outs_of(i), nullptr});
+          if (!entries[i]->placed) {
+            homeless.push_back(items.back());
           }
-          items.push_back({&entry, {}, outs_of(i), nullptr});
         }
+        comm_->place(homeless);
         comm_->copy_out(items);
       });
 }

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "kernels/cuda/library.h"
 #include "plain_dispatch.h"
 
 namespace torchkv {
@@ -23,12 +24,17 @@ class C10Runtime final : public Runtime {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   }
 
-  void record(std::unique_ptr<RuntimeEvent>& event, c10::Stream stream)
-      override {
-    if (event == nullptr) {
-      event = std::make_unique<C10Event>(stream.device_type());
-    }
-    static_cast<C10Event&>(*event).event.record(stream);
+  bool is_capturing(c10::Stream stream) override {
+    // Other devices have no graphs that c10 knows of.
+    return stream.device().is_cuda() && kernels::cuda::is_capturing(stream);
+  }
+
+  std::unique_ptr<RuntimeEvent> make_event(c10::Device device) override {
+    return std::make_unique<C10Event>(device.type());
+  }
+
+  void record(RuntimeEvent& event, c10::Stream stream) override {
+    static_cast<C10Event&>(event).event.record(stream);
   }
 
   void wait(RuntimeEvent& event, c10::Stream stream) override {
@@ -70,34 +76,6 @@ Runtime& default_runtime() {
   // destruction has torn down already.
   static auto* runtime = new C10Runtime();
   return *runtime;
-}
-
-void Timeline::enter(
-    Runtime& runtime,
-    c10::Device home,
-    at::TensorList touched) {
-  if (home.is_cpu()) {
-    return;
-  }
-  const c10::Stream stream = runtime.current_stream(home);
-  if (!last_ || *last_ == stream) {
-    return;
-  }
-  runtime.wait(*event_, stream);
-  for (const auto& tensor : touched) {
-    if (tensor.defined()) {
-      runtime.keep_until_done(tensor, stream);
-    }
-  }
-}
-
-void Timeline::leave(Runtime& runtime, c10::Device home) {
-  if (home.is_cpu()) {
-    return;
-  }
-  const c10::Stream stream = runtime.current_stream(home);
-  runtime.record(event_, stream);
-  last_ = stream;
 }
 
 } // namespace torchkv

@@ -28,11 +28,12 @@ class TORCHKV_API Runtime {
 
   // The calling thread's current stream on `device`, an accelerator.
   virtual c10::Stream current_stream(c10::Device device) = 0;
-  // Work enqueued on `stream` so far is what a later wait(event) waits for;
-  // makes the event where it is null. Does not block the host.
-  virtual void record(
-      std::unique_ptr<RuntimeEvent>& event,
-      c10::Stream stream) = 0;
+  // Whether work on `stream` goes into a graph instead of being done.
+  virtual bool is_capturing(c10::Stream stream) = 0;
+  virtual std::unique_ptr<RuntimeEvent> make_event(c10::Device device) = 0;
+  // Work enqueued on `stream` so far is what a later wait(event) waits for.
+  // Does not block the host. REQUIRES: a stream of the event's device.
+  virtual void record(RuntimeEvent& event, c10::Stream stream) = 0;
   // Work enqueued on `stream` from now on runs after what `event` recorded.
   // Does not block the host.
   virtual void wait(RuntimeEvent& event, c10::Stream stream) = 0;
@@ -62,19 +63,11 @@ TORCHKV_API void forbid_resize(const at::Tensor& tensor);
 // The real runtime; lives as long as the process.
 TORCHKV_API Runtime& default_runtime();
 
-// Orders the work of several threads and streams on one slice of an entry.
-// REQUIRES for both methods: the entry's mutex.
-class TORCHKV_API Timeline {
- public:
-  // Makes the current stream of `home` wait for the last work elsewhere.
-  // Nothing to do on the CPU, where work is done when a call returns.
-  void enter(Runtime& runtime, c10::Device home, at::TensorList touched);
-  // Remembers that work on the current stream of `home` touches the slice.
-  void leave(Runtime& runtime, c10::Device home);
-
- private:
-  std::optional<c10::Stream> last_;
-  std::unique_ptr<RuntimeEvent> event_;
+// Where the last work on a slice of an entry was enqueued: the streams of
+// several threads take turns. Guarded by the entry's mutex.
+struct Timeline {
+  std::optional<c10::Stream> stream; // none yet, or on the CPU
+  std::shared_ptr<RuntimeEvent> event; // recorded there when it was
 };
 
 } // namespace torchkv

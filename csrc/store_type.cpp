@@ -21,7 +21,7 @@ struct Name {
 constexpr std::array<Name, 10> kNames{{
     {"local", StoreType::kLocal, false},
     {"device", StoreType::kDevice, false},
-    {"nccl", std::nullopt, false},
+    {"nccl", StoreType::kNccl, false},
     {"dist_sync", std::nullopt, false},
     {"dist_async", std::nullopt, false},
     {"dist_device_sync", std::nullopt, false},
@@ -101,7 +101,7 @@ StoreType parse_store_type(const std::string& text) {
       suggestion(text));
   TORCH_CHECK_NOT_IMPLEMENTED(
       found->type.has_value(),
-      "create: expected 'local' or 'device', but got '",
+      "create: expected 'local', 'device' or 'nccl', but got '",
       text,
       "', which is not supported yet");
   return *found->type;

@@ -7,9 +7,9 @@
 
 namespace torchkv {
 
-enum class StoreType : uint8_t { kLocal, kDevice };
+enum class StoreType : uint8_t { kLocal, kDevice, kNccl };
 
-// "local" or "device": also what an alias becomes.
+// "local", "device" or "nccl": also what an alias becomes.
 TORCHKV_API const char* name(StoreType type);
 
 // The type that `text` names, itself or by one of MXNet's aliases; matched

@@ -13,7 +13,7 @@ CANONICAL = {
     "device": "device",
     "local_allreduce_device": "device",
 }
-NOT_YET = ["nccl", "dist", "dist_sync", "dist_async", "dist_device_sync"]
+NOT_YET = ["dist", "dist_sync", "dist_async", "dist_device_sync"]
 SUGGESTIONS = {
     "LOCAL": "local",
     "Device": "device",
@@ -48,6 +48,22 @@ def test_types_of_later_are_not_implemented(name):
         torch.classes.torchkv.KVStore(name)
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
+def test_nccl_needs_a_pytorch_that_brings_it():
+    for create in (torchkv.create, torch.classes.torchkv.KVStore):
+        with pytest.raises(RuntimeError, match="create: expected NCCL .* none is loaded"):
+            create("nccl")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch has no NCCL")
+def test_nccl_takes_values_of_the_cpu_too():
+    with torchkv.create("nccl") as store:
+        assert store.type == "nccl"
+        store.init(3, full(2))
+        store.push(3, [full(1)] * 4)
+        assert_same(stored(store, 3), full(4))
+
+
 @pytest.mark.parametrize(
     "name",
     ["", "loca", "my_local", "local_", " local", "device2", "local\n", "localdevice"],
@@ -55,7 +71,7 @@ def test_types_of_later_are_not_implemented(name):
 def test_matching_is_exact_and_the_error_lists_the_valid_types(name):
     with pytest.raises(ValueError) as error:
         torchkv.create(name)
-    for valid in ["local", "device", *NOT_YET]:
+    for valid in ["local", "device", "nccl", *NOT_YET]:
         assert valid in str(error.value)
 
 

@@ -584,15 +584,19 @@ def create(type: str = "local") -> KVStore:
     Args:
         type: ``"local"``: values live in CPU memory and are added up there.
             ``"device"``: a value lives, and is added up, on the device of the
-            tensor that initialised it or, if that is the CPU, on the first
-            accelerator that a push or a pull's ``out`` brings. MXNet's names
+            tensor that initialised it or, if that is the CPU, on one of the
+            accelerators that the first push or pull's ``out`` with any brings:
+            the one with the fewest bytes so far, largest values first.
+            ``"nccl"``: the same, with NCCL as carrier between GPUs; the bits of
+            its sums may depend on their number. MXNet's names
             ``local_update_cpu``, ``local_allreduce_cpu`` (= ``local``) and
             ``local_allreduce_device`` (= ``device``) are taken, too. Matching is
             exact.
 
     Raises:
         ValueError: an unknown type; the message has the valid ones.
-        NotImplementedError: ``nccl`` and the ``dist`` types, for now.
+        RuntimeError: ``nccl`` where PyTorch has loaded no NCCL.
+        NotImplementedError: the ``dist`` types, for now.
     """
     return KVStore(type)
 

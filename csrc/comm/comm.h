@@ -26,9 +26,9 @@ class TORCHKV_API Comm {
   // Gives a new entry its slices and their first value, a copy of `value`.
   virtual void store(Entry& entry, const at::Tensor& value) = 0;
 
-  // Moves an entry that is not `placed` yet to where the tensors of a call say
-  // that it belongs. REQUIRES: !entry.placed
-  virtual void place(Entry& entry, at::TensorList tensors) = 0;
+  // Moves entries that are not `placed` yet to where the values and outs of a
+  // call say that they belong. REQUIRES: distinct entries, none of them placed.
+  virtual void place(c10::ArrayRef<Item> items) = 0;
 
   // Adds up each item's values and applies its rule to the stored value and the
   // state, which it makes where there is none; in one pass over the memory of

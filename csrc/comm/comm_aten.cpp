@@ -4,7 +4,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <vector>
@@ -12,6 +11,8 @@
 #include "../errors.h"
 #include "../kernels/cpu/sum.h"
 #include "../plain_dispatch.h"
+#include "cuda_batch.h"
+#include "outs.h"
 #include "step_with_aten.h"
 
 namespace torchkv {
@@ -29,50 +30,6 @@ bool is_plain_copy(const at::Tensor& source, const at::Tensor& out) {
       source.scalar_type() == out.scalar_type() &&
       kernels::cpu::lie_alike(source, out) &&
       source.is_non_overlapping_and_dense();
-}
-
-// The memory from a tensor's first element to behind its last.
-struct Extent {
-  const char* begin = nullptr;
-  const char* end = nullptr;
-};
-
-Extent extent_of(const at::Tensor& tensor) {
-  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  if (tensor.numel() == 0) {
-    return {data, data};
-  }
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += (tensor.size(i) - 1) * tensor.stride(i);
-  }
-  return {
-      data, data + (last + 1) * static_cast<int64_t>(tensor.element_size())};
-}
-
-// Whether two outs may share memory, by the extents that they span.
-bool may_overlap(c10::ArrayRef<Item> items) {
-  c10::SmallVector<Extent, 4> extents;
-  bool ascending = true;
-  for (const auto& item : items) {
-    for (const auto& out : item.outs) {
-      extents.push_back(extent_of(out));
-      const size_t n = extents.size();
-      ascending =
-          ascending && (n == 1 || extents[n - 2].end <= extents[n - 1].begin);
-    }
-  }
-  if (ascending) {
-    return false;
-  }
-  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) {
-    return a.begin < b.begin;
-  });
-  const auto* overlap = std::adjacent_find(
-      extents.begin(), extents.end(), [](const auto& a, const auto& b) {
-        return a.end > b.begin;
-      });
-  return overlap != extents.end();
 }
 
 bool are_plain_cpu(c10::ArrayRef<Value> values) {
@@ -107,14 +64,6 @@ c10::ScalarType accumulation_type(
   return at::toOpMathType(dtype);
 }
 
-// The caller's tensor has been written below autograd, which does not count
-// versions: an autograd graph that saved it must still notice.
-void bump_version(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) {
-    tensor.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 // Whether there is none yet of what the rule needs.
 bool lacks_state(const Slice& slice, const RuleSpec& rule) {
   const auto stored = slice.value.scalar_type();
@@ -126,39 +75,21 @@ bool lacks_state(const Slice& slice, const RuleSpec& rule) {
   return lacks;
 }
 
-// The device guard and the stream order of everything done to one slice.
-class Access {
- public:
-  Access(Runtime& runtime, Slice& slice) : runtime_(runtime), slice_(slice) {
-    if (slice.home.is_cpu()) {
-      return; // work is done when a call returns
-    }
-    guard_.reset_device(slice.home);
-    std::vector<at::Tensor> touched{
-        slice.value, slice.merge_buffer, slice.master, slice.accumulated};
-    touched.insert(touched.end(), slice.states.begin(), slice.states.end());
-    slice.timeline.enter(runtime, slice.home, touched);
-  }
-  ~Access() {
-    try {
-      slice_.timeline.leave(runtime_, slice_.home);
-    } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
-      // Recording an event fails only after the device itself has, and every
-      // later call on it reports that.
-    }
-  }
-  Access(const Access&) = delete;
-  Access& operator=(const Access&) = delete;
-  Access(Access&&) = delete;
-  Access& operator=(Access&&) = delete;
-
- private:
-  Runtime& runtime_;
-  Slice& slice_;
-  c10::OptionalDeviceGuard guard_;
-};
-
 } // namespace
+
+// Sums and copies that are carried out together.
+struct CommAten::Work {
+  Work(CommAten& comm, StreamOrder& order)
+      : cuda_sums(comm.runtime_, order, comm.peers_) {}
+
+  void run() {
+    sums.run();
+    cuda_sums.run();
+  }
+
+  kernels::cpu::SumBatch sums;
+  CudaBatch cuda_sums;
+};
 
 at::Tensor CommAten::allocate(
     const at::Tensor& model,
@@ -183,8 +114,8 @@ Slice CommAten::make_slice(const at::Tensor& value, c10::Device home) {
   slice.home = home;
   slice.value = allocate(value, home, /*for_the_store=*/true);
   {
-    // Ends before the slice moves: it notes its event in the slice.
-    const Access access(runtime_, slice);
+    StreamOrder order(runtime_, events_);
+    order.enter(slice);
     copy(value, slice.value);
   }
   return slice;
@@ -195,14 +126,48 @@ void CommAten::store(Entry& entry, const at::Tensor& value) {
       home_ == Home::kCpu ? c10::Device(c10::kCPU) : value.device();
   entry.slices.push_back(make_slice(value, home));
   entry.placed = home_ == Home::kCpu || !home.is_cpu();
+  if (!home.is_cpu()) {
+    const std::lock_guard lock(loads_mutex_);
+    loads_[home] += static_cast<int64_t>(value.nbytes());
+  }
 }
 
-void CommAten::place(Entry& entry, at::TensorList tensors) {
-  for (const auto& tensor : tensors) {
-    if (!entry.placed && !tensor.device().is_cpu()) {
-      entry.slices[0] = moved(entry.slices[0], tensor.device());
-      entry.placed = true;
+void CommAten::place(c10::ArrayRef<Item> items) {
+  c10::SmallVector<const Item*, 4> by_size;
+  for (const auto& item : items) {
+    by_size.push_back(&item);
+  }
+  std::stable_sort(
+      by_size.begin(), by_size.end(), [](const auto* a, const auto* b) {
+        return a->entry->slices[0].value.nbytes() >
+            b->entry->slices[0].value.nbytes();
+      });
+  for (const auto* item : by_size) {
+    c10::SmallVector<c10::Device, 4> candidates;
+    const auto add = [&](const at::Tensor& tensor) {
+      if (!tensor.device().is_cpu()) {
+        candidates.push_back(tensor.device());
+      }
+    };
+    for (const auto& value : item->values) {
+      add(*value.data);
     }
+    std::for_each(item->outs.begin(), item->outs.end(), add);
+    if (candidates.empty()) {
+      continue;
+    }
+    Entry& entry = *item->entry;
+    c10::Device home = c10::kCPU;
+    {
+      const std::lock_guard lock(loads_mutex_);
+      home = *std::min_element(
+          candidates.begin(), candidates.end(), [&](auto a, auto b) {
+            return loads_[a] < loads_[b];
+          });
+      loads_[home] += static_cast<int64_t>(entry.slices[0].value.nbytes());
+    }
+    entry.slices[0] = moved(entry.slices[0], home);
+    entry.placed = true;
   }
 }
 
@@ -210,8 +175,8 @@ void CommAten::place(Entry& entry, at::TensorList tensors) {
 Slice CommAten::moved(const Slice& slice, c10::Device home) {
   Slice result = make_slice(slice.value, home);
   {
-    // As in make_slice.
-    const Access access(runtime_, result);
+    StreamOrder order(runtime_, events_);
+    order.enter(result);
     const auto copy = [&](const at::Tensor& from, at::Tensor& to) {
       if (from.defined()) {
         to = allocate_state(result, from.scalar_type());
@@ -277,7 +242,8 @@ bool CommAten::prepare_state(
 
 KeyState CommAten::state_of(Entry& entry, const RuleSpec& rule) {
   Slice& slice = entry.slices[0];
-  const Access access(runtime_, slice);
+  StreamOrder order(runtime_, events_);
+  order.enter(slice);
   KeyState state;
   state.step = entry.step;
   state.num_accumulated = entry.num_accumulated;
@@ -307,7 +273,8 @@ void CommAten::set_state(
     const RuleSpec& rule,
     const KeyState& state) {
   Slice& slice = entry.slices[0];
-  const Access access(runtime_, slice);
+  StreamOrder order(runtime_, events_);
+  order.enter(slice);
   const auto copy_of = [&](const char* name) {
     at::Tensor tensor;
     const auto it =
@@ -347,30 +314,35 @@ void CommAten::clear_state(Entry& entry) {
 at::Tensor CommAten::sum_of(
     c10::ArrayRef<Value> values,
     const Slice& slice,
-    c10::ScalarType dtype) {
+    c10::ScalarType dtype,
+    StreamOrder& order) {
   at::Tensor total = runtime_.allocate(
       slice.value.sizes(), slice.value.strides(), dtype, slice.home);
-  kernels::cpu::SumBatch batch;
-  reduce_into(values, total, batch);
-  batch.run();
+  Work work(*this, order);
+  reduce_into(values, total, work);
+  work.run();
   return total;
 }
 
-// Adds the sum to the batch, or carries it out.
+// Adds the sum to the work, or carries it out.
 void CommAten::reduce_into(
     c10::ArrayRef<Value> values,
     const at::Tensor& result,
-    kernels::cpu::SumBatch& batch) {
-  if (result.numel() == 0) {
+    Work& work) {
+  const bool is_there = values.size() == 1 && values[0].data->is_same(result);
+  if (result.numel() == 0 || is_there) {
     return;
   }
   const auto dtype = accumulation_type(values, result.scalar_type());
   if (result.device().is_cpu() && are_plain_cpu(values)) {
     if (lie_alike(values, result)) {
-      batch.add(values, result, dtype);
+      work.sums.add(values, result, dtype);
     } else {
       kernels::cpu::sum_strided(values, result, dtype);
     }
+    return;
+  }
+  if (work.cuda_sums.add(values, result, dtype)) {
     return;
   }
   if (values.size() == 1) {
@@ -390,7 +362,7 @@ void CommAten::reduce_into(
 
 // A step that is ready to be made, and what it needs until the batch has run.
 struct CommAten::Ready {
-  enum class Way : uint8_t { kBatch, kStrided, kAten };
+  enum class Way : uint8_t { kBatch, kStrided, kDevice };
 
   Way way = Way::kBatch;
   RuleStep step;
@@ -407,12 +379,12 @@ c10::SmallVector<Value, 8> CommAten::gradients_of(const Item& item) {
   return values;
 }
 
-CommAten::Ready CommAten::ready(const Item& item) {
+CommAten::Ready CommAten::ready(const Item& item, StreamOrder& order) {
   Slice& slice = item.entry->slices[0];
   Ready result;
   result.step = *item.step;
   if (!slice.home.is_cpu()) {
-    result.way = Ready::Way::kAten;
+    result.way = Ready::Way::kDevice;
     return result;
   }
   const auto values = gradients_of(item);
@@ -424,14 +396,16 @@ CommAten::Ready CommAten::ready(const Item& item) {
     result.way = Ready::Way::kStrided;
     return result;
   }
-  result.total = sum_of(
-      values, slice, accumulation_type(values, slice.value.scalar_type()));
+  const auto dtype = accumulation_type(values, slice.value.scalar_type());
+  result.total = sum_of(values, slice, dtype, order);
   return result;
 }
 
 // Makes the state and the sums of all items before any of them moves: where
 // memory runs out, nothing has changed.
-std::vector<CommAten::Ready> CommAten::prepare(c10::ArrayRef<Item> items) {
+std::vector<CommAten::Ready> CommAten::prepare(
+    c10::ArrayRef<Item> items,
+    StreamOrder& order) {
   std::vector<Ready> result;
   std::vector<at::Tensor*> made;
   result.reserve(items.size());
@@ -441,11 +415,11 @@ std::vector<CommAten::Ready> CommAten::prepare(c10::ArrayRef<Item> items) {
         continue;
       }
       Slice& slice = item.entry->slices[0];
-      result.push_back(ready(item));
+      order.enter(slice);
+      result.push_back(ready(item, order));
       RuleStep& step = result.back().step;
       step.is_first = false;
       if (lacks_state(slice, step.rule)) {
-        const Access access(runtime_, slice);
         step.is_first = !prepare_state(slice, step.rule, made);
       }
     }
@@ -458,11 +432,12 @@ std::vector<CommAten::Ready> CommAten::prepare(c10::ArrayRef<Item> items) {
   return result;
 }
 
-// Adds one step to the batch, or carries it out.
+// Adds one step to the work, or carries it out.
 void CommAten::step_into(
     const Item& item,
     const Ready& ready,
-    kernels::cpu::SumBatch& batch) {
+    Work& work,
+    StreamOrder& order) {
   Slice& slice = item.entry->slices[0];
   if (slice.value.numel() == 0) {
     return;
@@ -476,7 +451,7 @@ void CommAten::step_into(
     }
   }
   if (ready.total.defined()) {
-    batch.add(
+    work.sums.add(
         Value{Value::Form::kDense, &ready.total},
         slice.value,
         ready.total.scalar_type(),
@@ -488,13 +463,16 @@ void CommAten::step_into(
   const auto dtype = accumulation_type(values, slice.value.scalar_type());
   switch (ready.way) {
     case Ready::Way::kBatch:
-      batch.add(values, slice.value, dtype, step, state);
+      work.sums.add(values, slice.value, dtype, step, state);
       break;
     case Ready::Way::kStrided:
       kernels::cpu::sum_strided(values, slice.value, dtype, step, state);
       break;
-    case Ready::Way::kAten: {
-      at::Tensor total = sum_of(values, slice, dtype);
+    case Ready::Way::kDevice: {
+      if (work.cuda_sums.add(values, slice.value, dtype, step, state)) {
+        break;
+      }
+      at::Tensor total = sum_of(values, slice, dtype, order);
       const PlainDispatch plain;
       const bool has_master = slice.master.defined();
       step_with_aten(
@@ -508,45 +486,48 @@ void CommAten::step_into(
 }
 
 void CommAten::reduce_update(c10::ArrayRef<Item> items) {
-  kernels::cpu::SumBatch batch;
-  const std::vector<Ready> steps = prepare(items);
+  StreamOrder order(runtime_, events_);
+  Work work(*this, order);
+  const std::vector<Ready> steps = prepare(items, order);
   const Ready* next = steps.data();
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
-    const Access access(runtime_, slice);
+    order.enter(slice);
     if (item.step == nullptr) {
       slice.master.reset(); // of an optimizer set meanwhile
-      reduce_into(item.values, slice.value, batch);
+      reduce_into(item.values, slice.value, work);
     } else {
-      step_into(item, *next++, batch);
+      step_into(item, *next++, work, order);
     }
   }
-  batch.run();
+  work.run();
 }
 
 void CommAten::accumulate(c10::ArrayRef<Item> items) {
-  kernels::cpu::SumBatch batch;
+  StreamOrder order(runtime_, events_);
+  Work work(*this, order);
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
-    const Access access(runtime_, slice);
+    order.enter(slice);
     const auto values = gradients_of(item);
     if (!slice.accumulated.defined()) {
       slice.accumulated =
           allocate_state(slice, at::toOpMathType(slice.value.scalar_type()));
     }
-    reduce_into(values, slice.accumulated, batch);
+    reduce_into(values, slice.accumulated, work);
   }
-  batch.run();
+  work.run();
 }
 
 double CommAten::squared_norm(c10::ArrayRef<Item> items) {
+  StreamOrder order(runtime_, events_);
   kernels::cpu::SumBatch batch;
   std::vector<at::Tensor> totals; // until the batch has run
   totals.reserve(items.size());
   double elsewhere = 0;
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
-    const Access access(runtime_, slice);
+    order.enter(slice);
     if (slice.value.numel() == 0) {
       continue;
     }
@@ -557,7 +538,7 @@ double CommAten::squared_norm(c10::ArrayRef<Item> items) {
       batch.add(values, slice.value, dtype, *item.step);
       continue;
     }
-    at::Tensor total = sum_of(values, slice, dtype);
+    at::Tensor total = sum_of(values, slice, dtype, order);
     if (slice.home.is_cpu()) {
       totals.push_back(std::move(total));
       batch.add(
@@ -574,17 +555,22 @@ double CommAten::squared_norm(c10::ArrayRef<Item> items) {
   return elsewhere + batch.squared_norm();
 }
 
-void CommAten::reduce(const Item& item, Update update) {
-  Slice& slice = item.entry->slices[0];
-  const Access access(runtime_, slice);
-  slice.master.reset(); // of an optimizer set meanwhile
+at::Tensor& CommAten::merge_buffer(Slice& slice) {
   if (!slice.merge_buffer.defined()) {
     slice.merge_buffer =
         allocate(slice.value, slice.home, /*for_the_store=*/true);
   }
-  kernels::cpu::SumBatch batch;
-  reduce_into(item.values, slice.merge_buffer, batch);
-  batch.run();
+  return slice.merge_buffer;
+}
+
+void CommAten::reduce(const Item& item, Update update) {
+  Slice& slice = item.entry->slices[0];
+  StreamOrder order(runtime_, events_);
+  order.enter(slice);
+  slice.master.reset(); // of an optimizer set meanwhile
+  Work work(*this, order);
+  reduce_into(item.values, merge_buffer(slice), work);
+  work.run();
   update(slice.merge_buffer, slice.value);
 }
 
@@ -596,20 +582,23 @@ at::Tensor CommAten::empty_like(const Entry& entry) {
 void CommAten::copy_out(c10::ArrayRef<Item> items) {
   // Outs that share memory are written one after another: the last one counts.
   const bool one_by_one = may_overlap(items);
+  StreamOrder order(runtime_, events_);
   kernels::cpu::CopyBatch batch;
+  CudaBatch cuda_batch(runtime_, order, peers_);
   for (const auto& item : items) {
     Slice& slice = item.entry->slices[0];
-    const Access access(runtime_, slice);
+    order.enter(slice);
     for (const auto& out : item.outs) {
       if (!one_by_one && is_plain_copy(slice.value, out)) {
         batch.add(slice.value, out);
-      } else {
+      } else if (one_by_one || !cuda_batch.add_copy(slice.value, out)) {
         copy(slice.value, out);
       }
       bump_version(out);
     }
   }
   batch.run();
+  cuda_batch.run();
 }
 
 } // namespace torchkv

@@ -4,6 +4,13 @@
 
 #include "../rule.h"
 
+// On every formula: kernels of GPUs call them, too.
+#ifdef __CUDACC__
+#define TORCHKV_HOST_DEVICE __host__ __device__
+#else
+#define TORCHKV_HOST_DEVICE
+#endif
+
 // The formulas of the rules, for one element, shared by all kernels. Each works
 // in the order of operations of torch.optim's implementations for single
 // tensors (foreach=False), so that results agree to the last bits.
@@ -73,25 +80,29 @@ struct RuleNumbers {
 
 // As torch.lerp: exact at both ends.
 template <typename T>
-inline T lerp(T from, T to, T weight) {
+TORCHKV_HOST_DEVICE inline T lerp(T from, T to, T weight) {
   return weight < T(0.5) ? from + weight * (to - from)
                          : to - (to - from) * (1 - weight);
 }
 
 // Not g + 0 * w, which an infinite weight would make NaN.
 template <typename T>
-inline T decayed(T w, T g, T weight_decay) {
+TORCHKV_HOST_DEVICE inline T decayed(T w, T g, T weight_decay) {
   return weight_decay != 0 ? g + weight_decay * w : g;
 }
 
 // torch.optim.SGD
 template <typename T>
-inline T sgd(T w, T g, const RuleNumbers<T>& n) {
+TORCHKV_HOST_DEVICE inline T sgd(T w, T g, const RuleNumbers<T>& n) {
   return w - n.lr * decayed(w, g, n.weight_decay);
 }
 
 template <typename T>
-inline T sgd_momentum(T w, T g, T& buffer, const RuleNumbers<T>& n) {
+TORCHKV_HOST_DEVICE inline T sgd_momentum(
+    T w,
+    T g,
+    T& buffer,
+    const RuleNumbers<T>& n) {
   g = decayed(w, g, n.weight_decay);
   buffer = n.is_first ? g : n.momentum * buffer + n.undampened * g;
   return w - n.lr * (n.nesterov ? g + n.momentum * buffer : buffer);
@@ -100,7 +111,7 @@ inline T sgd_momentum(T w, T g, T& buffer, const RuleNumbers<T>& n) {
 // torch.optim.Adam, and AdamW (decoupled). `largest_sq` is read and written
 // only by AMSGrad, which hands over its state there.
 template <bool kDecoupled, bool kAmsgrad, typename T>
-inline T adam(
+TORCHKV_HOST_DEVICE inline T adam(
     T w,
     T g,
     T& average,
@@ -125,7 +136,11 @@ inline T adam(
 
 // torch.optim.Adagrad
 template <typename T>
-inline T adagrad(T w, T g, T& sum_sq, const RuleNumbers<T>& n) {
+TORCHKV_HOST_DEVICE inline T adagrad(
+    T w,
+    T g,
+    T& sum_sq,
+    const RuleNumbers<T>& n) {
   g = decayed(w, g, n.weight_decay);
   sum_sq = sum_sq + g * g;
   return w - n.decayed_lr * (g / (std::sqrt(sum_sq) + n.eps));
@@ -133,7 +148,7 @@ inline T adagrad(T w, T g, T& sum_sq, const RuleNumbers<T>& n) {
 
 // torch.optim.RMSprop
 template <bool kCentered, bool kMomentum, typename T>
-inline T rmsprop(
+TORCHKV_HOST_DEVICE inline T rmsprop(
     T w,
     T g,
     T& average_sq,
@@ -158,7 +173,11 @@ inline T rmsprop(
 // Lion: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023,
 // algorithm 2.
 template <typename T>
-inline T lion(T w, T g, T& average, const RuleNumbers<T>& n) {
+TORCHKV_HOST_DEVICE inline T lion(
+    T w,
+    T g,
+    T& average,
+    const RuleNumbers<T>& n) {
   const T direction = n.beta1 * average + n.one_minus_beta1 * g;
   average = n.beta2 * average + n.one_minus_beta2 * g;
   const T sign = direction > 0 ? T(1) : direction < 0 ? T(-1) : direction;
@@ -169,7 +188,7 @@ inline T lion(T w, T g, T& average, const RuleNumbers<T>& n) {
 // algorithm 2, with phi(x) = x. First the state, then, when the norms of weight
 // and direction are known, the weight.
 template <typename T>
-inline void lamb_state(
+TORCHKV_HOST_DEVICE inline void lamb_state(
     T g,
     T& average,
     T& average_sq,
@@ -179,7 +198,11 @@ inline void lamb_state(
 }
 
 template <typename T>
-inline T lamb_direction(T w, T average, T average_sq, const RuleNumbers<T>& n) {
+TORCHKV_HOST_DEVICE inline T lamb_direction(
+    T w,
+    T average,
+    T average_sq,
+    const RuleNumbers<T>& n) {
   const T change =
       (average / n.bias1) / (std::sqrt(average_sq) / n.sqrt_bias2 + n.eps);
   return decayed(w, change, n.weight_decay);

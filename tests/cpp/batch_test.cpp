@@ -11,56 +11,13 @@
 #include <vector>
 
 #include "comm/comm_aten.h"
+#include "counting_runtime.h"
 #include "kvstore.h"
-#include "runtime.h"
 
 namespace torchkv {
 namespace {
 
-// The real runtime, with memory that is counted and can run out.
-class CountingRuntime final : public Runtime {
- public:
-  c10::Stream current_stream(c10::Device device) override {
-    return default_runtime().current_stream(device);
-  }
-  void record(std::unique_ptr<RuntimeEvent>& event, c10::Stream stream)
-      override {
-    default_runtime().record(event, stream);
-  }
-  void wait(RuntimeEvent& event, c10::Stream stream) override {
-    default_runtime().wait(event, stream);
-  }
-  void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
-    default_runtime().keep_until_done(tensor, stream);
-  }
-  at::Tensor allocate(
-      c10::IntArrayRef sizes,
-      c10::IntArrayRef strides,
-      c10::ScalarType dtype,
-      c10::Device device) override {
-    TORCH_CHECK(num_left-- > 0, "out of memory");
-    at::Tensor tensor =
-        default_runtime().allocate(sizes, strides, dtype, device);
-    tensors_.emplace_back(tensor.getIntrusivePtr());
-    return tensor;
-  }
-  void copy(const at::Tensor& destination, const at::Tensor& source) override {
-    default_runtime().copy(destination, source);
-  }
-
-  size_t num_alive() const {
-    size_t count = 0;
-    for (const auto& tensor : tensors_) {
-      count += tensor.expired() ? 0 : 1;
-    }
-    return count;
-  }
-
-  int num_left = 1000;
-
- private:
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> tensors_;
-};
+using testing::CountingRuntime;
 
 Optimizer optimizer(
     const char* rule,

@@ -18,19 +18,22 @@ class RecordingRuntime final : public Runtime {
   c10::Stream current_stream(c10::Device device) override {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
   }
-  void record(std::unique_ptr<RuntimeEvent>& event, c10::Stream stream)
-      override {
-    if (event == nullptr) {
-      event = std::make_unique<RuntimeEvent>();
-    }
-    log.push_back("record " + std::to_string(stream.id()));
+  bool is_capturing(c10::Stream /*stream*/) override {
+    return capturing;
+  }
+  std::unique_ptr<RuntimeEvent> make_event(c10::Device /*device*/) override {
+    ++num_events;
+    return std::make_unique<RuntimeEvent>();
+  }
+  void record(RuntimeEvent& /*event*/, c10::Stream stream) override {
+    log.push_back("record " + name_of(stream));
   }
   void wait(RuntimeEvent& /*event*/, c10::Stream stream) override {
-    log.push_back("wait " + std::to_string(stream.id()));
+    log.push_back("wait " + name_of(stream));
   }
   void keep_until_done(const at::Tensor& /*tensor*/, c10::Stream stream)
       override {
-    log.push_back("keep " + std::to_string(stream.id()));
+    log.push_back("keep " + name_of(stream));
   }
   at::Tensor allocate(
       c10::IntArrayRef sizes,
@@ -46,7 +49,16 @@ class RecordingRuntime final : public Runtime {
     destination.copy_(source);
   }
 
+  // "1", or "1 of 3" on device 3.
+  static std::string name_of(c10::Stream stream) {
+    const auto device = stream.device_index();
+    return std::to_string(stream.id()) +
+        (device <= 0 ? "" : " of " + std::to_string(device));
+  }
+
   int64_t stream = 0;
+  bool capturing = false;
+  int num_events = 0; // that were made
   std::vector<std::string> log;
   std::function<void()> on_copy;
 };

@@ -1,49 +1,11 @@
-// Timeline: work of several streams on one slice is ordered, and only then.
+// The real runtime, on the CPU.
 #include "runtime.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "recording_runtime.h"
 
 namespace torchkv {
 namespace {
-
-using Log = std::vector<std::string>;
-
-TEST(TimelineTest, DoesNothingOnTheCpu) {
-  testing::RecordingRuntime runtime;
-  Timeline timeline;
-  timeline.enter(runtime, c10::kCPU, {});
-  timeline.leave(runtime, c10::kCPU);
-  EXPECT_EQ(runtime.log, Log());
-}
-
-TEST(TimelineTest, OneStreamNeverWaits) {
-  testing::RecordingRuntime runtime;
-  const c10::Device home(c10::kCUDA, 0);
-  Timeline timeline;
-  for (int i = 0; i < 2; ++i) {
-    timeline.enter(runtime, home, {at::ones(1)});
-    timeline.leave(runtime, home);
-  }
-  EXPECT_EQ(runtime.log, (Log{"record 0", "record 0"}));
-}
-
-TEST(TimelineTest, AnotherStreamWaitsForTheLastAndKeepsTheMemory) {
-  testing::RecordingRuntime runtime;
-  const c10::Device home(c10::kCUDA, 0);
-  Timeline timeline;
-  timeline.enter(runtime, home, {});
-  timeline.leave(runtime, home);
-  runtime.stream = 7;
-  const at::Tensor unallocated;
-  timeline.enter(runtime, home, {at::ones(1), unallocated});
-  timeline.leave(runtime, home);
-  EXPECT_EQ(runtime.log, (Log{"record 0", "wait 7", "keep 7", "record 7"}));
-}
 
 TEST(DefaultRuntimeTest, AllocatesNormalTensorsInInferenceMode) {
   const c10::InferenceMode inference(true);

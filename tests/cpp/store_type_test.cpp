@@ -48,7 +48,7 @@ TEST(StoreTypeTest, NeverMatchesASubstring) {
 
 TEST(StoreTypeTest, TypesToComeAreNotImplemented) {
   for (const auto* type :
-       {"nccl", "dist", "dist_sync", "dist_async", "dist_device_sync"}) {
+       {"dist", "dist_sync", "dist_async", "dist_device_sync"}) {
     EXPECT_THROW(parse_store_type(type), c10::NotImplementedError) << type;
   }
 }

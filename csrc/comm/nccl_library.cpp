@@ -1,0 +1,96 @@
+#include "nccl_library.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+#include <atomic>
+#include <map>
+#include <optional>
+
+namespace torchkv::nccl {
+namespace {
+
+std::optional<Functions> load() {
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) {
+    return std::nullopt;
+  }
+  Functions found{};
+  bool all = true;
+  const auto find = [&](auto& function, const char* name) {
+    void* const symbol = dlsym(library, name);
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(symbol);
+    all = all && symbol != nullptr;
+  };
+  find(found.get_version, "ncclGetVersion");
+  find(found.get_error_string, "ncclGetErrorString");
+  find(found.comm_init_all, "ncclCommInitAll");
+  find(found.group_start, "ncclGroupStart");
+  find(found.group_end, "ncclGroupEnd");
+  find(found.reduce, "ncclReduce");
+  find(found.broadcast, "ncclBroadcast");
+  return all ? std::optional(found) : std::nullopt;
+}
+
+std::atomic<const Functions*>& functions_of_tests() {
+  static std::atomic<const Functions*> functions{nullptr};
+  return functions;
+}
+
+} // namespace
+
+const Functions* functions() {
+  const Functions* const tests = functions_of_tests();
+  if (tests != nullptr) {
+    return tests;
+  }
+  // Not kept where there is none: PyTorch may load it later.
+  static std::atomic<const Functions*> loaded{nullptr};
+  if (loaded == nullptr) {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    if (loaded == nullptr) {
+      if (const auto found = load()) {
+        loaded = new Functions(*found); // for the life of the process
+      }
+    }
+  }
+  return loaded;
+}
+
+void set_functions(const Functions* functions) {
+  functions_of_tests() = functions;
+}
+
+void check(const char* what, Result result) {
+  TORCH_CHECK(
+      result == 0,
+      "NCCL: ",
+      what,
+      " failed: ",
+      functions()->get_error_string(result));
+}
+
+c10::ArrayRef<Comm> clique(const std::vector<int>& devices) {
+  static auto* cliques = new std::
+      map<std::pair<const Functions*, std::vector<int>>, std::vector<Comm>>();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& comms = (*cliques)[{functions(), devices}];
+  if (comms.empty()) {
+    std::vector<Comm> made(devices.size());
+    check(
+        "ncclCommInitAll",
+        functions()->comm_init_all(
+            made.data(), static_cast<int>(devices.size()), devices.data()));
+    comms = std::move(made);
+  }
+  return comms;
+}
+
+std::mutex& group_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+} // namespace torchkv::nccl

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../export.h"
+
+namespace torchkv::nccl {
+
+// NCCL's C interface, as far as it is used: the types of nccl.h, which CUDA
+// builds of PyTorch do not bring, and functions of the library, which they do.
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+using Comm = struct ncclComm*;
+using Result = int; // 0 = ncclSuccess
+using Stream = void*; // cudaStream_t
+
+enum DataType : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+};
+enum Op : int { kSum = 0 };
+
+struct Functions {
+  Result (*get_version)(int* version);
+  const char* (*get_error_string)(Result result);
+  Result (*comm_init_all)(Comm* comms, int num_devices, const int* devices);
+  Result (*group_start)();
+  Result (*group_end)();
+  Result (*reduce)(
+      const void* send,
+      void* receive,
+      size_t count,
+      DataType dtype,
+      Op op,
+      int root,
+      Comm comm,
+      Stream stream);
+  Result (*broadcast)(
+      const void* send,
+      void* receive,
+      size_t count,
+      DataType dtype,
+      int root,
+      Comm comm,
+      Stream stream);
+};
+
+// Of the libnccl.so.2 that is loaded already, as PyTorch's CUDA builds do when
+// they are imported; null where none is. Not of another one: two NCCLs in a
+// process get in each other's way.
+TORCHKV_API const Functions* functions();
+
+// For tests: takes the library's place, from now on.
+TORCHKV_API void set_functions(const Functions* functions);
+
+// RuntimeError with NCCL's words.
+void check(const char* what, Result result);
+
+// One communicator for each device of a list in ascending order, without
+// repeats. Made when it is first asked for, which takes seconds, and never
+// destroyed: it must not outlive the CUDA driver. Any thread.
+c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
+
+// Groups of several threads must not mix: the order of operations must be the
+// same on all devices of a clique. Held while a group is enqueued.
+std::mutex& group_mutex();
+
+} // namespace torchkv::nccl

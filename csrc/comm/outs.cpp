@@ -1,0 +1,61 @@
+#include "outs.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+namespace torchkv {
+namespace {
+
+// The memory from a tensor's first element to behind its last.
+struct Extent {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+Extent extent_of(const at::Tensor& tensor) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  if (tensor.numel() == 0) {
+    return {data, data};
+  }
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  return {
+      data, data + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+} // namespace
+
+bool may_overlap(c10::ArrayRef<Item> items) {
+  c10::SmallVector<Extent, 4> extents;
+  bool ascending = true;
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      extents.push_back(extent_of(out));
+      const size_t n = extents.size();
+      ascending =
+          ascending && (n == 1 || extents[n - 2].end <= extents[n - 1].begin);
+    }
+  }
+  if (ascending) {
+    return false;
+  }
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+    return a.begin < b.begin;
+  });
+  const auto* overlap = std::adjacent_find(
+      extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+        return a.end > b.begin;
+      });
+  return overlap != extents.end();
+}
+
+void bump_version(const at::Tensor& out) {
+  if (!out.is_inference()) {
+    out.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+} // namespace torchkv

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../entry.h"
+#include "../export.h"
+#include "../runtime.h"
+
+namespace torchkv {
+
+// Events that nobody waits for any more, to be used again: making one takes as
+// long as recording it. Any thread.
+class TORCHKV_API EventPool {
+ public:
+  explicit EventPool(Runtime& runtime)
+      : state_(std::make_shared<State>(runtime)) {}
+
+  // An event for streams of `device`; it comes back when its last owner lets go
+  // of it.
+  std::shared_ptr<RuntimeEvent> get(c10::Device device);
+
+ private:
+  struct State {
+    explicit State(Runtime& runtime_) : runtime(runtime_) {}
+    Runtime& runtime;
+    std::mutex mutex; // guards the rest
+    // By index of the device.
+    std::vector<std::vector<std::unique_ptr<RuntimeEvent>>> free;
+  };
+  std::shared_ptr<State> state_; // which events that are out keep alive
+};
+
+// Orders one call's work on accelerators with all other work on the same
+// memory, and makes the right device the current one.
+//
+// A slice is worked on on the current stream of its home. Where its last work
+// was on another stream, that stream is waited for. Tensors of the caller on
+// other devices are ordered with the current streams there, before the work and
+// after it, as PyTorch's own copies between devices do: the caller may write or
+// free them right after the call. The host waits for nothing.
+//
+// While the home's stream is captured into a CUDA graph, nothing outside of the
+// capture is waited for: that is up to who replays the graph, as with PyTorch's
+// operators.
+//
+// REQUIRES: the mutexes of all entries whose slices are entered, until it is
+// destroyed; one thread.
+class TORCHKV_API StreamOrder {
+ public:
+  StreamOrder(Runtime& runtime, EventPool& events)
+      : runtime_(runtime), events_(events) {}
+  ~StreamOrder();
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+  StreamOrder(StreamOrder&&) = delete;
+  StreamOrder& operator=(StreamOrder&&) = delete;
+
+  // Work that is enqueued from now on may touch the slice. Its home is the
+  // current device until the next enter(). Nothing to do on the CPU, where work
+  // is done when a call returns.
+  void enter(Slice& slice);
+
+  // Work of `home`, which has been entered, may touch memory of a caller on
+  // `device` from now on.
+  void use(c10::Device home, c10::Device device);
+
+  // The stream of the work on `home`, which has been entered.
+  c10::Stream stream(c10::Device home);
+
+ private:
+  struct Home {
+    c10::Device device;
+    c10::Stream stream;
+    bool is_capturing;
+    std::shared_ptr<RuntimeEvent> done; // recorded at the end
+    c10::SmallVector<c10::Stream, 4> others; // which wait for it
+  };
+  Home& home_of(c10::Device device);
+  void end();
+
+  Runtime& runtime_;
+  EventPool& events_;
+  c10::SmallVector<Home, 1> homes_;
+  c10::OptionalDeviceGuard guard_;
+};
+
+} // namespace torchkv

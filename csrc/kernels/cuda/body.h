@@ -1,0 +1,583 @@
+#pragma once
+
+#include <cstring>
+
+#include "half.h"
+#include "params.h"
+
+// The arithmetic of the kernels, as one thread of one block does it. Compiled
+// for GPUs by the .cu files, and for the processor by the tests, which compare
+// it with the CPU's kernels.
+#ifdef __CUDA_ARCH__
+#define TORCHKV_UNROLL _Pragma("unroll")
+#define TORCHKV_NO_UNROLL _Pragma("unroll 1")
+#else
+#define TORCHKV_UNROLL
+#define TORCHKV_NO_UNROLL
+#endif
+
+namespace torchkv::kernels::cuda {
+
+// --- Types
+
+// A byte that is true unless it is 0.
+enum class Bool : uint8_t {};
+
+template <typename T>
+struct Arithmetic {
+  using type = T;
+};
+template <>
+struct Arithmetic<Half> {
+  using type = float;
+};
+template <>
+struct Arithmetic<BFloat16> {
+  using type = float;
+};
+// The type in which values of type T are added up.
+template <typename T>
+using arithmetic_t = typename Arithmetic<T>::type;
+
+template <typename T>
+TORCHKV_HOST_DEVICE inline arithmetic_t<T> widen(T number) {
+  if constexpr (std::is_same_v<T, arithmetic_t<T>>) {
+    return number;
+  } else {
+    return to_float(number);
+  }
+}
+
+template <typename T>
+TORCHKV_HOST_DEVICE inline T narrow(arithmetic_t<T> number) {
+  if constexpr (std::is_same_v<T, Bool>) {
+    return static_cast<Bool>(number != Bool());
+  } else if constexpr (std::is_same_v<T, arithmetic_t<T>>) {
+    return number;
+  } else {
+    T result;
+    round_to(result, number);
+    return result;
+  }
+}
+
+template <typename T>
+TORCHKV_HOST_DEVICE inline T add(T a, T b) {
+  if constexpr (std::is_same_v<T, Bool>) {
+    // As torch.add.
+    return static_cast<Bool>(static_cast<uint8_t>(a) | static_cast<uint8_t>(b));
+  } else {
+    return static_cast<T>(a + b);
+  }
+}
+
+// What changes nothing when it is added.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T nothing() {
+  if constexpr (std::is_floating_point_v<T>) {
+    return -T(0); // + -0.0 is -0.0, and 0.0 + -0.0 is not
+  } else {
+    return T();
+  }
+}
+
+// --- Memory
+
+constexpr int kWord = 16; // bytes, of the widest access
+
+// Neighbouring elements, which one thread moves at once.
+template <typename T, int kSize>
+struct alignas(sizeof(T) * kSize < kWord ? sizeof(T) * kSize : kWord) Pack {
+  T at[kSize];
+};
+
+#ifdef __CUDA_ARCH__
+template <size_t kBytes>
+using word_of = std::conditional_t<kBytes % kWord == 0, uint4, uint2>;
+
+// In PTX, because the compiler cuts a plain assignment into elements.
+__device__ inline void store_word(uint4* destination, uint4 word) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
+               "r"(word.x),
+               "r"(word.y),
+               "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+__device__ inline void store_word(uint2* destination, uint2 word) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(destination),
+               "r"(word.x),
+               "r"(word.y)
+               : "memory");
+}
+#endif
+
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline Pack<T, kSize> load(const T* source) {
+  return *reinterpret_cast<const Pack<T, kSize>*>(source);
+}
+
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline void store(
+    const Pack<T, kSize>& pack,
+    T* destination) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(pack) % 8 == 0) {
+    using word_t = word_of<sizeof(pack)>;
+    word_t words[sizeof(pack) / sizeof(word_t)];
+    memcpy(words, &pack, sizeof(pack));
+    TORCHKV_UNROLL
+    for (size_t i = 0; i < sizeof(pack) / sizeof(word_t); ++i) {
+      store_word(reinterpret_cast<word_t*>(destination) + i, words[i]);
+    }
+    return;
+  }
+#endif
+  *reinterpret_cast<Pack<T, kSize>*>(destination) = pack;
+}
+
+// Of what nobody reads again soon: it leaves the caches first.
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline Pack<T, kSize> load_once(const T* source) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) * kSize % 8 == 0) {
+    Pack<T, kSize> result;
+    using word_t = word_of<sizeof(result)>;
+    word_t words[sizeof(result) / sizeof(word_t)];
+    TORCHKV_UNROLL
+    for (size_t i = 0; i < sizeof(result) / sizeof(word_t); ++i) {
+      words[i] = __ldcs(reinterpret_cast<const word_t*>(source) + i);
+    }
+    memcpy(&result, words, sizeof(result));
+    return result;
+  }
+#endif
+  return load<T, kSize>(source);
+}
+
+// --- Keys
+
+// The key of a chunk: the first that ends after it.
+TORCHKV_HOST_DEVICE inline const KeyHead& find_key(
+    const ParamsHead& head,
+    const char* bank,
+    uint32_t chunk,
+    uint32_t& first_chunk) {
+  const auto key = [&](uint32_t i) -> const KeyHead& {
+    return *reinterpret_cast<const KeyHead*>(bank + i * head.key_bytes);
+  };
+  uint32_t low = 0;
+  uint32_t high = head.num_keys - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (key(middle).chunk_end <= chunk) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  first_chunk = low == 0 ? 0 : key(low - 1).chunk_end;
+  return key(low);
+}
+
+TORCHKV_HOST_DEVICE inline void* const* pointers_of(const KeyHead& key) {
+  return reinterpret_cast<void* const*>(&key + 1);
+}
+
+// --- Sums
+
+// A kernel: the types of values and of what is stored, the rule, and the number
+// of values (0 = any).
+template <typename V, typename S, Rule kRuleOfAll, int kNumValues>
+struct Sum {
+  using value_t = V;
+  using stored_t = S;
+  using total_t = arithmetic_t<V>;
+  using weight_t = arithmetic_t<S>;
+
+  static constexpr Rule kRule = kRuleOfAll;
+  static constexpr bool kIsAssign = kRule == Rule::kAssign;
+  static constexpr int kValues = kNumValues;
+  // Any number of values is added in groups, each loaded before it is added.
+  static constexpr int kGroup = kValues == 0 ? 4 : kValues;
+  static constexpr int kStates = static_cast<int>(num_states(kRule));
+  static constexpr int kPointers = kIsAssign ? 0 : 1 + kStates;
+  // A word of values, but no more than a word of each state where there are
+  // several, and no more than 8 sums: registers are few.
+  static constexpr int kPackSize = kStates > 1 ? kWord / sizeof(weight_t)
+      : sizeof(V) == 1                         ? 8
+                                               : kWord / sizeof(V);
+  // Packs of a thread in flight. At 1024 threads, 48 to 64 bytes of each keep
+  // the memory of a multiprocessor busy. States that not every step has do not
+  // count.
+  static constexpr int kNeededStates = kStates > 1 ? 2 : 0;
+  static constexpr int kPackBytes = kPackSize *
+      static_cast<int>(kGroup * sizeof(V) +
+                       (kIsAssign ? 0
+                                  : sizeof(weight_t) * (1 + kNeededStates)));
+  static constexpr int kUnroll =
+      kValues == 0 || kPackBytes >= 48 ? 1 : 64 / kPackBytes;
+};
+
+template <typename T>
+TORCHKV_HOST_DEVICE inline T update(
+    const Step<T>& step,
+    Rule rule,
+    T w,
+    T g,
+    const bool* has,
+    T* s) {
+  g = g * step.scale;
+  g = g > step.limit ? step.limit : g; // a NaN stays
+  g = g < -step.limit ? -step.limit : g;
+  g = g * step.last_scale;
+  const RuleNumbers<T>& n = step.numbers;
+  if (rule == Rule::kSgd) {
+    return has[0] ? sgd_momentum(w, g, s[0], n) : sgd(w, g, n);
+  }
+  if (rule == Rule::kAdam) {
+    if (step.decoupled) {
+      return has[2] ? adam<true, true>(w, g, s[0], s[1], s[2], n)
+                    : adam<true, false>(w, g, s[0], s[1], s[1], n);
+    }
+    return has[2] ? adam<false, true>(w, g, s[0], s[1], s[2], n)
+                  : adam<false, false>(w, g, s[0], s[1], s[1], n);
+  }
+  switch (step.id) {
+    case RuleSpec::Id::kAdagrad:
+      return adagrad(w, g, s[0], n);
+    case RuleSpec::Id::kLion:
+      return lion(w, g, s[0], n);
+    default:
+      if (has[1]) {
+        return has[2] ? rmsprop<true, true>(w, g, s[0], s[1], s[2], n)
+                      : rmsprop<true, false>(w, g, s[0], s[1], s[0], n);
+      }
+      return has[2] ? rmsprop<false, true>(w, g, s[0], s[0], s[2], n)
+                    : rmsprop<false, false>(w, g, s[0], s[0], s[0], n);
+  }
+}
+
+// One pack of a key: load() asks for memory, so that several packs are under
+// way together; finish() adds, applies the rule and stores.
+template <typename P, int kSize>
+class PackOfSum {
+ public:
+  using value_t = typename P::value_t;
+  using stored_t = typename P::stored_t;
+  using total_t = typename P::total_t;
+  using weight_t = typename P::weight_t;
+
+  TORCHKV_HOST_DEVICE inline void load(const KeyHead& key, int64_t element) {
+    if constexpr (P::kValues != 0) {
+      load_group(key, element, 0, P::kValues);
+    }
+    if constexpr (!P::kIsAssign) {
+      load_weight(key, element);
+      TORCHKV_UNROLL
+      for (int s = 0; s < P::kStates; ++s) {
+        if (state_of(key, s) != nullptr) {
+          states_[s] = cuda::load<weight_t, kSize>(state_of(key, s) + element);
+        }
+      }
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline void finish(
+      const ParamsHead& head,
+      const KeyHead& key,
+      const Step<weight_t>* step,
+      int64_t element) {
+    Pack<total_t, kSize> total;
+    if constexpr (P::kValues == 0) {
+      sum_groups(head, key, element, total);
+    } else {
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        total.at[i] = widen(values_[0].at[i]);
+      }
+      add_group(1, P::kValues, total);
+    }
+    if constexpr (!P::kIsAssign) {
+      update_all(key, *step, total);
+      TORCHKV_UNROLL
+      for (int s = 0; s < P::kStates; ++s) {
+        if (state_of(key, s) != nullptr) {
+          store(states_[s], state_of(key, s) + element);
+        }
+      }
+      if (kHasMaster && master_of(key) != nullptr) {
+        store(total, master_of(key) + element);
+      }
+    }
+    Pack<stored_t, kSize> result;
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSize; ++i) {
+      result.at[i] = narrow<stored_t>(total.at[i]);
+    }
+    store(result, static_cast<stored_t*>(key.memory) + element);
+  }
+
+ private:
+  static constexpr bool kHasMaster = !std::is_same_v<stored_t, weight_t>;
+
+  TORCHKV_HOST_DEVICE static inline const value_t* value_of(
+      const KeyHead& key,
+      int k) {
+    return static_cast<const value_t*>(pointers_of(key)[P::kPointers + k]);
+  }
+  TORCHKV_HOST_DEVICE static inline weight_t* master_of(const KeyHead& key) {
+    return static_cast<weight_t*>(pointers_of(key)[0]);
+  }
+  TORCHKV_HOST_DEVICE static inline weight_t* state_of(
+      const KeyHead& key,
+      int s) {
+    return static_cast<weight_t*>(pointers_of(key)[1 + s]);
+  }
+
+  TORCHKV_HOST_DEVICE inline void load_weight(
+      const KeyHead& key,
+      int64_t element) {
+    const auto* stored = static_cast<const stored_t*>(key.memory) + element;
+    if constexpr (!kHasMaster) {
+      weight_ = cuda::load<weight_t, kSize>(stored);
+    } else if (master_of(key) != nullptr) {
+      weight_ = cuda::load<weight_t, kSize>(master_of(key) + element);
+    } else {
+      const auto rounded = cuda::load<stored_t, kSize>(stored);
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        weight_.at[i] = widen(rounded.at[i]);
+      }
+    }
+  }
+
+  // `count` values, from the value `first` on.
+  TORCHKV_HOST_DEVICE inline void load_group(
+      const KeyHead& key,
+      int64_t element,
+      int first,
+      int count) {
+    TORCHKV_UNROLL
+    for (int k = 0; k < P::kGroup; ++k) {
+      if (k < count) {
+        values_[k] =
+            load_once<value_t, kSize>(value_of(key, first + k) + element);
+      }
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline void add_group(
+      int first,
+      int count,
+      Pack<total_t, kSize>& total) {
+    TORCHKV_UNROLL
+    for (int k = 0; k < P::kGroup; ++k) {
+      if (k >= first && k < count) {
+        TORCHKV_UNROLL
+        for (int i = 0; i < kSize; ++i) {
+          total.at[i] = add(total.at[i], widen(values_[k].at[i]));
+        }
+      }
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline void sum_groups(
+      const ParamsHead& head,
+      const KeyHead& key,
+      int64_t element,
+      Pack<total_t, kSize>& total) {
+    int first = 0;
+    if (head.first_is_sum) {
+      total = cuda::load<total_t, kSize>(
+          static_cast<const total_t*>(pointers_of(key)[P::kPointers]) +
+          element);
+      first = 1;
+    } else {
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        total.at[i] = nothing<total_t>();
+      }
+    }
+    TORCHKV_NO_UNROLL
+    for (; first < head.num_values; first += P::kGroup) {
+      load_group(key, element, first, head.num_values - first);
+      add_group(0, head.num_values - first, total);
+    }
+  }
+
+  // total = rule(weight, total)
+  TORCHKV_HOST_DEVICE inline void update_all(
+      const KeyHead& key,
+      const Step<weight_t>& step,
+      Pack<weight_t, kSize>& total) {
+    bool has[P::kStates];
+    TORCHKV_UNROLL
+    for (int s = 0; s < P::kStates; ++s) {
+      has[s] = state_of(key, s) != nullptr;
+    }
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSize; ++i) {
+      weight_t states[P::kStates];
+      TORCHKV_UNROLL
+      for (int s = 0; s < P::kStates; ++s) {
+        states[s] = states_[s].at[i];
+      }
+      total.at[i] =
+          update(step, P::kRule, weight_.at[i], total.at[i], has, states);
+      TORCHKV_UNROLL
+      for (int s = 0; s < P::kStates; ++s) {
+        states_[s].at[i] = states[s];
+      }
+    }
+  }
+
+  Pack<value_t, kSize> values_[P::kGroup];
+  Pack<weight_t, kSize> weight_;
+  Pack<weight_t, kSize> states_[P::kStates > 0 ? P::kStates : 1];
+};
+
+// The packs of `kSize` elements in elements [begin, end) of a key.
+template <typename P, int kSize>
+TORCHKV_HOST_DEVICE inline void sum_packs(
+    const ParamsHead& head,
+    const KeyHead& key,
+    const Step<typename P::weight_t>* step,
+    int64_t begin,
+    int64_t end,
+    uint32_t thread) {
+  constexpr int64_t kStride = int64_t{kThreads} * kSize;
+  constexpr int kUnroll = kSize == 1 ? 1 : P::kUnroll;
+  TORCHKV_NO_UNROLL
+  for (int64_t first = begin + int64_t{thread} * kSize; first < end;
+       first += kStride * kUnroll) {
+    PackOfSum<P, kSize> packs[kUnroll];
+    TORCHKV_UNROLL
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * kStride < end) {
+        packs[u].load(key, first + u * kStride);
+      }
+    }
+    TORCHKV_UNROLL
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * kStride < end) {
+        packs[u].finish(head, key, step, first + u * kStride);
+      }
+    }
+  }
+}
+
+// What one thread does in a launch.
+template <typename P>
+TORCHKV_HOST_DEVICE inline void sum_thread(
+    const ParamsHead& head,
+    const char* bank,
+    size_t bank_bytes,
+    uint32_t block,
+    uint32_t num_blocks,
+    uint32_t thread) {
+  using step_t = Step<typename P::weight_t>;
+  const auto* steps = reinterpret_cast<const step_t*>(bank + bank_bytes);
+  for (uint32_t chunk = block; chunk < head.num_chunks; chunk += num_blocks) {
+    uint32_t first_chunk = 0;
+    const KeyHead& key = find_key(head, bank, chunk, first_chunk);
+    const step_t* step = steps - 1 - key.step;
+    const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
+    const int64_t end =
+        key.size - begin < head.chunk ? key.size : begin + head.chunk;
+    // What is left after the last whole pack, and keys that are not aligned.
+    int64_t rest = begin;
+    if (key.alignment == kWord) {
+      rest = end - (end - begin) % P::kPackSize;
+      sum_packs<P, P::kPackSize>(head, key, step, begin, rest, thread);
+    }
+    sum_packs<P, 1>(head, key, step, rest, end, thread);
+  }
+}
+
+// --- Copies
+
+// Words in [begin, end) of a key, from the first that is aligned.
+template <typename Word>
+TORCHKV_HOST_DEVICE inline void copy_words(
+    const KeyHead& key,
+    int num_outs,
+    int64_t begin,
+    int64_t end,
+    uint32_t thread) {
+  constexpr int kUnroll = 4; // words of one thread in flight
+  const auto* source = reinterpret_cast<const Word*>(
+      static_cast<const char*>(key.memory) + key.head);
+  void* const* outs = pointers_of(key);
+  TORCHKV_NO_UNROLL
+  for (int64_t first = begin + thread; first < end;
+       first += int64_t{kThreads} * kUnroll) {
+    Word words[kUnroll];
+    TORCHKV_UNROLL
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * kThreads < end) {
+        words[u] = source[first + u * kThreads];
+      }
+    }
+    for (int k = 0; k < num_outs; ++k) {
+      auto* out =
+          reinterpret_cast<Word*>(static_cast<char*>(outs[k]) + key.head);
+      TORCHKV_UNROLL
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u * kThreads < end) {
+          out[first + u * kThreads] = words[u];
+        }
+      }
+    }
+  }
+}
+
+// What one thread does in a launch.
+TORCHKV_HOST_DEVICE inline void copy_thread(
+    const ParamsHead& head,
+    const char* bank,
+    uint32_t block,
+    uint32_t num_blocks,
+    uint32_t thread) {
+  for (uint32_t chunk = block; chunk < head.num_chunks; chunk += num_blocks) {
+    uint32_t first_chunk = 0;
+    const KeyHead& key = find_key(head, bank, chunk, first_chunk);
+    const int64_t body = (key.size - key.head) / key.alignment * key.alignment;
+    const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
+    const int64_t end = body - begin < head.chunk ? body : begin + head.chunk;
+    const auto copy = [&](auto word) {
+      constexpr auto kSize = static_cast<int64_t>(sizeof(word));
+      copy_words<decltype(word)>(
+          key, head.num_values, begin / kSize, end / kSize, thread);
+    };
+    switch (key.alignment) {
+      case 16:
+        copy(Pack<uint64_t, 2>());
+        break;
+      case 8:
+        copy(uint64_t());
+        break;
+      case 4:
+        copy(uint32_t());
+        break;
+      case 2:
+        copy(uint16_t());
+        break;
+      default:
+        copy(uint8_t());
+    }
+    if (begin == 0) {
+      // What lies before and after the aligned words: fewer than 16 bytes each.
+      const int64_t tail = key.size - key.head - body;
+      if (thread < key.head + tail) {
+        const int64_t i = thread < key.head ? thread : body + thread;
+        const char byte = static_cast<const char*>(key.memory)[i];
+        for (int k = 0; k < head.num_values; ++k) {
+          static_cast<char*>(pointers_of(key)[k])[i] = byte;
+        }
+      }
+    }
+  }
+}
+
+} // namespace torchkv::kernels::cuda

@@ -1,0 +1,281 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace torchkv::kernels::cuda {
+namespace {
+
+size_t element_size(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+    case Dtype::kInt8:
+      return 1;
+    case Dtype::kHalf:
+    case Dtype::kBFloat16:
+    case Dtype::kInt16:
+      return 2;
+    case Dtype::kFloat:
+    case Dtype::kInt32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
+// Of a key, without its values.
+constexpr size_t num_pointers(Rule rule) {
+  return rule == Rule::kAssign ? 0 : 1 + num_states(rule);
+}
+
+constexpr size_t key_bytes(size_t num_pointers) {
+  return sizeof(KeyHead) + num_pointers * sizeof(void*);
+}
+
+constexpr size_t bank_bytes(size_t params_bytes) {
+  return params_bytes - offsetof(Params<kSmallParams>, bank);
+}
+
+size_t step_bytes(const Variant& variant) {
+  return variant.rule == Rule::kAssign   ? 0
+      : variant.stored == Dtype::kDouble ? sizeof(Step<double>)
+                                         : sizeof(Step<float>);
+}
+
+// The kernel for exactly so many values, if there is one, or that for any.
+Variant variant_of(const SumJob& job) {
+  Variant variant{
+      job.value,
+      job.stored_dtype,
+      rule_of(job.step->rule.id),
+      static_cast<uint8_t>(std::min<size_t>(job.num_values, UINT8_MAX))};
+  if (job.first_is_sum || !is_built(variant)) {
+    variant.num_values = 0;
+  }
+  return variant;
+}
+
+bool is_copy(const SumJob& job) {
+  return job.step->rule.id == RuleSpec::Id::kAssign && job.num_values == 1 &&
+      job.value == job.stored_dtype && !job.first_is_sum;
+}
+
+uintptr_t address(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer);
+}
+
+} // namespace
+
+// Keys on their way into one launch.
+struct Launches::Open {
+  Open(Kind kind_, const Variant& variant_, size_t num_pointers_)
+      : kind(kind_), variant(variant_), num_pointers(num_pointers_) {}
+
+  size_t used_bytes() const {
+    return num_keys * key_bytes(num_pointers) + num_steps * step_bytes(variant);
+  }
+
+  // Where the next key lies; its pointers follow it.
+  KeyHead* next_key() {
+    return reinterpret_cast<KeyHead*>(
+        params.bank + num_keys++ * key_bytes(num_pointers));
+  }
+
+  // The place of the step, which the last few keys may have had, too.
+  uint16_t place_of(const RuleStep& step) {
+    static_assert(std::is_trivially_copyable_v<RuleStep>);
+    const size_t num_recent = std::min<size_t>(num_steps, recent.size());
+    for (size_t place = num_steps; place > num_steps - num_recent; --place) {
+      // Padding that differs only costs another place.
+      // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
+      if (std::memcmp(
+              &recent[(place - 1) % recent.size()], &step, sizeof(step)) == 0) {
+        return static_cast<uint16_t>(place - 1);
+      }
+    }
+    recent[num_steps++ % recent.size()] = step;
+    char* const to =
+        params.bank + sizeof(params.bank) - num_steps * step_bytes(variant);
+    if (variant.stored == Dtype::kDouble) {
+      new (to) Step<double>(step);
+    } else {
+      new (to) Step<float>(step);
+    }
+    return static_cast<uint16_t>(num_steps - 1);
+  }
+
+  Kind kind;
+  Variant variant;
+  size_t num_pointers; // of a key
+  uint32_t num_keys = 0;
+  size_t num_steps = 0;
+  int64_t size = 0; // of all keys
+  std::array<RuleStep, 4> recent;
+  Params<kLargeParams> params; // not cleared, for that takes longer than a key
+};
+
+bool Launches::supports(const SumJob& job) {
+  const Variant variant = variant_of(job);
+  return job.step->rule.id != RuleSpec::Id::kLamb &&
+      (is_copy(job) || is_built(variant)) &&
+      (!job.first_is_sum || is_half(job.value)) &&
+      key_bytes(num_pointers(variant.rule) + job.num_values) +
+          step_bytes(variant) <=
+      bank_bytes(kSmallParams);
+}
+
+Launches::Launches(const Table& table, int num_multiprocessors, void* stream)
+    : table_(table),
+      num_multiprocessors_(static_cast<uint32_t>(num_multiprocessors)),
+      stream_(stream) {}
+
+Launches::~Launches() = default;
+
+Launches::Open& Launches::open_launch(
+    Kind kind,
+    const Variant& variant,
+    size_t num_pointers) {
+  auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& open) {
+    return open->kind == kind && open->num_pointers == num_pointers &&
+        open->variant.value == variant.value &&
+        open->variant.stored == variant.stored &&
+        open->variant.rule == variant.rule;
+  });
+  if (found != open_.end()) {
+    const size_t needed = key_bytes(num_pointers) + step_bytes(variant);
+    if ((*found)->used_bytes() + needed <= bank_bytes(table_.params_bytes)) {
+      return **found;
+    }
+    launch(**found);
+    open_.erase(found);
+  }
+  open_.push_back(std::make_unique<Open>(kind, variant, num_pointers));
+  return *open_.back();
+}
+
+void Launches::add(const SumJob& job) {
+  if (job.num_elements == 0) {
+    return; // its memory may be null
+  }
+  if (is_copy(job)) {
+    add_copy(
+        job.values[0],
+        &job.stored,
+        1,
+        job.num_elements * static_cast<int64_t>(element_size(job.value)));
+    return;
+  }
+  const Variant variant = variant_of(job);
+  const size_t num_own = num_pointers(variant.rule);
+  Open& open = open_launch(
+      job.first_is_sum ? Kind::kSumOnSum : Kind::kSum,
+      variant,
+      num_own + job.num_values);
+  KeyHead* const key = open.next_key();
+  auto* const pointers = reinterpret_cast<const void**>(key + 1);
+  if (num_own != 0) {
+    pointers[0] = job.master;
+    std::copy_n(job.states.begin(), num_own - 1, pointers + 1);
+  }
+  std::copy_n(job.values, job.num_values, pointers + num_own);
+  uintptr_t any = address(job.stored);
+  for (size_t i = 0; i < num_own + job.num_values; ++i) {
+    any |= address(pointers[i]);
+  }
+  key->alignment = any % 16 == 0 ? 16 : 1;
+  key->head = 0;
+  key->size = job.num_elements;
+  key->memory = job.stored;
+  key->step = num_own == 0 ? uint16_t{0} : open.place_of(*job.step);
+  open.size += job.num_elements;
+}
+
+void Launches::add_copy(
+    const void* source,
+    void* const* outs,
+    size_t num_outs,
+    int64_t num_bytes) {
+  // As many outs at a time as every Params has room for.
+  constexpr size_t kMaxOuts =
+      (bank_bytes(kSmallParams) - key_bytes(0)) / sizeof(void*);
+  if (num_bytes == 0) {
+    return; // its memory may be null
+  }
+  for (; num_outs > kMaxOuts; outs += kMaxOuts, num_outs -= kMaxOuts) {
+    add_copy(source, outs, kMaxOuts, num_bytes);
+  }
+  Open& open = open_launch(Kind::kCopy, Variant{}, num_outs);
+  KeyHead* const key = open.next_key();
+  std::copy_n(outs, num_outs, reinterpret_cast<void**>(key + 1));
+  uintptr_t difference = 16;
+  for (size_t i = 0; i < num_outs; ++i) {
+    difference |= address(outs[i]) ^ address(source);
+  }
+  const uintptr_t alignment = difference & -difference;
+  const auto head = static_cast<int64_t>(-address(source) & (alignment - 1));
+  key->alignment = static_cast<uint8_t>(alignment);
+  key->head = static_cast<uint8_t>(std::min(head, num_bytes));
+  key->size = num_bytes;
+  key->memory = const_cast<void*>(source); // only read
+  open.size += num_bytes;
+}
+
+void Launches::launch(Open& open) {
+  if (error_ != 0) {
+    return;
+  }
+  auto& params = open.params;
+  // Steps lie at the end of the bank, whichever is used.
+  const size_t steps_bytes = open.num_steps * step_bytes(open.variant);
+  const bool is_small = open.used_bytes() <= bank_bytes(kSmallParams);
+  const size_t params_bytes = is_small ? kSmallParams : kLargeParams;
+  if (is_small) {
+    std::memmove(
+        params.bank + bank_bytes(kSmallParams) - steps_bytes,
+        params.bank + bank_bytes(kLargeParams) - steps_bytes,
+        steps_bytes);
+  }
+
+  const bool is_copy = open.kind == Kind::kCopy;
+  const uint32_t max_blocks = num_multiprocessors_ *
+      (is_copy ? kCopyBlocksPerMultiprocessor
+               : blocks_per_multiprocessor(open.variant));
+  // Four chunks a block, or the last ones would keep too few of them busy.
+  const int64_t unit = is_copy ? 4 : 1;
+  int64_t chunk = kMaxChunk * unit;
+  while (chunk > kMinChunk * unit && open.size < chunk * max_blocks * 4) {
+    chunk /= 2;
+  }
+  int64_t num_chunks = 0;
+  for (uint32_t i = 0; i < open.num_keys; ++i) {
+    auto* const key = reinterpret_cast<KeyHead*>(
+        params.bank + i * key_bytes(open.num_pointers));
+    num_chunks += (key->size + chunk - 1) / chunk;
+    key->chunk_end = static_cast<uint32_t>(num_chunks);
+  }
+  params.head.num_keys = open.num_keys;
+  params.head.num_chunks = static_cast<uint32_t>(num_chunks);
+  params.head.chunk = static_cast<uint32_t>(chunk);
+  params.head.key_bytes = static_cast<uint16_t>(key_bytes(open.num_pointers));
+  params.head.num_values = static_cast<uint16_t>(
+      open.num_pointers - num_pointers(open.variant.rule));
+  params.head.first_is_sum = open.kind == Kind::kSumOnSum;
+
+  const auto num_blocks =
+      static_cast<uint32_t>(std::min<int64_t>(num_chunks, max_blocks));
+  error_ = is_copy
+      ? table_.launch_copy(&params, params_bytes, num_blocks, stream_)
+      : table_.launch_sum(
+            open.variant, &params, params_bytes, num_blocks, stream_);
+}
+
+int Launches::finish() {
+  for (const auto& open : open_) {
+    launch(*open);
+  }
+  open_.clear();
+  return error_;
+}
+
+} // namespace torchkv::kernels::cuda

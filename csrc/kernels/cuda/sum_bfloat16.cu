@@ -1,0 +1,12 @@
+#include "sum.cuh"
+
+namespace torchkv::kernels::cuda {
+
+template int launch_sum<BFloat16>(
+    Variant,
+    const void*,
+    size_t,
+    uint32_t,
+    void*);
+
+} // namespace torchkv::kernels::cuda

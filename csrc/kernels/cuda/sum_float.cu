@@ -1,0 +1,7 @@
+#include "sum.cuh"
+
+namespace torchkv::kernels::cuda {
+
+template int launch_sum<float>(Variant, const void*, size_t, uint32_t, void*);
+
+} // namespace torchkv::kernels::cuda

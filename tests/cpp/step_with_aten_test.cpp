@@ -1,0 +1,95 @@
+// The rules through ATen operators: the steps of the kernels.
+#include "comm/step_with_aten.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+
+#include "kernels/cpu/sum.h"
+#include "optimizer_helpers.h"
+
+namespace torchkv {
+namespace {
+
+using testing::expect_close;
+
+class StepWithAtenTest : public testing::RuleTest {};
+
+TEST_P(StepWithAtenTest, StepsOfTheKernels) {
+  for (const auto dtype :
+       {at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
+    const double tolerance =
+        c10::toRealValueType(dtype) == at::kDouble ? 1e-12 : 1e-6;
+    const at::Tensor weight = at::randn({300}, dtype);
+    const at::Tensor weight_aten = weight.clone();
+    kernels::cpu::State state;
+    std::array<at::Tensor, kMaxStates> states_aten;
+    const auto names = state_names(rule_);
+    for (size_t k = 0; k < kMaxStates; ++k) {
+      if (names[k] != nullptr) {
+        state.states[k] =
+            at::full({300}, rule_.initial_accumulator_value, dtype);
+        if (dtype == at::kComplexFloat || dtype == at::kComplexDouble) {
+          at::view_as_real(state.states[k])
+              .fill_(rule_.initial_accumulator_value);
+        }
+        states_aten[k] = state.states[k].clone();
+      }
+    }
+    for (int t = 1; t <= 5; ++t) {
+      RuleStep step;
+      step.rule = rule_;
+      step.step = t;
+      step.is_first = t == 1;
+      step.scale = t == 2 ? 0.5 : 1;
+      step.clip_value = t >= 3 ? 0.7 : 0;
+      step.last_scale = t >= 4 ? 0.25 : 1;
+      const at::Tensor gradient = at::randn({300}, dtype);
+      const Value value{Value::Form::kDense, &gradient};
+      kernels::cpu::SumBatch batch;
+      batch.add(value, weight, dtype, step, state);
+      const double norm = batch.squared_norm();
+      EXPECT_NEAR(
+          squared_norm_with_aten(step, gradient.clone()), norm, 1e-6 * norm);
+      batch.run();
+      step_with_aten(step, gradient.clone(), weight_aten, states_aten);
+      expect_close(weight_aten, weight, tolerance, c10::toString(dtype));
+      for (size_t k = 0; k < kMaxStates; ++k) {
+        if (names[k] != nullptr) {
+          expect_close(states_aten[k], state.states[k], tolerance, names[k]);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    StepWithAtenTest,
+    ::testing::ValuesIn(testing::rule_cases()),
+    testing::rule_name);
+
+TEST(NanWithAtenTest, ANanInTheGradientReachesTheWeight) {
+  for (const auto& [name, rule] : testing::rule_cases()) {
+    at::Tensor weight = at::ones({2});
+    std::array<at::Tensor, kMaxStates> states;
+    const auto names = state_names(rule);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      if (names[i] != nullptr) {
+        states[i] = at::zeros({2});
+      }
+    }
+    RuleStep step;
+    step.rule = rule;
+    at::Tensor gradient = at::zeros({2});
+    gradient[0] = std::numeric_limits<float>::quiet_NaN();
+    step_with_aten(step, gradient, weight, states);
+    EXPECT_TRUE(weight[0].isnan().item<bool>()) << name;
+    EXPECT_FALSE(weight[1].isnan().item<bool>()) << name;
+  }
+}
+
+} // namespace
+} // namespace torchkv
