@@ -3,6 +3,7 @@
 #
 #   TORCH=torch==2.15.0 make test           another PyTorch, another environment
 #   PYTHON=python3.12 make test             another Python, for a new environment
+#   TORCHKV_USE_CUDA=1 make build           the CUDA kernels, whatever PyTorch
 #   make test PYTEST_ARGS="-k push -x"
 #   make bench BENCH_ARGS=--smoke           tiny sizes: does it run at all?
 
@@ -22,6 +23,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # What the environment's programs start (ninja, cmake) is the environment's too.
+USERS_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
 unexport PYTHONPATH PYTHONHOME
 
@@ -29,17 +31,19 @@ unexport PYTHONPATH PYTHONHOME
 # torchkv/ are of one torch at a time, so `built` exists for one environment.
 INSTALLED := $(VENV)/installed
 LINT_TOOLS := $(VENV)/lint-tools
-BUILT := build/stamps/built-$(ENV)
+BUILT := build/stamps/built-$(ENV)$(TORCHKV_USE_CUDA:%=-cuda-%)
 
 CPP := build/cpp/$(ENV)
 TIDY := build/tidy/$(ENV)
 HEADERS := $(shell find csrc -name '*.h')
 SOURCES := $(shell find csrc -name '*.cpp')
-FORMATTED := $(HEADERS) $(SOURCES) $(shell find tests -name '*.h' -o -name '*.cpp')
+KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
+FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
+  $(shell find tests -name '*.h' -o -name '*.cpp')
 
 .PHONY: help env build test python-test cpp-test demo bench bench-peers sanitize \
-  sanitize-address sanitize-thread lint lint-format lint-python lint-types \
-  lint-spelling tidy format clean
+  sanitize-address sanitize-thread check-sass gpu-check lint lint-format \
+  lint-python lint-types lint-spelling tidy format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,6 +54,8 @@ help:
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
 	@echo 'make bench-peers MXNet, for the benchmarks, into $(MXNET)'
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
+	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
+	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
 	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, checking only'
 	@echo 'make format      clang-format and ruff, rewriting'
 	@echo 'make clean       remove what was built; .venv/ stays'
@@ -79,8 +85,8 @@ $(INSTALLED): | $(BIN)/python
 
 env: $(INSTALLED)
 
-$(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) csrc/sources.txt $(wildcard cmake/*) \
-  setup.py pyproject.toml
+$(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) $(KERNELS) csrc/sources.txt \
+  $(wildcard cmake/*) setup.py tools/cuda_kernels.py pyproject.toml
 	$(PIP) install --no-build-isolation --editable '.[test,examples]'
 	@mkdir -p $(@D) && rm -f $(@D)/built-* && touch $@
 
@@ -104,10 +110,15 @@ configure = googletest=$$(tools/get_googletest) && cmake -S . -B $(1) -G Ninja \
   -DTORCHKV_PYTHON=$(BIN)/python -DTORCHKV_GOOGLETEST="$$googletest" \
   -DTORCHKV_SANITIZE=$(2)
 
+# run_cuda_tests: $(call run_cuda_tests,folder); not built where torch has CUDA
+run_cuda_tests = if [ -x $(1)/tests/cpp/torchkv_cuda_tests ]; then \
+  $(1)/tests/cpp/torchkv_cuda_tests --gtest_brief=1; fi
+
 cpp-test: $(BUILT)
 	$(call configure,$(CPP)/plain,)
 	cmake --build $(CPP)/plain
 	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
+	$(call run_cuda_tests,$(CPP)/plain)
 	$(CPP)/plain/tests/cpp/torchkv_stress
 
 # --- Benchmarks -----------------------------------------------------------------
@@ -152,6 +163,7 @@ sanitize-address: $(BUILT)
 	$(call configure,$(CPP)/address,address)
 	cmake --build $(CPP)/address
 	$(CPP)/address/tests/cpp/torchkv_tests --gtest_brief=1
+	$(call run_cuda_tests,$(CPP)/address)
 	$(CPP)/address/tests/cpp/torchkv_stress
 
 # Old thread sanitizers do not start where the kernel spreads addresses widely,
@@ -162,6 +174,21 @@ sanitize-thread: $(BUILT)
 	cmake --build $(CPP)/thread --target torchkv_stress
 	if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
 	  $$fixed $(CPP)/thread/tests/cpp/torchkv_stress
+
+# --- CUDA -----------------------------------------------------------------------
+
+# Of the pinned compiler: another allots registers in another way.
+check-sass:
+	CUDA_HOME=$$(tools/get_nvcc) && export CUDA_HOME && \
+	  $(MAKE) --no-print-directory TORCHKV_USE_CUDA=1 build && \
+	  $(BIN)/python tools/check_sass.py torchkv/lib/libtorchkv_cuda.so
+
+# In no environment of ours: with the PyTorch of PYTHON, which knows the GPU.
+RESULTS ?= build/gpu-check
+gpu-check: export PATH := $(USERS_PATH)
+gpu-check: export PYTHONPATH := $(PYTHONPATH)
+gpu-check:
+	$(PYTHON) tools/gpu_check.py $(RESULTS)
 
 # --- Lint -----------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""Builds torchkv's two binaries and installs what C++ programs need.
+"""Builds torchkv's binaries and installs what C++ programs need.
 
-torchkv/lib/libtorchkv.so   the store: links LibTorch, knows nothing of Python
-torchkv/_C.<suffix>.so      the Python door: csrc/bindings/python.cpp alone
-torchkv/include, share      headers and the CMake package config
+torchkv/lib/libtorchkv.so        the store: links LibTorch, knows nothing of Python
+torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, where there is CUDA: links no torch
+torchkv/_C.<suffix>.so           the Python door: csrc/bindings/python.cpp alone
+torchkv/include, share           headers and the CMake package config
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+import cuda_kernels  # noqa: E402
+
 CSRC = ROOT / "csrc"
 OLDEST_TORCH = (2, 11)
 OLDEST_SETUPTOOLS = 77  # the first that reads the licence as pyproject.toml has it
@@ -90,6 +94,7 @@ from setuptools import Extension, setup  # noqa: E402
 from setuptools.command.build import build  # noqa: E402
 
 TORCH_MINOR = "{}.{}".format(*release(torch.__version__))
+TORCH = Path(torch.__file__).parent
 LIBRARY = "torchkv.lib.libtorchkv"
 # One folder per torch and Python: objects of different ABIs never meet, and
 # ninja finds yesterday's objects, whoever starts the build.
@@ -109,7 +114,7 @@ def public_headers() -> list[Path]:
 
 
 def compile_flags() -> list[str]:
-    """Flags of both binaries; the -std flag comes from torch."""
+    """Flags of the C++ sources; the -std flag comes from torch."""
     flags = [
         "-O3",
         # The same bits whichever instructions the processor has (kernels/cpu).
@@ -129,7 +134,7 @@ def compile_flags() -> list[str]:
         # Exported classes hold members of hidden types, which is what we want.
         # File names in error messages: csrc/key.cpp, torch/include/c10/...
         f"-ffile-prefix-map={ROOT}/=",
-        f"-ffile-prefix-map={Path(torch.__file__).parents[1]}/=",
+        f"-ffile-prefix-map={TORCH.parent}/=",
     ]
     if os.environ.get("TORCHKV_WERROR", "1") != "0":
         flags.append("-Werror")
@@ -145,8 +150,41 @@ def openmp_flags() -> list[str]:
     return ["-fopenmp"] if uses_openmp else []
 
 
+def cuda_toolkit() -> cuda_kernels.Toolkit | None:
+    """What compiles the CUDA kernels; None leaves them out.
+
+    That this machine has a GPU does not matter, for it need not be the one on which the
+    package is used.
+    """
+    wanted = os.environ.get("TORCHKV_USE_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        stop(f"TORCHKV_USE_CUDA: expected 0 or 1, but got '{wanted}'")
+    if wanted == "0" or (not wanted and torch.version.cuda is None):
+        return None
+    toolkit = cuda_kernels.find_toolkit()
+    if toolkit:
+        return toolkit
+    missing = "nvcc was not found; set CUDA_HOME to the CUDA toolkit"
+    if wanted:
+        stop(f"TORCHKV_USE_CUDA=1 asks for the CUDA kernels, but {missing}")
+    print(f"torchkv: building without CUDA kernels: {missing}", file=sys.stderr)
+    return None
+
+
+def find_cudart(toolkit: cuda_kernels.Toolkit) -> Path:
+    """The CUDA runtime for the kernels: the one that torch loads, or a static one."""
+    if (torch.version.cuda or "").partition(".")[0] != toolkit.major:
+        # No CUDA in this torch, or a runtime that these kernels cannot use.
+        return toolkit.find("libcudart_static.a", [])
+    packages = TORCH.parent / "nvidia"
+    return toolkit.find(
+        f"libcudart.so.{toolkit.major}",
+        [packages / f"cu{toolkit.major}/lib", packages / "cuda_runtime/lib"],
+    )
+
+
 def extensions() -> list[Extension]:
-    """The two binaries, in the order in which they are built."""
+    """The two C++ binaries, in the order in which they are built."""
     headers = [str(path.relative_to(ROOT)) for path in sorted(CSRC.rglob("*.h"))]
     library = Extension(
         LIBRARY,
@@ -224,11 +262,23 @@ class BuildBinaries(BuildExtension):
 
     def run(self) -> None:
         """Builds the binaries, then puts the C++ interface beside them."""
+        toolkit = cuda_toolkit()  # whether it is there, before anything slow
         package = ROOT / "torchkv" if self.inplace else Path(self.build_lib, "torchkv")
         (package / "lib").mkdir(parents=True, exist_ok=True)
         super().run()
+        self.add_cuda_kernels(package / "lib" / "libtorchkv_cuda.so", toolkit)
         self.add_headers(package / "include" / "torchkv")
         self.add_cmake_config(package / "share" / "cmake" / "torchkv")
+
+    def add_cuda_kernels(
+        self, library: Path, toolkit: cuda_kernels.Toolkit | None
+    ) -> None:
+        """Compiles the kernels, or removes those of an earlier build."""
+        library.unlink(missing_ok=True)
+        if toolkit:
+            # No torch in this name: the kernels' objects are the same for all.
+            objects = ROOT / "build" / f"cuda-{toolkit.release}"
+            cuda_kernels.build(library, objects, toolkit, find_cudart(toolkit))
 
     def add_headers(self, include: Path) -> None:
         """Copies the headers; an editable install gets a link to csrc/."""

@@ -137,11 +137,12 @@ void CommAten::place(c10::ArrayRef<Item> items) {
   for (const auto& item : items) {
     by_size.push_back(&item);
   }
-  std::stable_sort(
-      by_size.begin(), by_size.end(), [](const auto* a, const auto* b) {
-        return a->entry->slices[0].value.nbytes() >
-            b->entry->slices[0].value.nbytes();
-      });
+  std::sort(by_size.begin(), by_size.end(), [](const auto* a, const auto* b) {
+    const auto a_bytes = a->entry->slices[0].value.nbytes();
+    const auto b_bytes = b->entry->slices[0].value.nbytes();
+    return a_bytes != b_bytes ? a_bytes > b_bytes
+                              : a < b; // in the call's order
+  });
   for (const auto* item : by_size) {
     c10::SmallVector<c10::Device, 4> candidates;
     const auto add = [&](const at::Tensor& tensor) {

@@ -153,28 +153,29 @@ class Group {
   std::vector<Operation> operations_;
 };
 
-// Whether the values are for NCCL: one on each of several devices, the home
-// among them, of one dtype that it adds.
-bool can_reduce(c10::ArrayRef<Value> values, const Slice& slice) {
-  if (values.size() < 2 || !slice.home.is_cuda() || slice.value.numel() == 0 ||
-      !numbers_of(*values[0].data)) {
-    return false;
+// The numbers of each value, where they are for NCCL: one value on each of
+// several devices, the home among them, of one dtype that it adds.
+std::optional<Numbers> reducible(
+    c10::ArrayRef<Value> values,
+    const Slice& slice) {
+  if (values.size() < 2 || !slice.home.is_cuda() || slice.value.numel() == 0) {
+    return std::nullopt;
   }
   bool has_home = false;
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& value = *values[i].data;
     if (!is_plain(value, slice.value) ||
         value.scalar_type() != values[0].data->scalar_type()) {
-      return false;
+      return std::nullopt;
     }
     for (size_t j = 0; j < i; ++j) {
       if (values[j].data->device() == value.device()) {
-        return false;
+        return std::nullopt;
       }
     }
     has_home = has_home || value.device() == slice.home;
   }
-  return has_home;
+  return has_home ? numbers_of(*values[0].data) : std::nullopt;
 }
 
 } // namespace
@@ -203,7 +204,8 @@ CommNccl::Brought CommNccl::bring_home(c10::ArrayRef<Item> items) {
   Group group(runtime_);
   for (auto& item : brought.items) {
     Slice& slice = item.entry->slices[0];
-    if (!can_reduce(item.values, slice)) {
+    const auto numbers = reducible(item.values, slice);
+    if (!numbers) {
       continue;
     }
     order.enter(slice);
@@ -226,7 +228,7 @@ CommNccl::Brought CommNccl::bring_home(c10::ArrayRef<Item> items) {
            device == slice.home ? sum.mutable_data_ptr() : nullptr});
     }
     group.add(
-        /*is_reduce=*/true, std::move(parts), slice.home, *numbers_of(sum));
+        /*is_reduce=*/true, std::move(parts), slice.home, *numbers);
     brought.values.push_back({Value::Form::kDense, &sum});
     item.values = brought.values.back();
   }

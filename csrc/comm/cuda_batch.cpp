@@ -54,6 +54,13 @@ std::optional<Elements> elements_of(c10::ScalarType dtype) {
   }
 }
 
+// The type in which the kernels add such numbers up.
+c10::ScalarType sum_type(c10::ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/true)
+      ? dtype
+      : at::toOpMathType(dtype);
+}
+
 bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
   return std::all_of(values.begin(), values.end(), [&](const Value& value) {
     return value.data->scalar_type() == dtype;
@@ -62,6 +69,13 @@ bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
 
 } // namespace
 
+CudaBatch::Home::Home(c10::Device device_, void* stream)
+    : device(device_),
+      launches(
+          *kernels::cuda::table(),
+          kernels::cuda::num_multiprocessors(device_),
+          stream) {}
+
 kernels::cuda::Launches& CudaBatch::launches_of(c10::Device device) {
   for (const auto& home : homes_) {
     if (home->device == device) {
@@ -69,12 +83,7 @@ kernels::cuda::Launches& CudaBatch::launches_of(c10::Device device) {
     }
   }
   homes_.push_back(
-      std::unique_ptr<Home>(new Home{
-          device,
-          kernels::cuda::Launches(
-              *kernels::cuda::table(),
-              kernels::cuda::num_multiprocessors(device),
-              order_.stream(device).native_handle())}));
+      std::make_unique<Home>(device, order_.stream(device).native_handle()));
   return homes_.back()->launches;
 }
 
@@ -122,7 +131,7 @@ bool CudaBatch::add(
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
     const auto elements = elements_of(dtype);
     if (!elements || elements->per_number != kept->per_number ||
-        at::toOpMathType(dtype) != accumulation) {
+        sum_type(dtype) != accumulation) {
       return false;
     }
     job.value = elements->dtype;

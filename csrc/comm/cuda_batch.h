@@ -46,6 +46,8 @@ class CudaBatch {
 
  private:
   struct Home {
+    Home(c10::Device device_, void* stream);
+
     c10::Device device;
     kernels::cuda::Launches launches;
   };

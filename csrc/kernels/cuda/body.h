@@ -1,13 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "half.h"
 #include "params.h"
 
-// The arithmetic of the kernels, as one thread of one block does it. Compiled
-// for GPUs by the .cu files, and for the processor by the tests, which compare
-// it with the CPU's kernels.
 #ifdef __CUDA_ARCH__
 #define TORCHKV_UNROLL _Pragma("unroll")
 #define TORCHKV_NO_UNROLL _Pragma("unroll 1")
@@ -16,6 +15,9 @@
 #define TORCHKV_NO_UNROLL
 #endif
 
+// The arithmetic of the kernels, as one thread of one block does it. Compiled
+// for GPUs by the .cu files, and for the processor by the tests, which compare
+// it with the CPU's kernels.
 namespace torchkv::kernels::cuda {
 
 // --- Types

@@ -47,36 +47,34 @@ const Table* load_table() {
   return table;
 }
 
-std::atomic<const Table*>& table_of_tests() {
-  static std::atomic<const Table*> table{nullptr};
-  return table;
-}
+// A test's, once it has set one.
+std::atomic<bool> is_set{false};
+std::atomic<const Table*> table_of_tests{nullptr};
 
 } // namespace
 
 const Table* table() {
-  const Table* const tests = table_of_tests();
-  if (tests != nullptr) {
-    return tests;
+  if (is_set) {
+    return table_of_tests;
   }
   static const Table* const table = load_table();
   return table;
 }
 
 void set_table(const Table* table) {
-  table_of_tests() = table;
+  table_of_tests = table;
+  is_set = true;
 }
 
 int num_multiprocessors(c10::Device device) {
-  // By device; 0 = not asked yet. Devices beyond are asked every time.
-  static std::array<std::atomic<int>, 64> known{};
-  const auto index = static_cast<size_t>(device.index());
-  int number = index < known.size() ? known.at(index).load() : 0;
+  // By device, whose index is an int8; 0 = not asked yet.
+  static std::array<std::atomic<int>, 128> known{};
+  const int index = device.index();
+  std::atomic<int>& kept = known.at(static_cast<size_t>(index));
+  int number = kept;
   if (number == 0) {
-    check(table()->num_multiprocessors(device.index(), &number));
-    if (index < known.size()) {
-      known.at(index) = number;
-    }
+    check(table()->num_multiprocessors(index, &number));
+    kept = number;
   }
   return number;
 }

@@ -16,7 +16,8 @@ namespace torchkv::kernels::cuda {
 // cannot be loaded or is of another torchkv.
 TORCHKV_API const Table* table();
 
-// For tests: takes the place of the library's table, from now on.
+// For tests: takes the place of the library's table, from now on; null says
+// that there are no kernels.
 TORCHKV_API void set_table(const Table* table);
 
 // Of the device; at least 1. REQUIRES: table() is not null.

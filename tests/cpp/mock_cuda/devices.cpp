@@ -1,0 +1,295 @@
+#include "devices.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "memory.h"
+
+namespace torchkv::mock_cuda {
+namespace {
+
+// As c10::cuda has them: pool streams are handed out in turn.
+constexpr int kStreamsPerPool = 32;
+
+struct StreamState {
+  c10::Stream stream;
+  Actor actor;
+  Clock clock;
+};
+
+struct Event {
+  c10::DeviceIndex device;
+  Clock clock;
+};
+
+struct Devices {
+  int num_devices = 0;
+  Topology topology = Topology::kAll;
+  Counters counters;
+  Clock host;
+  Actor last_actor = kHost;
+  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, StreamState> streams;
+  // Of each device, of low and of high priority.
+  std::map<std::pair<c10::DeviceIndex, bool>, int> next_of_pool;
+  std::set<std::pair<c10::DeviceIndex, c10::DeviceIndex>> peers;
+  int64_t num_events = 0;
+  std::string mistake;
+};
+
+Devices& devices() {
+  static auto* devices = new Devices(); // used by static destructors
+  return *devices;
+}
+
+thread_local c10::DeviceIndex thread_device = 0;
+thread_local std::map<c10::DeviceIndex, c10::StreamId> thread_streams;
+
+void check_device(c10::Device device) {
+  TORCH_CHECK(
+      device.is_cuda() && device.index() >= 0 &&
+          device.index() < devices().num_devices,
+      "mock_cuda: expected one of ",
+      devices().num_devices,
+      " devices, but got ",
+      device);
+}
+
+StreamState& state_of(c10::Stream stream) {
+  check_device(stream.device());
+  auto& streams = devices().streams;
+  const auto key = std::make_pair(stream.device_index(), stream.id());
+  auto it = streams.find(key);
+  if (it == streams.end()) {
+    it = streams.emplace(key, StreamState{stream, ++devices().last_actor, {}})
+             .first;
+  }
+  return it->second;
+}
+
+class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override {
+    return c10::kCUDA;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override {
+    return current_device();
+  }
+  void setDevice(c10::Device device) const override {
+    check_device(device);
+    thread_device = device.index();
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    thread_device = device.index();
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(devices().num_devices);
+  }
+
+  c10::Stream getStream(c10::Device device) const override {
+    return current_stream(device);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool is_high_priority)
+      const override {
+    const std::lock_guard lock(mutex());
+    int& next = devices().next_of_pool[{device.index(), is_high_priority}];
+    const int id = 1 + next + (is_high_priority ? kStreamsPerPool : 0);
+    next = (next + 1) % kStreamsPerPool;
+    return c10::Stream(c10::Stream::UNSAFE, device, id);
+  }
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    return getStreamFromGlobalPool(device, priority < 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(stream.device());
+    thread_streams[stream.device_index()] = stream.id();
+    return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    const std::lock_guard lock(mutex());
+    return stream.id() == 0 ? nullptr : &state_of(stream);
+  }
+
+  void record(
+      void** event,
+      const c10::Stream& stream,
+      const c10::DeviceIndex device,
+      const c10::EventFlag /*flag*/) const override {
+    const std::lock_guard lock(mutex());
+    TORCH_CHECK(
+        device == -1 || device == stream.device_index(),
+        "mock_cuda: an event of cuda:",
+        device,
+        " was recorded on a stream of ",
+        stream.device());
+    StreamState& state = state_of(stream);
+    if (*event == nullptr) {
+      *event = new Event();
+      ++devices().num_events;
+    }
+    state.clock.join(devices().host);
+    *static_cast<Event*>(*event) = {stream.device_index(), state.clock};
+    ++devices().counters.records;
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    const std::lock_guard lock(mutex());
+    state_of(stream).clock.join(static_cast<Event*>(event)->clock);
+    ++devices().counters.waits;
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex /*device*/)
+      const noexcept override {
+    const std::lock_guard lock(mutex());
+    delete static_cast<Event*>(event);
+    --devices().num_events;
+  }
+
+  // What the host does not know to be done counts as under way.
+  bool queryEvent(void* event) const override {
+    const std::lock_guard lock(mutex());
+    return devices().host.covers(static_cast<Event*>(event)->clock);
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    const std::lock_guard lock(mutex());
+    return devices().host.covers(state_of(stream).clock);
+  }
+  void synchronizeEvent(void* event) const override {
+    const std::lock_guard lock(mutex());
+    devices().host.join(static_cast<Event*>(event)->clock);
+    ++devices().counters.synchronizations;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    const std::lock_guard lock(mutex());
+    synchronize(stream);
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    const std::lock_guard lock(mutex());
+    for (const auto& [key, state] : devices().streams) {
+      if (key.first == device) {
+        devices().host.join(state.clock);
+      }
+    }
+    ++devices().counters.synchronizations;
+  }
+  void recordDataPtrOnStream(
+      const c10::DataPtr& data,
+      const c10::Stream& stream) const override {
+    keep_until_done(data.get(), stream);
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, GuardImpl)
+
+} // namespace
+
+std::recursive_mutex& mutex() {
+  static auto* mutex = new std::recursive_mutex(); // as devices()
+  return *mutex;
+}
+
+void reset_devices(int num_devices, Topology topology) {
+  TORCH_CHECK(
+      devices().num_events == 0,
+      "mock_cuda: expected no event from before the reset, but got ",
+      devices().num_events);
+  devices() = Devices();
+  devices().num_devices = num_devices;
+  devices().topology = topology;
+  thread_device = 0;
+  thread_streams.clear();
+}
+
+Counters& counters() {
+  return devices().counters;
+}
+
+void check() {
+  const std::lock_guard lock(mutex());
+  const std::string text = std::exchange(devices().mistake, {});
+  TORCH_CHECK(text.empty(), text);
+}
+
+void note_mistake(std::string text) {
+  if (devices().mistake.empty()) {
+    devices().mistake = std::move(text);
+  }
+}
+
+WorkPtr enqueue(c10::Stream stream, std::string name) {
+  StreamState& state = state_of(stream);
+  state.clock.join(devices().host);
+  return std::make_shared<Work>(Work{
+      std::move(name),
+      place_of(stream),
+      state.actor,
+      state.clock.tick(state.actor)});
+}
+
+const Clock& clock_of(c10::Stream stream) {
+  return state_of(stream).clock;
+}
+
+WorkPtr host_work(std::string name) {
+  return std::make_shared<Work>(
+      Work{std::move(name), "the host", kHost, devices().host.tick(kHost)});
+}
+
+const Clock& host_clock() {
+  return devices().host;
+}
+
+void synchronize(c10::Stream stream) {
+  devices().host.join(state_of(stream).clock);
+  ++devices().counters.synchronizations;
+}
+
+c10::Stream stream_of(void* native_handle) {
+  return native_handle == nullptr
+      ? c10::Stream(c10::Stream::DEFAULT, current_device())
+      : static_cast<StreamState*>(native_handle)->stream;
+}
+
+std::string place_of(c10::Stream stream) {
+  return c10::str("stream ", stream.id(), " of ", stream.device());
+}
+
+bool has_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  return device == peer || devices().peers.count({device, peer}) != 0;
+}
+
+bool enable_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  const std::lock_guard lock(mutex());
+  check_device(c10::Device(c10::kCUDA, device));
+  check_device(c10::Device(c10::kCUDA, peer));
+  const Topology topology = devices().topology;
+  const bool can = topology == Topology::kAll ||
+      (topology == Topology::kPairs && device / 2 == peer / 2);
+  if (can && device != peer) {
+    devices().peers.emplace(device, peer);
+  }
+  return can || device == peer;
+}
+
+c10::Device current_device() {
+  return c10::Device(c10::kCUDA, thread_device);
+}
+
+c10::Stream current_stream(c10::Device device) {
+  const c10::Device indexed = device.has_index() ? device : current_device();
+  const auto it = thread_streams.find(indexed.index());
+  return c10::Stream(
+      c10::Stream::UNSAFE,
+      indexed,
+      it == thread_streams.end() ? 0 : it->second);
+}
+} // namespace torchkv::mock_cuda

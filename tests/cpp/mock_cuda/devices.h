@@ -1,0 +1,77 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "clock.h"
+#include "history.h"
+
+// Fake CUDA devices for the CPU build of torch: current device, streams, events
+// and peer access, registered as c10's guard of DeviceType::CUDA. Work is
+// carried out at once; vector clocks tell what orders it.
+//
+// The host is one actor, whatever its threads: what one of them has waited for,
+// all know.
+namespace torchkv::mock_cuda {
+
+// Which pairs of devices can reach each other's memory.
+enum class Topology : uint8_t { kAll, kPairs /* 0-1, 2-3, ... */, kNone };
+
+// What has happened since the last reset.
+struct Counters {
+  int64_t allocations = 0;
+  int64_t operators = 0; // of ATen, copies included
+  int64_t launches = 0; // of kernels by launch()
+  int64_t records = 0; // of events
+  int64_t waits = 0; // of streams, for events
+  int64_t synchronizations = 0; // of the host
+};
+
+// Held over a work and the checks before it; guards all that the mock keeps.
+std::recursive_mutex& mutex();
+
+// Fresh devices, with no peer access enabled. The calling thread's current
+// device is cuda:0, its current streams are the default ones. REQUIRES: no
+// device memory in use, no event alive.
+void reset_devices(int num_devices, Topology topology);
+
+Counters& counters();
+
+// Throws c10::Error for the first mistake that could not be thrown where it was
+// made: by a free, or by the host. Every access of a device does so, too.
+void check();
+
+// The calling thread's.
+c10::Device current_device();
+c10::Stream current_stream(c10::Device device);
+
+// Lets kernels of `device` use memory of `peer`. Returns whether the topology
+// allows it.
+bool enable_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer);
+
+// REQUIRES for all below: mutex().
+
+// For the next check().
+void note_mistake(std::string text);
+
+// What is enqueued on the stream next: knows all that the stream does, and what
+// the host has waited for.
+WorkPtr enqueue(c10::Stream stream, std::string name);
+const Clock& clock_of(c10::Stream stream);
+// What the host does now.
+WorkPtr host_work(std::string name);
+const Clock& host_clock();
+// Blocks the host until the stream is done.
+void synchronize(c10::Stream stream);
+// What cudaStream_t stands for: null is the current device's default stream.
+c10::Stream stream_of(void* native_handle);
+std::string place_of(c10::Stream stream); // "stream 3 of cuda:1"
+
+// Whether kernels of `device` may use memory of `peer` now.
+bool has_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer);
+
+} // namespace torchkv::mock_cuda

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+
+#include "comm/nccl_library.h"
+#include "kernels/cuda/library.h"
+#include "mock_cuda.h"
+#include "nccl.h"
+#include "table.h"
+
+namespace torchkv::mock_cuda {
+
+inline c10::Device cuda(int index) {
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+inline c10::Stream new_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).getNewStream(device);
+}
+
+// `waiting` goes on after what `other` holds now.
+inline void order(c10::Stream other, c10::Stream waiting) {
+  c10::Event event(c10::kCUDA);
+  event.record(other);
+  event.block(waiting);
+}
+
+// What the checker says to the call, or nothing.
+template <class Call>
+std::string refusal(Call call) {
+  try {
+    call();
+    check();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) { // TorchScript's, around it
+    return error.what();
+  }
+  return "";
+}
+
+// Devices of a test's own, with all memory free at its end.
+class DevicesTest : public ::testing::Test {
+ protected:
+  explicit DevicesTest(int num_devices = 4) {
+    reset(num_devices);
+    kernels::cuda::set_table(&table());
+    nccl::set_functions(&nccl_functions());
+  }
+  void TearDown() override {
+    reset(0);
+  }
+};
+
+} // namespace torchkv::mock_cuda

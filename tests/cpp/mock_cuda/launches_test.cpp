@@ -1,0 +1,198 @@
+// What a store asks of CUDA: launches, events, memory and NCCL, in a steady
+// state.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "broken_runtime.h"
+#include "devices_test.h"
+#include "emulated_table.h"
+#include "kvstore.h"
+
+namespace torchkv {
+namespace {
+
+using mock_cuda::BrokenRuntime;
+using mock_cuda::counters;
+using mock_cuda::cuda;
+using mock_cuda::refusal;
+
+using StorePtr = c10::intrusive_ptr<KVStore>;
+
+constexpr int kNumKeys = 50;
+
+Keys all_keys() {
+  Keys keys;
+  keys.single = false;
+  for (int i = 0; i < kNumKeys; ++i) {
+    keys.list.emplace_back(i);
+  }
+  return keys;
+}
+
+// A tensor for each key on each device.
+Tensors tensors_on(int num_devices, double value) {
+  Tensors result;
+  for (int i = 0; i < kNumKeys; ++i) {
+    for (int d = 0; d < num_devices; ++d) {
+      result.append(at::full({i + 1}, value, at::device(cuda(d))));
+    }
+    result.end_group();
+  }
+  return result;
+}
+
+// A model with momentum on the store, after its first step.
+struct Model {
+  explicit Model(int num_devices, const char* type = "device")
+      : store(c10::make_intrusive<KVStore>(type)),
+        gradients(tensors_on(num_devices, 1)),
+        weights(tensors_on(num_devices, 0)) {
+    Tensors values;
+    for (int i = 0; i < kNumKeys; ++i) {
+      values.append(at::zeros({i + 1}));
+      values.end_group();
+    }
+    store->init(all_keys(), values);
+    Optimizer optimizer;
+    optimizer.groups.push_back(
+        make_rule("test", "sgd", {{"lr", 1}, {"momentum", 0.5}}));
+    store->set_optimizer(optimizer);
+    step();
+    counters() = {};
+  }
+
+  void step() const {
+    store->push(all_keys(), gradients);
+    store->pull(all_keys(), weights);
+  }
+
+  StorePtr store;
+  Tensors gradients;
+  Tensors weights;
+};
+
+using LaunchesTest = mock_cuda::DevicesTest;
+
+TEST_F(LaunchesTest, OneDeviceTakesOneLaunchEachWay) {
+  const Model model(1);
+  for (int i = 0; i < 3; ++i) {
+    model.step();
+  }
+  EXPECT_EQ(counters().launches, 3 * 2);
+  EXPECT_EQ(counters().operators, 0);
+  EXPECT_EQ(counters().allocations, 0);
+  EXPECT_EQ(counters().records, 3 * 2);
+  EXPECT_EQ(counters().waits, 0);
+  EXPECT_EQ(counters().synchronizations, 0);
+  // -1, then -1.5, -1.75 and -1.875 more
+  for (const auto& weight : model.weights.flat) {
+    EXPECT_EQ(weight.cpu()[0].item<float>(), -6.125);
+  }
+}
+
+TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
+  for (const int num_devices : {2, 4}) {
+    const Model model(num_devices);
+    model.step();
+    EXPECT_EQ(counters().launches, 2 * num_devices);
+    EXPECT_EQ(counters().operators, 0);
+    EXPECT_EQ(counters().allocations, 0);
+    // Each home waits for the others, and they for it, both ways.
+    EXPECT_EQ(counters().records, 2 * num_devices * num_devices);
+    EXPECT_EQ(counters().waits, 4 * num_devices * (num_devices - 1));
+    EXPECT_EQ(counters().synchronizations, 0);
+  }
+}
+
+TEST_F(LaunchesTest, TheLargestValueGoesWhereTheLeastIs) {
+  const auto store = c10::make_intrusive<KVStore>("device");
+  const std::vector<int64_t> sizes{10, 70, 20, 100, 40};
+  Keys keys;
+  keys.single = false;
+  Tensors values;
+  Tensors replicas;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    keys.list.emplace_back(static_cast<int64_t>(i));
+    values.append(at::zeros({sizes[i]}));
+    values.end_group();
+    for (int d = 0; d < 3; ++d) {
+      replicas.append(at::zeros({sizes[i]}, at::device(cuda(d))));
+    }
+    replicas.end_group();
+  }
+  store->init(keys, values);
+  store->push(keys, replicas);
+  std::vector<int> homes;
+  for (const auto& value : store->pull(keys)) {
+    homes.push_back(value.device().index());
+  }
+  // 100 -> 0, 70 -> 1, 40 -> 2, 20 -> 2, 10 -> 2
+  EXPECT_EQ(homes, (std::vector<int>{2, 1, 2, 0, 2}));
+}
+
+TEST_F(LaunchesTest, NcclCarriesEveryKeyOnceEachWay) {
+  const Model model(4, "nccl");
+  model.step(); // makes nothing new, but the first one did
+  const int before = mock_cuda::num_nccl_operations();
+  counters() = {};
+  model.step();
+  EXPECT_EQ(mock_cuda::num_nccl_operations() - before, 2 * kNumKeys);
+  EXPECT_EQ(counters().launches, 4); // the rule, on the home of each key
+  EXPECT_EQ(counters().operators, 0);
+  EXPECT_EQ(counters().allocations, 0);
+  EXPECT_EQ(counters().synchronizations, 0);
+  for (const auto& weight : model.weights.flat) {
+    EXPECT_EQ(weight.cpu()[0].item<float>(), -4 - 6 - 7);
+  }
+}
+
+TEST_F(LaunchesTest, WithoutPeersValuesAreCopiedHome) {
+  mock_cuda::reset(4, mock_cuda::Topology::kNone);
+  const Model model(4);
+  model.step();
+  EXPECT_EQ(counters().operators, kNumKeys * 3 * 2);
+  EXPECT_EQ(counters().synchronizations, 0);
+  for (const auto& weight : model.weights.flat) {
+    EXPECT_EQ(weight.cpu()[0].item<float>(), -4 - 6);
+  }
+}
+
+TEST_F(LaunchesTest, AnErrorOfCudaReachesTheCaller) {
+  const Model model(1);
+  testing::emulated_error() = 1;
+  EXPECT_NE(
+      refusal([&] { model.step(); }).find("CUDA error: an error of the mock"),
+      std::string::npos);
+  testing::emulated_error() = 0;
+  EXPECT_EQ(refusal([&] { model.step(); }), "");
+}
+
+// A gradient is overwritten on its own device right after the push.
+std::string overwrite_after_push(Runtime& runtime) {
+  return refusal([&] {
+    const auto store = c10::make_intrusive<KVStore>("device", runtime);
+    store->init(3, at::zeros({4}, at::device(cuda(0))));
+    const at::Tensor here = at::ones({4}, at::device(cuda(0)));
+    const at::Tensor there = at::ones({4}, at::device(cuda(1)));
+    store->push(3, Tensors::replicas({here, there}));
+    there.fill_(2);
+    store->pull(3, Tensors::replicas({here, there}));
+    there.add_(1);
+  });
+}
+
+TEST_F(LaunchesTest, WithoutWaitsBetweenDevicesTheCheckerComplains) {
+  BrokenRuntime runtime;
+  EXPECT_EQ(overwrite_after_push(runtime), "");
+  runtime.waits = false;
+  EXPECT_NE(
+      overwrite_after_push(runtime).find("nothing orders the two"),
+      std::string::npos);
+  refusal([] {}); // what was found when the tensors were freed
+}
+
+} // namespace
+} // namespace torchkv

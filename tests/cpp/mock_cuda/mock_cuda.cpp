@@ -1,0 +1,47 @@
+#include "mock_cuda.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+
+#include "host_memory.h"
+
+namespace torchkv::mock_cuda {
+
+void reset(int num_devices, Topology topology) {
+  const std::lock_guard lock(mutex());
+  check();
+  TORCH_CHECK(
+      num_live_blocks() == 0,
+      "mock_cuda: expected no device memory in use, but got ",
+      num_live_blocks(),
+      " blocks");
+  forget_host_memory();
+  forget_blocks();
+  reset_devices(num_devices, topology);
+}
+
+void launch(
+    const char* kernel,
+    void* native_stream,
+    c10::ArrayRef<Range> ranges,
+    c10::function_ref<void()> run) {
+  const std::lock_guard lock(mutex());
+  const c10::Stream stream = stream_of(native_stream);
+  TORCH_CHECK(
+      stream.device() == current_device(),
+      "mock_cuda: ",
+      kernel,
+      " was launched on ",
+      place_of(stream),
+      " while the current device is ",
+      current_device());
+  ++counters().launches;
+  const WorkPtr work = enqueue(stream, kernel);
+  for (const auto& range : ranges) {
+    access(work, stream, range.begin, range.num_bytes, range.is_write);
+  }
+  run();
+}
+
+} // namespace torchkv::mock_cuda

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+
+#include "devices.h"
+#include "memory.h"
+
+// What a test says to the mock.
+namespace torchkv::mock_cuda {
+
+// Fresh devices; see reset_devices. Throws c10::Error where a tensor on one is
+// still alive, or one was freed in use.
+void reset(int num_devices, Topology topology = Topology::kAll);
+
+struct Range {
+  const void* begin;
+  size_t num_bytes;
+  bool is_write;
+};
+
+// A launch of a kernel as CUDA sees it: on the current device, on a
+// cudaStream_t of it, with pointers to its memory and that of peers. `run`
+// carries it out.
+void launch(
+    const char* kernel,
+    void* native_stream,
+    c10::ArrayRef<Range> ranges,
+    c10::function_ref<void()> run);
+
+} // namespace torchkv::mock_cuda

@@ -1,0 +1,158 @@
+#include "table.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "emulated_table.h"
+#include "mock_cuda.h"
+
+namespace torchkv::mock_cuda {
+namespace {
+
+using namespace kernels::cuda; // NOLINT: all of it
+
+constexpr int kErrorPeerAccessUnsupported = 217;
+
+size_t bytes_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+    case Dtype::kInt8:
+      return 1;
+    case Dtype::kHalf:
+    case Dtype::kBFloat16:
+    case Dtype::kInt16:
+      return 2;
+    case Dtype::kFloat:
+    case Dtype::kInt32:
+      return 4;
+    case Dtype::kDouble:
+    case Dtype::kInt64:
+      return 8;
+  }
+  TORCH_CHECK(false, "mock_cuda: a launch of no dtype");
+}
+
+size_t bytes_of_sum(Dtype dtype) {
+  return is_half(dtype) ? 4 : bytes_of(dtype);
+}
+
+// What the keys of a launch touch: `range_of` says it of each pointer by its
+// place, of which there are `num_pointers`.
+template <class RangeOf>
+std::vector<Range> ranges_of(const void* params, RangeOf range_of) {
+  const auto& small = *static_cast<const Params<kSmallParams>*>(params);
+  const size_t num_pointers =
+      (small.head.key_bytes - sizeof(KeyHead)) / sizeof(void*);
+  std::vector<Range> ranges;
+  for (uint32_t i = 0; i < small.head.num_keys; ++i) {
+    const auto& key = *reinterpret_cast<const KeyHead*>(
+        small.bank + i * small.head.key_bytes);
+    const auto* pointers = reinterpret_cast<void* const*>(&key + 1);
+    for (size_t place = 0; place < num_pointers; ++place) {
+      if (pointers[place] != nullptr) {
+        ranges.push_back(range_of(key, pointers[place], place, num_pointers));
+      }
+    }
+  }
+  return ranges;
+}
+
+void add_memory(
+    std::vector<Range>& ranges,
+    const void* params,
+    size_t bytes_per_unit,
+    bool is_write) {
+  const auto& small = *static_cast<const Params<kSmallParams>*>(params);
+  for (uint32_t i = 0; i < small.head.num_keys; ++i) {
+    const auto& key = *reinterpret_cast<const KeyHead*>(
+        small.bank + i * small.head.key_bytes);
+    ranges.push_back(
+        {key.memory, static_cast<size_t>(key.size) * bytes_per_unit, is_write});
+  }
+}
+
+int launch_sum(
+    Variant variant,
+    const void* params,
+    size_t params_bytes,
+    uint32_t num_blocks,
+    void* stream) {
+  const auto& head = *static_cast<const ParamsHead*>(params);
+  auto ranges = ranges_of(
+      params,
+      [&](const KeyHead& key, const void* begin, size_t place, size_t all) {
+        const size_t num_own = all - head.num_values;
+        const bool is_own = place < num_own; // the master, a state
+        const bool is_sum = head.first_is_sum && place == num_own;
+        const size_t bytes = is_own ? bytes_of_sum(variant.stored)
+            : is_sum                ? bytes_of_sum(variant.value)
+                                    : bytes_of(variant.value);
+        return Range{begin, static_cast<size_t>(key.size) * bytes, is_own};
+      });
+  add_memory(ranges, params, bytes_of(variant.stored), /*is_write=*/true);
+  int error = 0;
+  launch("sum", stream, ranges, [&] {
+    error = testing::emulated_table().launch_sum(
+        variant, params, params_bytes, num_blocks, stream);
+  });
+  return error;
+}
+
+int launch_copy(
+    const void* params,
+    size_t params_bytes,
+    uint32_t num_blocks,
+    void* stream) {
+  auto ranges = ranges_of(
+      params, [&](const KeyHead& key, const void* begin, size_t, size_t) {
+        return Range{begin, static_cast<size_t>(key.size), /*is_write=*/true};
+      });
+  add_memory(ranges, params, 1, /*is_write=*/false);
+  int error = 0;
+  launch("copy", stream, ranges, [&] {
+    error = testing::emulated_table().launch_copy(
+        params, params_bytes, num_blocks, stream);
+  });
+  return error;
+}
+
+int num_multiprocessors(int /*device*/, int* result) {
+  *result = 2;
+  return 0;
+}
+
+int is_capturing(void* /*stream*/, bool* result) {
+  *result = false;
+  return 0;
+}
+
+int enable_peer(int device, int peer) {
+  return enable_peer_access(
+             static_cast<c10::DeviceIndex>(device),
+             static_cast<c10::DeviceIndex>(peer))
+      ? 0
+      : kErrorPeerAccessUnsupported;
+}
+
+const char* error_string(int /*error*/) {
+  return "an error of the mock";
+}
+
+} // namespace
+
+const Table& table() {
+  static const Table table{
+      kAbi,
+      static_cast<uint32_t>(kLargeParams),
+      &launch_sum,
+      &launch_copy,
+      &num_multiprocessors,
+      &is_capturing,
+      &enable_peer,
+      &error_string};
+  return table;
+}
+
+} // namespace torchkv::mock_cuda

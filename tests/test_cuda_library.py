@@ -1,0 +1,24 @@
+"""libtorchkv_cuda.so, as far as it goes without a GPU."""
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import torchkv
+
+PACKAGE = Path(torchkv.__file__).parent
+
+
+def test_loads_without_gpu_and_driver():
+    path = PACKAGE / "lib" / "libtorchkv_cuda.so"
+    if not path.exists():
+        assert os.environ.get("TORCHKV_USE_CUDA") != "1"
+        pytest.skip("torchkv was built without CUDA kernels")
+    library = ctypes.CDLL(path)
+    library.torchkv_cuda_table.restype = ctypes.POINTER(ctypes.c_uint32)
+    header = PACKAGE / "include" / "torchkv" / "kernels" / "cuda" / "params.h"
+    abi = re.search(r"kAbi = (\d+);", header.read_text())
+    assert library.torchkv_cuda_table()[0] == int(abi[1])

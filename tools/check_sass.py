@@ -1,0 +1,198 @@
+"""Holds the machine code of the CUDA kernels against limits.
+
+Reads libtorchkv_cuda.so, as setup.py built it, with cuobjdump. A kernel that spills
+registers, needs too many for its blocks to be in flight together, or reads and writes
+memory in small pieces gives right results, only slowly: no other test sees it.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import cuda_kernels
+
+# The compiler that the limits are for: tools/get_nvcc.
+RELEASE = "13.0"
+
+
+class Limits(NamedTuple):
+    """What a kernel may need and must have."""
+
+    registers: int  # at most, of a thread: 65536 / (256 threads * blocks in flight)
+    stack: int  # at most, bytes of a thread: registers spilled, arrays not in registers
+    loads: int  # at least, of 16 bytes, in the code
+    stores: int  # at least, of 16 bytes, in the code
+
+
+# In the order of kernels/cuda/params.h.
+RULES = ("assign", "sgd", "adam", "other")
+HALF = "(__half|__nv_bfloat16)"
+# Kernels by name, sum<values, stored, rule, number of values> as --list shows them; the
+# first that matches counts. 64, 80 and 128 registers leave room for 4, 3 and 2 blocks.
+LIMITS = {
+    r"copy_kernel<.*": Limits(registers=64, stack=0, loads=4, stores=28),
+    r"sum<float, float, assign, [2348]> .*": Limits(64, 0, loads=3, stores=1),
+    r"sum<float, float, sgd, [1234]> .*": Limits(64, 0, loads=4, stores=2),
+    r"sum<float, float, sgd, 8> .*": Limits(80, 0, loads=10, stores=2),
+    r"sum<float, float, adam, [1234]> .*": Limits(64, 0, loads=5, stores=4),
+    r"sum<float, float, adam, 8> .*": Limits(80, 0, loads=12, stores=4),
+    rf"sum<{HALF}, {HALF}, assign, [2348]> .*": Limits(64, 0, loads=3, stores=1),
+    rf"sum<{HALF}, {HALF}, sgd, [1234]> .*": Limits(64, 0, loads=6, stores=5),
+    rf"sum<{HALF}, {HALF}, sgd, 8> .*": Limits(80, 0, loads=13, stores=5),
+    # These read halves by 8 bytes, and what is stored beside them by 16.
+    rf"sum<{HALF}, {HALF}, adam, [1234]> .*": Limits(64, 0, loads=4, stores=4),
+    rf"sum<{HALF}, {HALF}, adam, 8> .*": Limits(80, 0, loads=4, stores=4),
+    # Any number of values.
+    r"sum<float, float, \w+, 0> .*": Limits(80, 0, loads=5, stores=1),
+    rf"sum<{HALF}, {HALF}, assign, 0> .*": Limits(64, 0, loads=6, stores=1),
+    rf"sum<{HALF}, float, assign, 0> .*": Limits(64, 0, loads=6, stores=2),
+    rf"sum<{HALF}, float, sgd, 0> .*": Limits(64, 8, loads=10, stores=4),
+    rf"sum<{HALF}, {HALF}, sgd, 0> .*": Limits(64, 0, loads=10, stores=4),
+    rf"sum<{HALF}, \w+, (adam|other), 0> .*": Limits(80, 0, loads=5, stores=4),
+    r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1),
+    r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1),
+    # By the byte: nobody is in a hurry.
+    r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0),
+}
+
+
+class Kernel(NamedTuple):
+    """What cuobjdump says of one kernel for one architecture."""
+
+    arch: str
+    name: str
+    registers: int
+    stack: int
+    loads: int
+    stores: int
+
+    def breaches(self, limits: Limits) -> list[str]:
+        """What is wrong with it, in words."""
+        found = []
+        for what in ("registers", "stack"):
+            if getattr(self, what) > getattr(limits, what):
+                found.append(
+                    f"{what} {getattr(self, what)}, at most {getattr(limits, what)}"
+                )
+        for what in ("loads", "stores"):
+            if getattr(self, what) < getattr(limits, what):
+                found.append(
+                    f"{what} of 16 bytes {getattr(self, what)}, "
+                    f"at least {getattr(limits, what)}"
+                )
+        return found
+
+
+def run(*command: str | Path, text: str | None = None) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        command, input=text, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
+
+
+def short_names(symbols: list[str]) -> dict[str, str]:
+    """Mangled names to short ones, such as 'sum<float, float, (Rule)1, 4> 4096'."""
+    names = {}
+    for symbol, name in zip(
+        symbols, run("c++filt", text="\n".join(symbols)).splitlines(), strict=True
+    ):
+        name = re.sub(r"^void |\(anonymous namespace\)::|(\w+::)+", "", name)
+        name = re.sub(r"\(Params<.*", "", name)
+        for number, rule in enumerate(RULES):
+            name = name.replace(f"(Rule){number}", rule)
+        names[symbol] = re.sub(r"sum_kernel<Sum(<.*>), (\d+)ul>", r"sum\1 \2", name)
+    return names
+
+
+def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
+    """All kernels of a library, of every architecture."""
+    usage: dict[tuple[str, str], tuple[int, int]] = {}
+    for line in run(cuobjdump, "-res-usage", library).splitlines():
+        if found := re.match(r"arch = (\w+)", line):
+            arch = found[1]
+        elif found := re.match(r" Function (\S+):", line):
+            symbol = found[1]
+        elif found := re.match(r"\s+REG:(\d+) STACK:(\d+)", line):
+            usage[arch, symbol] = int(found[1]), int(found[2])
+
+    wide: Counter[tuple[str, str, str]] = Counter()
+    for line in run(cuobjdump, "-sass", library).splitlines():
+        if found := re.match(r"\s*arch = (\w+)", line):
+            arch = found[1]
+        elif found := re.match(r"\s*Function : (\S+)", line):
+            symbol = found[1]
+        elif found := re.search(r"\b(LDG|STG)\.\S*128\b", line):
+            wide[arch, symbol, found[1]] += 1
+
+    names = short_names(sorted({symbol for _, symbol in usage}))
+    return sorted(
+        Kernel(
+            arch,
+            names[symbol],
+            *numbers,
+            loads=wide[arch, symbol, "LDG"],
+            stores=wide[arch, symbol, "STG"],
+        )
+        for (arch, symbol), numbers in usage.items()
+    )
+
+
+def complaints(kernels: list[Kernel]) -> list[str]:
+    """What is wrong with the kernels, or with the table of limits."""
+    found = []
+    archs = {kernel.arch for kernel in kernels}
+    unused = {(arch, pattern) for arch in archs for pattern in LIMITS}
+    for kernel in kernels:
+        pattern = next((p for p in LIMITS if re.fullmatch(p, kernel.name)), None)
+        if pattern is None:
+            found.append(f"{kernel.arch} {kernel.name}: has no limits")
+            continue
+        unused.discard((kernel.arch, pattern))
+        found += [
+            f"{kernel.arch} {kernel.name}: {breach}"
+            for breach in kernel.breaches(LIMITS[pattern])
+        ]
+    # Limits of a kernel that was renamed would check nothing.
+    found += [f"{arch}: no kernel is {name}" for arch, name in sorted(unused)]
+    return found
+
+
+def main() -> None:
+    """Prints what breaks the limits, and fails if anything does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", type=Path, help="a libtorchkv_cuda.so")
+    parser.add_argument("--list", action="store_true", help="show every kernel")
+    arguments = parser.parse_args()
+
+    toolkit = cuda_kernels.find_toolkit()
+    if toolkit is None or toolkit.release != RELEASE:
+        sys.exit(
+            f"check_sass: the limits are for the compiler of CUDA {RELEASE}: "
+            "set CUDA_HOME to what tools/get_nvcc prints"
+        )
+    kernels = read_kernels(arguments.library, toolkit.home / "bin" / "cuobjdump")
+    if arguments.list:
+        for kernel in kernels:
+            print(
+                f"{kernel.arch:7}{kernel.name:50}"
+                f"{kernel.registers:4} registers {kernel.stack:4} B stack "
+                f"{kernel.loads:3} loads {kernel.stores:3} stores"
+            )
+    archs = {kernel.arch for kernel in kernels}
+    expected = re.findall(r"sm_\w+", " ".join(cuda_kernels.arch_flags()))
+    if archs != set(expected):
+        sys.exit(f"check_sass: expected code for {expected}, but got {sorted(archs)}")
+    found = complaints(kernels)
+    if found:
+        print("\n".join(found))
+        sys.exit(f"check_sass: {len(found)} limits broken")
+    print(f"check_sass: {len(kernels)} kernels within their limits")
+
+
+if __name__ == "__main__":
+    main()
