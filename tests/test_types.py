@@ -51,9 +51,7 @@ def test_types_of_later_are_not_implemented(name):
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
 def test_nccl_needs_a_pytorch_that_brings_it():
     for create in (torchkv.create, torch.classes.torchkv.KVStore):
-        with pytest.raises(
-            RuntimeError, match="create: expected NCCL .* is loaded"
-        ):
+        with pytest.raises(RuntimeError, match="create: expected NCCL .* is loaded"):
             create("nccl")
 
 

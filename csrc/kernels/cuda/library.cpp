@@ -69,7 +69,7 @@ void set_table(const Table* table) {
 int num_multiprocessors(c10::Device device) {
   // By device, whose index is an int8; 0 = not asked yet.
   static std::array<std::atomic<int>, 128> known{};
-  const int index = device.index();
+  const int index = static_cast<unsigned char>(device.index());
   std::atomic<int>& kept = known.at(static_cast<size_t>(index));
   int number = kept;
   if (number == 0) {
