@@ -39,9 +39,9 @@ HEADERS := $(shell find csrc -name '*.h')
 SOURCES := $(shell find csrc -name '*.cpp')
 KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
-  $(shell find tests -name '*.h' -o -name '*.cpp')
+  $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test python-test cpp-test demo bench bench-peers sanitize \
+.PHONY: help env build test python-test cpp-test demo bench host-time bench-peers sanitize \
   sanitize-address sanitize-thread check-sass gpu-check lint lint-format \
   lint-python lint-types lint-spelling tidy format clean
 .DELETE_ON_ERROR:
@@ -52,6 +52,7 @@ help:
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
+	@echo 'make host-time   what a call costs the host, on a GPU that is fake'
 	@echo 'make bench-peers MXNet, for the benchmarks, into $(MXNET)'
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
@@ -129,6 +130,12 @@ bench: $(BUILT)
 	  $(BIN)/python benchmarks/$$name.py --json $(BENCH_OUT)/$$name.json \
 	    --plot $(BENCH_OUT)/$$name.png $(BENCH_ARGS) || exit 1; \
 	done
+
+# Needs no GPU: the store runs on a fake one.
+host-time: $(BUILT)
+	$(call configure,$(CPP)/plain,)
+	cmake --build $(CPP)/plain --target torchkv_host_time
+	$(CPP)/plain/tests/cpp/torchkv_host_time
 
 # MXNet's last release. It needs an old numpy, so its environment is its own.
 MXNET := .venv/mxnet-1.9.1

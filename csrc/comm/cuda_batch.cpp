@@ -1,6 +1,7 @@
 #include "cuda_batch.h"
 
 #include <ATen/OpMathType.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <optional>
@@ -185,6 +186,7 @@ bool CudaBatch::add_copy(const at::Tensor& source, const at::Tensor& out) {
 
 void CudaBatch::flush_copy() {
   if (!outs_.empty()) {
+    const c10::DeviceGuard guard(source_.device()); // of an earlier slice
     launches_of(source_.device())
         .add_copy(
             source_.const_data_ptr(),

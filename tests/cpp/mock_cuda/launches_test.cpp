@@ -133,6 +133,30 @@ TEST_F(LaunchesTest, TheLargestValueGoesWhereTheLeastIs) {
   EXPECT_EQ(homes, (std::vector<int>{2, 1, 2, 0, 2}));
 }
 
+// Launches that are full go out while another device is the current one.
+TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
+  constexpr int kMany = 3000;
+  const auto store = c10::make_intrusive<KVStore>("device");
+  Keys keys;
+  keys.single = false;
+  Tensors values;
+  Tensors outs;
+  for (int i = 0; i < kMany; ++i) {
+    keys.list.emplace_back(i);
+    values.append(at::full({2}, i, at::device(cuda(i % 2))));
+    values.end_group();
+    outs.append(at::zeros({2}, at::device(cuda(i % 2)).dtype(at::kLong)));
+    outs.end_group();
+  }
+  store->init(keys, values);
+  store->pull(keys, outs);
+  store->push(keys, outs);
+  counters() = {};
+  store->pull(keys, outs);
+  EXPECT_GT(counters().launches, 2);
+  EXPECT_EQ(outs.flat[kMany - 1].cpu()[0].item<int64_t>(), kMany - 1);
+}
+
 TEST_F(LaunchesTest, NcclCarriesEveryKeyOnceEachWay) {
   const Model model(4, "nccl");
   model.step(); // makes nothing new, but the first one did
