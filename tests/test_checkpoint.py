@@ -97,6 +97,20 @@ def test_everything_comes_back(store_type, tmp_path, door):
             other.init("w", full(1))
 
 
+def test_a_store_of_nccl_is_loaded_where_there_is_none(tmp_path):
+    with torchkv.create("device") as store:
+        store.init(3, full(7))
+        store.save(tmp_path)
+        rewritten(tmp_path, lambda manifest: manifest.update(type="nccl"))
+        with torchkv.create("local") as other:
+            other.load(tmp_path)
+            assert_same(stored(other, 3), full(7))
+            assert other.type == "local"
+        if torch.version.cuda is None:
+            with pytest.raises(ValueError, match="expected NCCL"):
+                torchkv.load(tmp_path)
+
+
 def test_the_files_are_safetensors_with_the_values_by_key(tmp_path):
     with torchkv.create() as store:
         store.init(["w", 'a/"b"\n', "größe 𝄞", ""], [full(i) for i in range(4)])

@@ -215,10 +215,9 @@ def expect_type(value: object) -> str:
     """The value, a store type."""
     type = expect(value, str, "'type'")
     try:
-        _C.KVStore(type)
+        return _C.KVStore.canonical_type(type)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"load: expected a store type, but {error}") from error
-    return type
 
 
 def expect_kind(value: object) -> str:

@@ -17,6 +17,7 @@
 #include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
+#include "../store_type.h"
 #include "argument_parser.h"
 
 namespace torchkv {
@@ -648,6 +649,10 @@ PYBIND11_MODULE(_C, m) {
       .def("close", &KVStore::close, release)
       .def("state", &state, py::arg("with_keys") = true)
       .def_static("from_state", &from_state, py::arg("state"))
+      .def_static(
+          "canonical_type",
+          [](const std::string& type) { return name(parse_store_type(type)); },
+          py::arg("type"))
       .def("take", &take, py::arg("other"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
