@@ -45,10 +45,6 @@ void Batch::plan(
       entry.optimizer = own->identity;
     }
     const GradientSpec& gradient = own->gradient;
-    if (entry.num_accumulated + 1 < gradient.accumulate) {
-      accumulating.push_back(item);
-      continue;
-    }
     RuleStep step;
     step.rule = own->rule_of(entry.key);
     step.step = entry.step + 1;
@@ -56,7 +52,8 @@ void Batch::plan(
     step.clip_value = gradient.clip_value;
     steps.push_back(step);
     item.step = &steps.back();
-    stepping.push_back(item);
+    const bool steps_now = entry.num_accumulated + 1 >= gradient.accumulate;
+    (steps_now ? stepping : accumulating).push_back(item);
   }
 }
 

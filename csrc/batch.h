@@ -40,7 +40,7 @@ class TORCHKV_API Batch {
       c10::function_ref<OptimizerPtr()> current);
 
   c10::SmallVector<Item, 1> items;
-  std::vector<RuleStep> steps;
+  std::vector<RuleStep> steps; // of all items
   std::vector<Item> stepping;
   std::vector<Item> accumulating;
 

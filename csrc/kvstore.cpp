@@ -257,7 +257,9 @@ void KVStore::step(
     const auto* newer = std::get_if<OptimizerPtr>(&updater);
     return newer == nullptr ? nullptr : *newer;
   };
-  const auto norm = [&](double clip_value) {
+  // Of the gradients that make a step now or, where an infinity is looked for,
+  // of all.
+  const auto norm = [&](double clip_value, bool of_all) {
     double squared = 0;
     for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
       Batch batch(*comm_, entries, values, begin, end);
@@ -266,23 +268,27 @@ void KVStore::step(
         step.clip_value = clip_value;
       }
       squared += comm_->squared_norm(batch.stepping);
+      if (of_all) {
+        squared += comm_->squared_norm(batch.accumulating);
+      }
     });
     return std::sqrt(squared);
   };
   double last_scale = 1;
+  double found = 0;
   bool skip = false;
-  if (optimizer.needs_norm()) {
-    // Clipping by value would hide an infinity.
-    double found = norm(gradient.skip_nonfinite ? 0 : gradient.clip_value);
-    skip = gradient.skip_nonfinite && !std::isfinite(found);
-    if (gradient.max_norm != 0 && !skip) {
-      if (gradient.skip_nonfinite && gradient.clip_value != 0) {
-        found = norm(gradient.clip_value);
-      }
-      // As torch.nn.utils.clip_grad_norm_.
-      const double scale = gradient.max_norm / (found + 1e-6);
-      last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
-    }
+  if (gradient.skip_nonfinite) {
+    found =
+        norm(0, /*of_all=*/true); // clipping by value would hide an infinity
+    skip = !std::isfinite(found);
+  }
+  if (gradient.max_norm != 0 && !skip) {
+    const bool is_found = gradient.skip_nonfinite && gradient.clip_value == 0 &&
+        gradient.accumulate == 1;
+    found = is_found ? found : norm(gradient.clip_value, /*of_all=*/false);
+    // As torch.nn.utils.clip_grad_norm_.
+    const double scale = gradient.max_norm / (found + 1e-6);
+    last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
   }
   if (skip) {
     ++num_skipped_;
@@ -290,11 +296,11 @@ void KVStore::step(
   for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
     Batch batch(*comm_, entries, values, begin, end);
     batch.plan(optimizer, current);
-    comm_->accumulate(batch.accumulating);
-    for (const auto& item : batch.accumulating) {
-      ++item.entry->num_accumulated;
-    }
     if (!skip) {
+      comm_->accumulate(batch.accumulating);
+      for (const auto& item : batch.accumulating) {
+        ++item.entry->num_accumulated;
+      }
       for (auto& step : batch.steps) {
         step.last_scale = last_scale;
       }

@@ -21,7 +21,10 @@ struct GradientSpec {
   double rescale_grad = 1; // a factor
   double clip_value = 0; // limits each element to [-clip_value, clip_value]
   double max_norm = 0; // limits the 2-norm of all gradients of a call; 0 = not
-  bool skip_nonfinite = false; // a call with an infinity or a NaN is no step
+  // A call whose gradients' 2-norm is infinite or NaN makes no step and adds
+  // nothing to what is accumulated; what was accumulated for steps that it
+  // would have made is dropped.
+  bool skip_nonfinite = false;
 };
 
 // Its numbers by name; ValueError for a name that is none.
@@ -49,11 +52,6 @@ struct TORCHKV_API Optimizer {
   uint64_t identity = 0;
 
   RuleSpec rule_of(const Key& key) const;
-
-  // Whether a call must see all sums before it moves any weight.
-  bool needs_norm() const {
-    return gradient.max_norm != 0 || gradient.skip_nonfinite;
-  }
 };
 
 // What an optimizer has made of a key: copies that share nothing with the

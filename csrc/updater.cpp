@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "errors.h"
@@ -16,31 +18,33 @@
 namespace torchkv {
 namespace {
 
-using Mutexes = std::unordered_map<const void*, std::weak_ptr<std::mutex>>;
+using Turns =
+    std::unordered_map<const void*, std::weak_ptr<OpaqueUpdater::Turn>>;
 
 // By the object that runs. REQUIRES: process_mutex().
-Mutexes& mutexes() {
+Turns& turns() {
   // Leaked: the last updater may outlive static destruction.
-  static auto* value = new Mutexes();
+  static auto* value = new Turns();
   return *value;
 }
 
-// The mutex of an object that runs. It leaves the map with its last user; an
-// address that comes back is another object's.
-std::shared_ptr<std::mutex> mutex_of(const void* object) {
-  const auto forget = [object](const std::mutex* unused) {
+// Of an object that runs. It leaves the map with its last user; an address that
+// comes back is another object's.
+std::shared_ptr<OpaqueUpdater::Turn> turn_of(const void* object) {
+  const auto forget = [object](const OpaqueUpdater::Turn* unused) {
     delete unused;
     const std::lock_guard lock(process_mutex());
-    const auto it = mutexes().find(object);
-    if (it != mutexes().end() && it->second.expired()) {
-      mutexes().erase(it);
+    const auto it = turns().find(object);
+    if (it != turns().end() && it->second.expired()) {
+      turns().erase(it);
     }
   };
   const std::lock_guard lock(process_mutex());
-  auto& shared = mutexes()[object];
+  auto& shared = turns()[object];
   auto result = shared.lock();
   if (result == nullptr) {
-    result = std::shared_ptr<std::mutex>(new std::mutex(), forget);
+    result =
+        std::shared_ptr<OpaqueUpdater::Turn>(new OpaqueUpdater::Turn(), forget);
     shared = result;
   }
   return result;
@@ -84,9 +88,69 @@ void separate(at::Tensor& stored, at::Tensor& input) {
   }
 }
 
+// Makes the updater's own stream the current one, where that is another.
+class OnItsStream {
+ public:
+  OnItsStream(
+      const OpaqueUpdater& updater,
+      const at::Tensor& input,
+      const at::Tensor& stored) {
+    const c10::Device device = stored.device();
+    if (device.is_cpu()) {
+      return;
+    }
+    const c10::Stream current = runtime_.current_stream(device);
+    if (runtime_.is_capturing(current)) {
+      return; // all that is captured is on this stream
+    }
+    auto& streams = updater.streams();
+    const auto own =
+        std::find_if(streams.begin(), streams.end(), [&](c10::Stream stream) {
+          return stream.device() == device;
+        });
+    if (own == streams.end()) {
+      streams.push_back(current);
+      return;
+    }
+    if (*own == current) {
+      return;
+    }
+    own_ = *own;
+    current_ = current;
+    event_ = runtime_.make_event(device);
+    runtime_.record(*event_, current);
+    runtime_.wait(*event_, *own);
+    runtime_.keep_until_done(input, *own);
+    runtime_.keep_until_done(stored, *own);
+    guard_.reset_stream(*own);
+  }
+  ~OnItsStream() {
+    if (event_ == nullptr) {
+      return;
+    }
+    try {
+      runtime_.record(*event_, *own_);
+      runtime_.wait(*event_, *current_);
+    } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
+      // As in StreamOrder.
+    }
+  }
+  OnItsStream(const OnItsStream&) = delete;
+  OnItsStream& operator=(const OnItsStream&) = delete;
+  OnItsStream(OnItsStream&&) = delete;
+  OnItsStream& operator=(OnItsStream&&) = delete;
+
+ private:
+  Runtime& runtime_ = default_runtime();
+  std::optional<c10::Stream> own_;
+  std::optional<c10::Stream> current_;
+  std::unique_ptr<RuntimeEvent> event_;
+  c10::OptionalStreamGuard guard_;
+};
+
 } // namespace
 
-OpaqueUpdater::OpaqueUpdater(const void* object) : mutex_(mutex_of(object)) {}
+OpaqueUpdater::OpaqueUpdater(const void* object) : turn_(turn_of(object)) {}
 
 void check_key_kind(const char* op, const Updater& updater, KeyKind kind) {
   const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
@@ -117,6 +181,7 @@ void apply_updater(
   const std::lock_guard lock(updater.mutex());
   const InProgress running(&updater.mutex());
   bool written_in_place = false;
+  const OnItsStream on_its_stream(updater, input, stored);
   try {
     const at::Tensor handed_input = alias_of(input);
     const at::Tensor handed = alias_of(stored);

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "export.h"
 #include "key.h"
@@ -47,11 +49,24 @@ class TORCHKV_API OpaqueUpdater {
 
   // Taken after an entry's mutex, so that it never runs in two threads at once.
   std::mutex& mutex() const {
-    return *mutex_;
+    return turn_->mutex;
   }
 
+  // The stream on which it runs on each accelerator: the first on which it did.
+  // What it keeps of its own is ordered so, and freed where it was made.
+  // REQUIRES: the mutex.
+  std::vector<c10::Stream>& streams() const {
+    return turn_->streams;
+  }
+
+  // What updaters of one object share.
+  struct Turn {
+    std::mutex mutex;
+    std::vector<c10::Stream> streams;
+  };
+
  private:
-  const std::shared_ptr<std::mutex> mutex_;
+  const std::shared_ptr<Turn> turn_;
 };
 
 // How a sum becomes the stored value: it replaces it (ASSIGN), or an optimizer
@@ -65,7 +80,8 @@ void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
 // Runs an opaque updater on one key: takes its mutex, sets its guards (no
 // gradient graph, no inference mode), and afterwards restores what the updater
 // must not have changed, also when it throws: `stored` and `input` alias
-// nothing that it may have kept. `input` may be left undefined by this.
+// nothing that it may have kept. `input` may be left undefined by this. On an
+// accelerator it runs on a stream of its own, ordered with the current one.
 void apply_updater(
     OpaqueUpdater& updater,
     const Key& key,

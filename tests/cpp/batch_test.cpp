@@ -55,7 +55,8 @@ TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
   entries_[0]->step = 4;
   entries_[1]->optimizer = 6;
   entries_[1]->step = 9;
-  Batch batch(comm_, entries_, Tensors::one_each({ones(), ones()}), 0, 2);
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2);
   batch.plan(sgd, []() -> OptimizerPtr {
     ADD_FAILURE();
     return nullptr;
@@ -73,7 +74,8 @@ TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
       std::make_shared<const Optimizer>(optimizer("adam", {{"lr", 0.25}}, 8));
   entries_[0]->optimizer = 8;
   entries_[0]->step = 4;
-  Batch batch(comm_, entries_, Tensors::one_each({ones(), ones()}), 0, 2);
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2);
   batch.plan(old, [&] { return newer; });
   ASSERT_EQ(batch.steps.size(), 2);
   EXPECT_EQ(batch.steps[0].step, 5);
@@ -89,7 +91,8 @@ TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
   const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
   entries_[0]->optimizer = 8;
   entries_[0]->step = 4;
-  Batch batch(comm_, entries_, Tensors::one_each({ones(), ones()}), 0, 2);
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2);
   batch.plan(old, [] { return nullptr; });
   EXPECT_EQ(batch.steps[0].step, 1);
   EXPECT_EQ(entries_[0]->optimizer, 7);
@@ -103,7 +106,8 @@ TEST_F(BatchTest, WithoutMemoryNothingMoves) {
   ASSERT_TRUE(negated.is_neg());
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
   const auto push = [&] {
-    Batch batch(comm_, entries_, Tensors::one_each({strided, negated}), 0, 2);
+    const Tensors values = Tensors::one_each({strided, negated});
+    Batch batch(comm_, entries_, values, 0, 2);
     batch.plan(sgd, [] { return nullptr; });
     comm_.reduce_update(batch.stepping);
   };

@@ -217,6 +217,25 @@ TEST(GradientTest, ACallThatIsNotFiniteIsNoStep) {
   EXPECT_EQ(store->num_skipped(), 3);
 }
 
+// Also where the infinity is in what would only be accumulated.
+TEST(GradientTest, ACallThatIsNotFiniteIsNotAccumulated) {
+  const auto store = c10::make_intrusive<KVStore>();
+  store->init({1, 2}, Tensors::one_each({at::zeros(3), at::zeros(3)}));
+  store->set_optimizer(optimizer(
+      "sgd", {{"lr", 1}}, {{"skip_nonfinite", 1}, {"accumulate", 2}}));
+  store->push(1, at::ones(3));
+  store->push({1, 2}, Tensors::one_each({at::ones(3), at::full(3, INFINITY)}));
+  EXPECT_EQ(store->num_skipped(), 1);
+  expect_equal(value_of(store, 1), at::zeros(3));
+  EXPECT_EQ(state_of(store, 1).num_accumulated, 0); // its step was dropped
+  EXPECT_EQ(state_of(store, 2).num_accumulated, 0);
+  for (int i = 0; i < 2; ++i) {
+    store->push(2, at::ones(3));
+  }
+  expect_equal(value_of(store, 2), at::full(3, -2.));
+  EXPECT_EQ(store->num_skipped(), 1);
+}
+
 TEST(GradientTest, WithoutIfANaNGoesIntoTheValue) {
   const auto store = store_with(
       at::zeros(2), optimizer("sgd", {{"lr", 1}}, {{"max_norm", 1}}));

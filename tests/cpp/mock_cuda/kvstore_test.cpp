@@ -439,6 +439,32 @@ TEST_F(KVStoreStreamsTest, TorchScriptUpdater) {
   expect_full(store->pull(1)[0], -10); // -4, then -(4 * 0.5 + 4)
 }
 
+// What an updater keeps is freed where it was made, whoever pushes.
+TEST_F(KVStoreStreamsTest, AnUpdatersStateFollowsTheStreams) {
+  torch::jit::Module module("Momentum");
+  module.register_attribute("m", c10::TensorType::get(), full(0, cuda(1)));
+  module.define(R"(
+    def forward(self, key: int, input: Tensor, stored: Tensor):
+        self.m = self.m * 0.5 + input
+        stored -= self.m
+  )");
+  const auto store = make_store();
+  store->init({1, 2}, Tensors::one_each({full(0, cuda(1)), full(0, cuda(1))}));
+  store->set_updater(std::make_shared<ScriptUpdater>(module));
+  store->push(1, full(1, cuda(1)));
+  for (int i = 0; i < 4; ++i) {
+    const c10::StreamGuard guard(new_stream(cuda(1)));
+    EXPECT_EQ(
+        refusal([&] {
+          store->push(1 + i % 2, full(1, cuda(1)));
+          store->pull(1 + i % 2);
+        }),
+        "");
+  }
+  expect_full(store->pull(1)[0], -1 - 1.5 - 1.875);
+  expect_full(store->pull(2)[0], -1.75 - 1.9375);
+}
+
 TEST_F(KVStoreStreamsTest, ThreadsOnStreamsOfTheirOwn) {
   const auto store = make_store();
   store->init({1, 2}, Tensors::one_each({full(0, cuda(0)), full(0, cuda(1))}));
