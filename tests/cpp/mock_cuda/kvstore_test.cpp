@@ -411,7 +411,8 @@ TEST_F(KVStoreStreamsTest, AValueMovesToTheFirstDeviceWithItsState) {
   store->push(3, full(1));
   store->push(3, full(1, cuda(2)));
   EXPECT_EQ(store->pull(3)[0].device(), cuda(2));
-  for (const auto& [name, tensor] : store->optimizer_states(3)[0].tensors) {
+  const auto states = store->optimizer_states(3);
+  for (const auto& [name, tensor] : states[0].tensors) {
     EXPECT_EQ(tensor.device(), cuda(2)) << name;
   }
 }
