@@ -5,6 +5,7 @@ All tensors are made and written to before anything is timed.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +26,12 @@ Call = Callable[[], object]
 GROUP_ELEMENTS = 1 << 17
 
 
-def filled(shape: Shape, dtype: torch.dtype, pattern: list[int]) -> Tensor:
+def filled(
+    shape: Shape, dtype: torch.dtype, pattern: Sequence[float], device: str = "cpu"
+) -> Tensor:
     """A new tensor that repeats the pattern."""
-    tensor = torch.empty(shape, dtype=dtype)
-    tile = torch.tensor(pattern, dtype=dtype).repeat(1024)
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tile = torch.tensor(pattern, dtype=dtype, device=device).repeat(1024)
     flat = tensor.view(-1)
     whole = flat.numel() // tile.numel() * tile.numel()
     flat[:whole].view(-1, tile.numel()).copy_(tile)
@@ -36,10 +39,12 @@ def filled(shape: Shape, dtype: torch.dtype, pattern: list[int]) -> Tensor:
     return tensor
 
 
-def sums_of(shapes: Sequence[Shape], dtype: torch.dtype, replicas: int) -> list[Tensor]:
+def sums_of(
+    shapes: Sequence[Shape], dtype: torch.dtype, replicas: int, device: str = "cpu"
+) -> list[Tensor]:
     """By key, what its replicas must add up to."""
     return [
-        filled(shape, dtype, sum_pattern(key, replicas))
+        filled(shape, dtype, sum_pattern(key, replicas), device)
         for key, shape in enumerate(shapes)
     ]
 
@@ -48,17 +53,39 @@ class Arrays:
     """What one contestant works on: by key replicas, a stored tensor and outs."""
 
     def __init__(
-        self, shapes: Sequence[Shape], dtype: torch.dtype, replicas: int, outs: int
+        self,
+        shapes: Sequence[Shape],
+        dtype: torch.dtype,
+        replicas: int,
+        outs: int,
+        device: str = "cpu",
     ) -> None:
         """Makes all tensors; `outs` is 0 where nothing is pulled."""
         self.values = [
-            [filled(shape, dtype, replica_pattern(key, r)) for r in range(replicas)]
+            [
+                filled(shape, dtype, replica_pattern(key, r), device)
+                for r in range(replicas)
+            ]
             for key, shape in enumerate(shapes)
         ]
-        self.stored = [filled(shape, dtype, [0]) for shape in shapes]
+        self.stored = [filled(shape, dtype, [0], device) for shape in shapes]
         self.outs = [
-            [filled(shape, dtype, [0]) for _ in range(outs)] for shape in shapes
+            [filled(shape, dtype, [0], device) for _ in range(outs)] for shape in shapes
         ]
+
+    def with_own_results(self) -> Arrays:
+        """The same replicas, beside a stored tensor and outs that are others."""
+        other = copy.copy(self)
+        other.stored = [torch.zeros_like(stored) for stored in self.stored]
+        other.outs = [[torch.zeros_like(out) for out in outs] for outs in self.outs]
+        return other
+
+    def only(self, key: int) -> Arrays:
+        """These tensors of one key."""
+        one = copy.copy(self)
+        one.values, one.stored = [self.values[key]], [self.stored[key]]
+        one.outs = [self.outs[key]]
+        return one
 
     def results(self) -> Iterator[Sequence[Tensor]]:
         """The lists that a call leaves the sums in."""
@@ -88,9 +115,11 @@ def on(arrays: Arrays, call: Call, sums: Sequence[Tensor]) -> Contestant:
 # --- torchkv ------------------------------------------------------------------
 
 
-def store_for(arrays: Arrays) -> tuple[torchkv.KVStore, list[int]]:
+def store_for(
+    arrays: Arrays, store_type: str = "local"
+) -> tuple[torchkv.KVStore, list[int]]:
     """A store that knows the keys."""
-    store = torchkv.create("local")
+    store = torchkv.create(store_type)
     keys = list(range(len(arrays.values)))
     store.init(keys, arrays.stored)
     return store, keys

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import torchkv
-from contestants import Arrays, Call, store_for
+from contestants import Arrays, Call, filled, store_for
 from harness import Contestant, Plan, Times, median_ratio, timed
 from mxnet_peer import NAME as MXNET
 from mxnet_peer import Case, MXNet, measure_beside
@@ -106,6 +106,24 @@ def first_step(kind: Kind, sums: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach() for weight in weights]
 
 
+def stepped(
+    kind: Kind,
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    replicas: int,
+    device: str = "cpu",
+) -> list[Tensor]:
+    """By key, what a push of the replicas must make of weights that were zero."""
+    sums = [
+        torch.tensor(sum_pattern(key, replicas), dtype=torch.float32)
+        for key in range(len(shapes))
+    ]
+    return [
+        filled(shape, dtype, step.tolist(), device)
+        for shape, step in zip(shapes, first_step(kind, sums), strict=True)
+    ]
+
+
 def all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """MXNet adds eps elsewhere, so the results are not all the same to the bit."""
     return all(
@@ -123,15 +141,7 @@ def measure_kind(
     kind: Kind, shapes: list[Shape], plan: Plan, mxnet: MXNet | None
 ) -> dict[str, Any]:
     """Push alone, and push and pull, of all keys."""
-    sums = [
-        torch.tensor(sum_pattern(key, REPLICAS), dtype=torch.float32)
-        for key in range(len(shapes))
-    ]
-    expected = []
-    for shape, step in zip(shapes, first_step(kind, sums), strict=True):
-        size = torch.Size(shape).numel()
-        repeats = -(-size // step.numel())
-        expected.append(step.repeat(repeats)[:size].view(shape))
+    expected = stepped(kind, shapes, torch.float32, REPLICAS)
     contestants = {}
     for ours, theirs, pulls in ((OUR_PUSH, TORCH_PUSH, False), (OURS, TORCH, True)):
         arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS)

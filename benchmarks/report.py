@@ -181,8 +181,9 @@ def cpu_name() -> str:
 def headline(facts: dict[str, Any]) -> str:
     """The environment in a line."""
     peer = f"MXNet {facts['mxnet']['mxnet']}" if facts["mxnet"] else "no MXNet"
+    processor = ", ".join(filter(None, [facts.get("gpu"), facts["cpu"]]))
     return (
-        f"torchkv {facts['torchkv']}, torch {facts['torch']}, {peer}, {facts['cpu']}, "
+        f"torchkv {facts['torchkv']}, torch {facts['torch']}, {peer}, {processor}, "
         f"{facts['cores']} cores, {facts['threads']} threads, "
         f"{facts['memory_gib']} GiB"
     )

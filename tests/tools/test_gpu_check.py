@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 
@@ -83,6 +84,18 @@ def test_plan():
     assert list(steps)[:5] == ["build", "tests", "memcheck", "initcheck", "synccheck"]
     assert steps["build"].variables["TORCH_CUDA_ARCH_LIST"] == "9.0"
     assert all(steps[n].variables["FAIL_WITHOUT_CUDA"] for n in list(steps)[1:5])
+
+
+def test_the_sanitizers_have_tests_of_sums_and_of_optimizers():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *gpu_check.SANITIZED],
+        cwd=gpu_check.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    for name in ("test_sums[torch.int8-1-tiny]", "test_optimizers_of_every_dtype"):
+        assert name in done.stdout
+    assert "large" not in done.stdout
 
 
 def test_main_writes_the_results(monkeypatch, tmp_path):

@@ -1,0 +1,153 @@
+"""What the benchmarks of GPUs share: the device, its time, memory that takes turns."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import report
+from contestants import Call, available_bytes
+from harness import Contestant, Run
+
+COPY = "copy_ of as many bytes"
+
+# Calls that are enqueued together: no launch of theirs waits for a place in the queue,
+# which has some 1000.
+BATCH = 16
+# The GPU is kept waiting while the host enqueues a batch, but no longer than this.
+MAX_DELAY_S = 0.02
+
+
+def parse(doc: str, rounds: int, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of all benchmarks and ``--device``; ends where that is missing."""
+    parser = report.parser(doc, rounds)
+    parser.add_argument(
+        "--device",
+        choices=["cuda", "cpu"],
+        default="cuda",
+        help="cpu: the same calls without a GPU, to see whether they run",
+    )
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(
+            f"{parser.prog}: torch {torch.__version__} can use no GPU here; "
+            "--device cpu makes the same calls without one"
+        )
+    return options
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Versions and the machine, with its GPU."""
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    return {**report.environment(None), "gpu": gpu, "cuda": torch.version.cuda}
+
+
+def free_bytes(device: str) -> int:
+    """The memory that tensors can still get."""
+    if device == "cpu":
+        return available_bytes()
+    gc.collect()  # optimizers of torch's are parts of cycles
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def num_turns(turn_bytes: int, rotated_bytes: int) -> int:
+    """How many memories take turns, so that none is found in a cache again."""
+    return -(-rotated_bytes // turn_bytes)
+
+
+def timed(calls: Sequence[Call], device: str) -> Run:
+    """Makes the calls in turn, and tells the time of the device.
+
+    The first run makes each call once, so that what they allocate and load is there,
+    and all their results can be looked at.
+    """
+    turns = itertools.cycle(calls)
+    seconds = seconds_of_gpu() if device == "cuda" else seconds_of_host
+    is_first = True
+
+    def run(count: int) -> float:
+        nonlocal is_first
+        made = len(calls) if is_first else count
+        is_first = False
+        return seconds(turns, made) * count / made
+
+    return run
+
+
+def seconds_of_host(turns: Iterator[Call], count: int) -> float:
+    """How long the caller is kept; with an empty queue in front of every batch."""
+    total = 0.0
+    for batch in batches(count):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for call in itertools.islice(turns, batch):
+            call()
+        total += time.perf_counter() - start
+    return total
+
+
+def seconds_of_gpu() -> Callable[[Iterator[Call], int], float]:
+    """A clock of the GPU alone: it begins when the host has enqueued the calls."""
+    cycles_per_s = clock_rate()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    delay_s = 0.001
+
+    def seconds(turns: Iterator[Call], count: int) -> float:
+        nonlocal delay_s
+        total = 0.0
+        for batch in batches(count):
+            torch.cuda._sleep(int(delay_s * cycles_per_s))
+            begin.record()
+            start = time.perf_counter()
+            for call in itertools.islice(turns, batch):
+                call()
+            # Of this batch for the next, with some reserve.
+            delay_s = min(1.5 * (time.perf_counter() - start), MAX_DELAY_S)
+            end.record()
+            end.synchronize()
+            total += begin.elapsed_time(end) / 1e3
+        return total
+
+    return seconds
+
+
+def batches(count: int) -> Iterator[int]:
+    """The count, in parts of at most BATCH."""
+    for made in range(0, count, BATCH):
+        yield min(BATCH, count - made)
+
+
+@functools.cache
+def clock_rate() -> float:
+    """The cycles of ``_sleep`` in a second."""
+    cycles = 20_000_000
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):  # the first also wakes the GPU up
+        begin.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+    return cycles / begin.elapsed_time(end) * 1e3
+
+
+def copy_of(num_bytes: int, rotated_bytes: int, device: str) -> Contestant:
+    """``copy_`` moves so many bytes, half of them read and half written: the bound."""
+    elements = max(1, num_bytes // 8)
+    pairs = [
+        (torch.ones(elements, device=device), torch.zeros(elements, device=device))
+        for _ in range(num_turns(num_bytes, rotated_bytes))
+    ]
+    calls: list[Call] = [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs]
+    return Contestant(
+        timed(calls, device), lambda: all(torch.equal(*pair) for pair in pairs)
+    )
