@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch.optim.lr_scheduler import StepLR
 
 import torchkv
 from helpers import (
@@ -182,6 +183,59 @@ def test_optimizers_go_on_as_if_never_saved(kv, tmp_path, optimizer, dtype):
         for gradient in gradients[3:]:
             store.push([3, 5, 7], [gradient, empty, gradient])
     assert snapshot(other) == snapshot(kv)
+
+
+def test_a_scheduler_lives_through_a_load(kv, tmp_path):
+    kv.init(3, full(8))
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    mine = kv.optimizer
+    schedule = StepLR(mine, 1, 0.5)
+    kv.save(tmp_path)
+    for load in (
+        lambda: kv.load(tmp_path),
+        lambda: kv.load_state_dict(kv.state_dict()),
+    ):
+        mine.lr = 4.0
+        load()
+        assert kv.optimizer is mine
+    schedule.step()
+    assert kv.optimizer.lr == 2.0
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(6))
+    kv.load(tmp_path)
+    assert mine.lr == 1.0
+
+
+def test_a_load_of_another_optimizer_lets_go_of_the_last(kv, tmp_path):
+    with trained() as adam:
+        adam.save(tmp_path)
+        expected = adam.state_dict()["optimizer"]
+    kv.set_optimizer("adamw")
+    last = kv.optimizer
+    kv.load(tmp_path)
+    assert type(kv.optimizer) is torchkv.optim.Adam
+    last.lr = 0.5  # on no store any more
+    assert kv.state_dict()["optimizer"] == expected
+    with torchkv.create() as other:
+        other.set_optimizer(last)
+        assert other.optimizer is last
+
+
+def test_what_a_scheduler_left_in_the_groups(kv, tmp_path):
+    kv.init([3, 5], [full(8), full(8)])
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    kv.set_param_groups([{"keys": [5], "lr": 0.25}])
+    StepLR(kv.optimizer, 3)
+    kv.optimizer.param_groups[1].update(note="not saved", limit=float("inf"))
+    kv.save(tmp_path)
+    others = [torchkv.load(tmp_path), torchkv.create(), torchkv.create()]
+    others[1].load(tmp_path)
+    others[2].load_state_dict(kv.state_dict())
+    for other in others:
+        StepLR(other.optimizer, 3, last_epoch=2)  # wants its initial_lr
+        groups = other.optimizer.param_groups
+        assert [group["initial_lr"] for group in groups] == [0.5, 0.25]
+        assert not {"note", "limit"} & groups[1].keys()
 
 
 @pytest.mark.parametrize("kind", [int, str])

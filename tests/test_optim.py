@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchkv
-from helpers import assert_same, bits, full, run_threads, stored
+from helpers import allocated_bytes, assert_same, bits, full, run_threads, stored
 from torchkv import optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -16,9 +16,9 @@ STEPS = 100
 # Per class: values of each option, the first of which is torch's default.
 GRIDS = {
     "SGD": {
-        "lr": [0.05],
+        "lr": [0.01],  # at 0.05 weights grow to 20, and roundings with them
         "momentum": [0, 0.9],
-        "dampening": [0, 0.3],
+        "dampening": [0, 0.3, -0.2],
         "weight_decay": [0, 0.02],
         "nesterov": [False, True],
         "maximize": [False, True],
@@ -29,9 +29,11 @@ GRIDS = {
         "weight_decay": [0, 0.02],
         "amsgrad": [False, True],
         "maximize": [False, True],
+        "eps": [1e-8, 1e-3],
     },
     "AdamW": {
         "lr": [0.01],
+        "betas": [(0.9, 0.999), (0.3, 0.7)],
         "weight_decay": [0.01, 0],
         "amsgrad": [False, True],
         "maximize": [False, True],
@@ -43,6 +45,7 @@ GRIDS = {
         "weight_decay": [0, 0.02],
         "initial_accumulator_value": [0, 0.5],
         "maximize": [False, True],
+        "eps": [1e-10, 1e-3],
     },
     "RMSprop": {
         "lr": [0.01],
@@ -51,6 +54,7 @@ GRIDS = {
         "momentum": [0, 0.8],
         "centered": [False, True],
         "maximize": [False, True],
+        "eps": [1e-8, 1e-3],
     },
 }
 
@@ -346,6 +350,47 @@ def test_a_push_that_is_not_finite_is_no_step(kv):
     assert_same(stored(kv, 5), full(0.5))
 
 
+def test_gradient_options_together(kv):
+    """Pushes without infinities add up; their sum is rescaled, then clipped twice."""
+    values = [torch.randn(4, 5), torch.randn(7), torch.randn(())]
+    parameters = [torch.nn.Parameter(v.clone()) for v in values]
+    options = {"lr": 0.05, "momentum": 0.9}
+    theirs = torch.optim.SGD(parameters, **options, foreach=False)
+    kv.init([0, 1, 2], values)
+    kv.set_optimizer(
+        optim.SGD(
+            **options,
+            accumulate=2,
+            rescale_grad=1 / 8,
+            clip_value=0.1,
+            max_norm=0.3,
+            skip_nonfinite=True,
+        )
+    )
+    added: list[list[torch.Tensor]] = []
+    for push in range(STEPS):
+        gradients = [torch.randn_like(v) for v in values]
+        bad = push % 7 == 3  # of pushes that would step, and of others
+        if bad:
+            gradients[1][2] = torch.inf
+        kv.push([0, 1, 2], gradients)
+        if not bad:
+            added.append(gradients)
+        elif added:  # the step that was due is lost
+            added = []
+        if len(added) == 2:
+            for parameter, *both in zip(parameters, *added, strict=True):
+                parameter.grad = (sum(both) / 8).clamp(-0.1, 0.1)
+            torch.nn.utils.clip_grad_norm_(parameters, 0.3, foreach=False)
+            theirs.step()
+            added = []
+    assert kv.optimizer.num_skipped == len(range(3, STEPS, 7))
+    for key, parameter in enumerate(parameters):
+        torch.testing.assert_close(
+            stored(kv, key), parameter.detach(), rtol=1e-5, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("LAMB", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("Lion", {})],
@@ -394,14 +439,14 @@ def test_threads_push_different_keys():
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "LAMB"])
 def test_state_is_held_once_whatever_the_number_of_replicas(name):
-    def state_bytes(replicas):
+    def first_push(replicas):
         with torchkv.create() as kv:
-            kv.init(3, torch.zeros(100, dtype=torch.bfloat16))
+            kv.init(3, torch.zeros(1000, dtype=torch.bfloat16))
             options = {"momentum": 0.9} if name == "SGD" else {}
             kv.set_optimizer(getattr(optim, name)(**options))
-            kv.push(3, [torch.ones(100, dtype=torch.bfloat16)] * replicas)
-            state = kv.optimizer.state_dict()["state"][3]
-        return sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor))
+            values = [torch.ones(1000, dtype=torch.bfloat16)] * replicas
+            return allocated_bytes(lambda: kv.push(3, values))
 
     tensors = 2 if name == "SGD" else 3  # with the master
-    assert [state_bytes(n) for n in (1, 4)] == [tensors * 400] * 2
+    for replicas in (1, 4):
+        assert first_push(replicas) == tensors * 4000

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import os
 import pickle
+import stat
 
 import pytest
 import torch
@@ -11,13 +13,16 @@ import torchkv
 from helpers import (
     ScriptHolder,
     assert_same,
+    bits,
     full,
     jit_save_load,
+    run_threads,
     script,
     snapshot,
     stored,
 )
 from torchkv import optim
+from torchkv.optim.files import write_whole
 
 KINDS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1},
@@ -101,6 +106,148 @@ def test_state_in_a_file(kv, name, tmp_path):
         assert snapshot(other) == after
 
 
+def flipped(content):
+    """One bit of a number of a tensor is another."""
+    state = torch.load(io.BytesIO(content))["state"][5]
+    tensor = next(v for v in state.values() if isinstance(v, torch.Tensor))
+    at = content.index(bits(tensor)[2]) + 5
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def hidden(content):
+    """The directory's entry of a tensor is a folder's, which torch reads as nothing."""
+    at = content.index(b"archive/data/0", content.index(b"PK\1\2")) - 8
+    return content[:at] + b"\x10" + content[at + 1 :]
+
+
+def saved(thing):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"x" * 99,
+        lambda content: saved([1, 2]),
+        lambda content: saved({"state": {}}),
+        flipped,
+        hidden,
+    ],
+    ids=["empty", "last byte", "half", "text", "list", "dict", "bit", "folder"],
+)
+def test_a_damaged_file_is_refused_whole(kv, name, damage, tmp_path):
+    trained(kv, name)
+    path = tmp_path / "states"
+    kv.save_optimizer_states(path)
+    path.write_bytes(damage(path.read_bytes()))
+    push(kv)
+    before = repr(kv.optimizer.state_dict())
+    with pytest.raises(ValueError, match="expected"):
+        kv.load_optimizer_states(path)
+    assert repr(kv.optimizer.state_dict()) == before
+
+
+def test_a_file_without_checksums_is_read(kv, name, tmp_path):
+    trained(kv, name)
+    before = repr(kv.optimizer.state_dict())
+    torch.serialization.set_crc32_options(False)
+    try:
+        kv.save_optimizer_states(tmp_path / "states")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    push(kv)
+    kv.load_optimizer_states(tmp_path / "states")
+    assert repr(kv.optimizer.state_dict()) == before
+
+
+def test_a_file_that_is_not_there(kv, name, tmp_path):
+    trained(kv, name)
+    with pytest.raises(FileNotFoundError):
+        kv.load_optimizer_states(tmp_path / "states")
+
+
+def test_a_killed_save_is_cleared_away_by_the_next(kv, name, tmp_path):
+    trained(kv, name)
+    (tmp_path / ".states.mine").touch()
+    child = os.fork()
+    if child == 0:
+        write_whole(str(tmp_path / "states"), lambda file: os._exit(0))
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+    kv.save_optimizer_states(tmp_path / "states")
+    assert {p.name for p in tmp_path.iterdir()} == {"states", ".states.mine"}
+
+
+def test_a_save_that_fails_leaves_the_old_file(kv, name, tmp_path):
+    def fail(file):
+        file.write(b"new")
+        raise OSError("full")
+
+    (tmp_path / "states").write_bytes(b"old")
+    with pytest.raises(OSError, match="full"):
+        write_whole(str(tmp_path / "states"), fail)
+    assert [p.name for p in tmp_path.iterdir()] == ["states"]
+    assert (tmp_path / "states").read_bytes() == b"old"
+
+
+def test_a_saved_file_is_on_the_disk_and_then_its_name(kv, name, tmp_path, monkeypatch):
+    trained(kv, name)
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(fd):
+        fsync(fd)
+        events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+    def note_replace(*paths):
+        replace(*paths)
+        events.append("rename")
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    kv.save_optimizer_states(tmp_path / "states")
+    assert events == ["file", "rename", "folder"]
+
+
+def test_a_link_stays_one(kv, name, tmp_path):
+    trained(kv, name)
+    link = tmp_path / "latest"
+    (tmp_path / "run").mkdir()
+    link.symlink_to("run/states")
+    kv.save_optimizer_states(link)
+    assert link.is_symlink()
+    assert (tmp_path / "run" / "states").is_file()
+
+
+def test_the_umask_counts_and_is_not_touched(kv, name, tmp_path, monkeypatch):
+    trained(kv, name)
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")  # it is the process's, not the thread's
+            kv.save_optimizer_states(tmp_path / "states")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "states").stat().st_mode) == 0o640
+
+
+def test_threads_save_to_one_file(kv, name, tmp_path):
+    trained(kv, name)
+
+    def save():
+        for _ in range(10):
+            kv.save_optimizer_states(tmp_path / "states")
+
+    run_threads([save] * 4)
+    kv.load_optimizer_states(tmp_path / "states")
+    assert [p.name for p in tmp_path.iterdir()] == ["states"]
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_a_distributed_checkpoint_takes_it(kv, name, tmp_path):
@@ -178,11 +325,23 @@ DAMAGES = [
     (["state", 5, "step"], -1, "key 5"),
     (["state", 5, "odd"], torch.ones(4, 3), "'odd'.*key 5"),
     (["state", 5, "odd"], 7, "'odd'.*key 5"),
+    (["state", 5, "odd"], torch.ones(4, 3, dtype=torch.int64), "int64.*key 5"),
+    (["state", 5, "odd"], torch.ones(4, 3, dtype=torch.bool), "bool.*key 5"),
+    (["state", 1.5], {}, "key"),
     (["param_groups"], [], "group"),
     (["param_groups", 0, "lr"], -1.0, "learning rate"),
     (["param_groups", 1, "lr"], None, "'lr'"),
     (["param_groups", 0, "keys"], [3], "keys"),
+    (["param_groups"], (5,), r"param_groups\[0\]"),
+    (["param_groups", 0, "lr"], "x", "lr"),
+    (["param_groups", 1, "keys"], [1.5], "key"),
+    (["param_groups", 1, "keys"], ["w"], "int"),
     (["lr_mult"], [(3, -1.0)], "multiplier"),
+    (["lr_mult"], [(3, "x")], "multiplier"),
+    (["lr_mult"], [3], "lr_mult"),
+    (["lr_mult"], 5, "lr_mult"),
+    (["wd_mult"], [(3, 4, 5)], "wd_mult"),
+    (["gradient"], 5, "'gradient'"),
     (["gradient", "max_norm"], -1.0, "max_norm"),
     (["gradient", "max_nrom"], 1.0, "max_nrom"),
 ]

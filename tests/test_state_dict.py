@@ -120,6 +120,39 @@ def test_torch_distributed_checkpoint_of_an_updater(tmp_path):
         assert_same(stored(other, 3), full(96))
 
 
+def late_momentum(store, momentum=0.5):
+    store.init([3, 5], [full(8), full(8)])
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.push(3, full(1))
+    store.optimizer.param_groups[0].update(momentum=momentum, dampening=momentum)
+
+
+def test_a_momentum_that_began_after_the_first_step(kv, tmp_path):
+    late_momentum(kv)
+    with torchkv.create() as other:
+        other.load_state_dict(through_torch_save(kv, tmp_path))
+        for store in (kv, other):
+            store.push([3, 5], [full(1), full(1)])
+        assert snapshot(other) == snapshot(kv)
+        assert_same(stored(kv, 3), full(6))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_torch_distributed_checkpoint_of_a_late_momentum(tmp_path):
+    with torchkv.create() as store, torchkv.create() as other:
+        late_momentum(store)
+        dcp.save({"store": store}, checkpoint_id=tmp_path)
+        other.init([3, 5], [full(0), full(0)])
+        other.set_optimizer("sgd", momentum=0.5)
+        mine = other.optimizer
+        dcp.load({"store": other}, checkpoint_id=tmp_path)
+        assert other.optimizer is mine
+        for each in store, other:
+            each.push([3, 5], [full(1), full(1)])
+        assert snapshot(other) == snapshot(store)
+
+
 # -- strict and not
 
 
@@ -158,6 +191,9 @@ def test_what_does_not_fit():
         wrong(r"tensor as 'value'.*\(key 3\)", value=3)
         wrong(r"tensor as 'exp_avg'.*\(key 3\)", state={"exp_avg": 3})
         wrong(r"'exp_avg'.*none.*\(key 3\)", state={})
+        for dtype in (torch.int64, torch.bool):
+            states = dict(state["keys"]["3"]["state"], exp_avg=full(1).to(dtype))
+            wrong(rf"'exp_avg'.*{dtype}.*\(key 3\)", state=states)
         wrong(
             r"shape.*\(key 3\)",
             state=dict.fromkeys(("exp_avg", "exp_avg_sq"), full(1)[0]),
@@ -179,6 +215,11 @@ def test_what_does_not_fit():
             ("'lr'", {"optimizer": {**optimizer, "groups": [{"lr": None}]}}),
             ("'adan'|lr", {"optimizer": {**optimizer, "groups": [{"lr": -1.0}]}}),
             ("group", {"optimizer": {**optimizer, "options": [[3, 9, 1.0, 1.0]]}}),
+            ("group", {"optimizer": {**optimizer, "extras": [[9, "max_lr", 1.0]]}}),
+            ("three", {"optimizer": {**optimizer, "extras": [[0, "max_lr"]]}}),
+            ("'max_lr'", {"optimizer": {**optimizer, "extras": [[0, "max_lr", "x"]]}}),
+            ("two", {"absent": [[3]]}),
+            ("kind 'int'", {"absent": [["3", "exp_avg"]]}),
             ("base64", {"updater": "ä"}),
             ("none", {"keys": {"3": {}}}),
             ("kind 'int'", {"keys": {"03": state["keys"]["3"]}}),
@@ -200,6 +241,16 @@ def test_another_optimizer_and_none():
         refuses(plain, sgd.state_dict(), "no optimizer.*'sgd'")
         refuses(sgd, plain.state_dict(), "'sgd'.*no optimizer")
         refuses(sgd, plain.state_dict(), "'sgd'.*no optimizer", strict=False)
+
+
+def test_adam_and_adamw_are_told_apart():
+    with torchkv.create() as adam, torchkv.create() as adamw:
+        for store, name in [(adam, "adam"), (adamw, "adamw")]:
+            store.init(3, full(1))
+            store.set_optimizer(name)
+        refuses(adamw, adam.state_dict(), "'adamw'.*'adam'")
+        refuses(adam, adamw.state_dict(), "'adam'.*'adamw'")
+        adamw.load_state_dict(adamw.state_dict())
 
 
 def test_the_hyper_parameters_come_from_the_state():

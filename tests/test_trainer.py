@@ -125,6 +125,45 @@ def test_the_optimizers_own_rescale_grad_counts(on_store):
 
 
 @pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_each_batch_that_accumulates_is_divided_by_its_own_size(dtype, on_store):
+    parameter = nn.Parameter(torch.zeros(3, dtype=dtype))
+    sgd = torchkv.optim.SGD(lr=1.0, accumulate=2, rescale_grad=0.5)
+    trainer = torchkv.Trainer([parameter], sgd, update_on_kvstore=on_store)
+    for batch_size, total in [(8, 0.0), (4, -1.0), (1, -1.0), (3, -2.0)]:
+        parameter.grad = torch.full_like(parameter, batch_size)
+        trainer.step(batch_size)
+        assert parameter.tolist() == [total] * 3
+    assert trainer.optimizer.rescale_grad == 0.5
+
+
+def test_accumulated_gradients_of_half_precision_are_not_rounded_again():
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    sgd = torchkv.optim.SGD(lr=1.0, accumulate=3)
+    trainer = torchkv.Trainer([parameter], sgd)
+    for _ in range(3):
+        parameter.grad = torch.ones_like(parameter)
+        trainer.step(3)
+    master = trainer.optimizer.state_dict()["state"][0]["master"]
+    assert_same(master, torch.full((3,), -1.0))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_optimizer_used_again_begins_with_its_own_rescale_grad(accumulate):
+    sgd = torchkv.optim.SGD(lr=1.0, accumulate=accumulate, rescale_grad=0.5)
+    for rescale in (0.5, 0.5, 2.0):
+        if rescale == 2.0:
+            sgd.rescale_grad = 2.0
+        parameter = nn.Parameter(torch.zeros(3))
+        trainer = torchkv.Trainer([parameter], sgd)
+        for _ in range(accumulate):
+            parameter.grad = torch.full((3,), 8.0)
+            trainer.step(8)
+        assert parameter.tolist() == [-rescale * accumulate] * 3
+        trainer.kvstore.set_updater(None)
+
+
+@pytest.mark.parametrize("on_store", [True, False])
 def test_stale_gradients_are_refused_unless_ignored(on_store):
     model = make_model()
     trainer = torchkv.Trainer(

@@ -63,12 +63,13 @@ def test_schedulers(make, on_store):
 
 @pytest.mark.parametrize("weights_first", [True, False])
 @pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("resumed_on_store", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", torch.optim.AdamW])
 def test_saved_states_bring_the_bits_back(
-    tmp_path, optimizer, dtype, on_store, weights_first
+    tmp_path, optimizer, dtype, on_store, resumed_on_store, weights_first
 ):
-    def start():
+    def start(on_store):
         model = make_model().to(dtype)
         return model, torchkv.Trainer(model, optimizer, update_on_kvstore=on_store)
 
@@ -78,14 +79,14 @@ def test_saved_states_bring_the_bits_back(
             trainer.step()
 
     batches = make_batches()
-    model, trainer = start()
+    model, trainer = start(on_store)
     trainer.set_learning_rate(0.05)
     train(model, trainer, batches[:5])
     trainer.save_states(tmp_path / "states")
     state = copy.deepcopy(model.state_dict())
     train(model, trainer, batches[5:])
 
-    other, resumed = start()
+    other, resumed = start(resumed_on_store)
     if weights_first:
         other.load_state_dict(state)
     resumed.load_states(tmp_path / "states")
@@ -98,8 +99,23 @@ def test_saved_states_bring_the_bits_back(
 
 def test_states_of_other_parameters_are_refused(tmp_path):
     torchkv.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "states")
-    with pytest.raises(ValueError, match="load_state_dict"):
-        torchkv.Trainer(make_model(), "adam").load_states(tmp_path / "states")
+    for params in ([nn.Parameter(torch.ones(2, 2))], make_model()):
+        trainer = torchkv.Trainer(params, "adam")
+        before = repr(trainer.optimizer.state_dict())
+        with pytest.raises(ValueError, match="load_states: .*parameters") as refused:
+            trainer.load_states(tmp_path / "states")
+        assert "strict" not in str(refused.value)
+        assert repr(trainer.optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 99])
+def test_a_damaged_file_is_refused_whole(tmp_path, content):
+    (tmp_path / "states").write_bytes(content)
+    trainer = torchkv.Trainer(make_model(), "adam")
+    before = repr(trainer.optimizer.state_dict())
+    with pytest.raises(ValueError, match="load_states: expected a file"):
+        trainer.load_states(tmp_path / "states")
+    assert repr(trainer.optimizer.state_dict()) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

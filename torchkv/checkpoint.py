@@ -41,6 +41,7 @@ from torchkv.content import (
     optimizer_from_dict,
     take,
 )
+from torchkv.optim.built_in import BuiltIn
 from torchkv.tensor_files import DamagedFileError, Written
 
 MANIFEST = "manifest.json"
@@ -122,10 +123,14 @@ def read(path: str | os.PathLike[str]) -> Content:
 
 
 @_no_collections()
-def load(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
-    """Replaces a store's content by what is in a folder; see :func:`read`."""
+def load(impl: _C.KVStore, path: str | os.PathLike[str]) -> BuiltIn | None:
+    """Replaces a store's content by what is in a folder; see :func:`read`.
+
+    Returns:
+        As :func:`torchkv.content.take`.
+    """
     impl.barrier()  # a store that cannot be used says so before a long read
-    take(impl, read(path))
+    return take(impl, read(path))
 
 
 # -- the folder

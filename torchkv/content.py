@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from torchkv import _C
+from torchkv.optim.built_in import BuiltIn, on_stores
+from torchkv.optim.rules import after_load, kind_of
 
 _FORMAT = 2  # of the C++ store's tuple
 KINDS = {"": (), "int": (int,), "str": (str,)}
@@ -36,6 +38,12 @@ class Optimizer:
     groups: list[dict[str, float]]
     gradient: dict[str, float]
     options: dict[int | str, tuple[int, float, float]]
+    extras: list[dict[str, float]]  # by group: what schedulers have added there
+
+    @property
+    def kind(self) -> str:
+        """The name that it has in messages."""
+        return kind_of(self.name, self.groups)
 
 
 @dataclass
@@ -64,6 +72,7 @@ class Content:
                 [dict(group) for group in groups],
                 dict(gradient),
                 dict(zip([*option_ints, *option_strs], options, strict=True)),
+                _extras(impl),
             )
         else:
             steps, accumulated = [0] * len(values), [0] * len(values)
@@ -81,6 +90,13 @@ class Content:
         Raises:
             ValueError: the parts do not fit together.
         """
+        for key, item in self.keys.items():
+            for name, state in item.states.items():
+                if not (state.is_floating_point() or state.is_complex()):
+                    raise ValueError(
+                        f"load: expected a floating-point or complex tensor as "
+                        f"{name!r}, but got {state.dtype} (key {key!r})"
+                    )
         try:
             return _C.KVStore.from_state(self._as_tuple(type))
         except (ValueError, TypeError, RuntimeError) as error:
@@ -129,11 +145,35 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.itemsize == 8 else torch.float32
 
 
-def take(impl: _C.KVStore, content: Content) -> None:
-    """Replaces what a store holds, or raises and changes nothing."""
+def take(impl: _C.KVStore, content: Content) -> BuiltIn | None:
+    """Replaces what a store holds, or raises and changes nothing.
+
+    Returns:
+        The store's optimizer, for the store to hold.
+    """
     # First of all a store that cannot be used says so: forked, closed, updating.
     impl.barrier()
+    before = impl.optimizer()
+    optimizer = content.optimizer
     impl.take(content.make(impl.type))
+    return after_load(impl, before, [] if optimizer is None else optimizer.extras)
+
+
+def _extras(impl: _C.KVStore) -> list[dict[str, float]]:
+    """The numbers that schedulers have added to the optimizer's groups, by group."""
+    described = impl.optimizer()
+    found = on_stores.get(described[0]) if isinstance(described, tuple) else None
+    return [
+        {
+            name: float(value)
+            for name, value in group.items()
+            # JSON has neither an infinity nor NaN.
+            if isinstance(name, str)
+            and type(value) in (int, float)
+            and -(2**53) < value < 2**53
+        }
+        for group in (() if found is None else found._extras())
+    ]
 
 
 def expect(value: object, kind: type[T], what: str) -> T:
@@ -181,6 +221,11 @@ def optimizer_as_dict(optimizer: Optimizer | None) -> dict[str, Any] | None:
         # A list: torch.distributed.checkpoint would only load those items of a dict
         # that the store has already.
         "options": [[key, *options] for key, options in optimizer.options.items()],
+        "extras": [
+            [i, name, number]
+            for i, group in enumerate(optimizer.extras)
+            for name, number in group.items()
+        ],
     }
 
 
@@ -189,7 +234,7 @@ def optimizer_from_dict(saved: object, kind: str) -> Optimizer | None:
     if saved is None:
         return None
     fields = expect_fields(
-        saved, ["name", "groups", "gradient", "options"], "'optimizer'"
+        saved, ["name", "groups", "gradient", "options", "extras"], "'optimizer'"
     )
     options = {}
     for item in expect(fields["options"], list, "'options'"):
@@ -200,14 +245,27 @@ def optimizer_from_dict(saved: object, kind: str) -> Optimizer | None:
             expect(item[2], float, "'lr_mult'"),
             expect(item[3], float, "'wd_mult'"),
         )
+    groups = [
+        expect_numbers(group, "a parameter group")
+        for group in expect(fields["groups"], list, "'groups'")
+    ]
+    extras: list[dict[str, float]] = [{} for _ in groups]
+    for item in expect(fields["extras"], list, "'extras'"):
+        if len(expect(item, list, "an extra number of a group")) != 3:
+            raise ValueError(f"load: expected three parts of an extra, but got {item}")
+        group, name, number = item
+        if not 0 <= expect(group, int, "a group") < len(groups):
+            raise ValueError(
+                f"load: expected a group out of {len(groups)}, but got {group}"
+            )
+        name = expect(name, str, "a name of 'extras'")
+        extras[group][name] = expect(number, float, repr(name))
     return Optimizer(
         expect(fields["name"], str, "the optimizer's name"),
-        [
-            expect_numbers(group, "a parameter group")
-            for group in expect(fields["groups"], list, "'groups'")
-        ],
+        groups,
         expect_numbers(fields["gradient"], "'gradient'"),
         options,
+        extras,
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torchkv import _C, checkpoint
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
-from torchkv.optim.files import write_whole
+from torchkv.optim.files import read_state, write_whole
 from torchkv.optim.groups import as_keys
 from torchkv.optim.rules import on_store
 from torchkv.state_dict import load_state_dict, state_dict
@@ -396,12 +396,12 @@ class KVStore:
             strict: whether its keys must be those of the store.
 
         Raises:
-            ValueError: there is no optimizer, or what its ``load_state_dict`` raises.
+            ValueError: there is no optimizer, the file is damaged or another one, or
+                what its ``load_state_dict`` raises. Nothing has changed.
             OSError: what reading raised.
         """
-        optimizer = self._required_optimizer("load_optimizer_states")
-        state = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(state, strict)
+        op = "load_optimizer_states"
+        self._required_optimizer(op).load_state_dict(read_state(op, path), strict)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Compresses what travels between devices; not supported yet.
@@ -427,7 +427,8 @@ class KVStore:
         Safetensors files and a JSON manifest, without pickle. A save that does not
         come to its end, whatever ends it, leaves what the folder held before. Saves
         of several processes or threads to one folder wait for each other. Each key
-        is saved as it is at one moment; pushes of other threads may go on.
+        is saved as it is at one moment; pushes of other threads may go on. Of what a
+        scheduler adds to the optimizer's groups, numbers are saved.
 
         Args:
             path: the folder. It is made where there is none; files in it that are
@@ -444,8 +445,9 @@ class KVStore:
 
         The saved store may be of another type. Values come to CPU memory; a
         ``device`` store moves them at the first push or pull, as after ``init``.
-        Updates that other threads make meanwhile are lost. :func:`torchkv.load`
-        makes a new store instead.
+        Where the saved optimizer is of the same kind as this store's, that object goes
+        on with the saved numbers, and so do its schedulers. Updates that other threads
+        make meanwhile are lost. :func:`torchkv.load` makes a new store instead.
 
         Args:
             path: what :meth:`save` was given.
@@ -455,7 +457,7 @@ class KVStore:
             ValueError: it holds no store, or a damaged one. Nothing has changed.
             TypeError: this store has keys of the other kind. Nothing has changed.
         """
-        checkpoint.load(self._impl, path)
+        self._optimizer = checkpoint.load(self._impl, path)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything in the store, for PyTorch's own tools to save.
@@ -474,7 +476,8 @@ class KVStore:
 
         An empty store without updater and optimizer becomes the saved one. Any other
         keeps its keys, and must have the state's shapes, dtypes and optimizer; the
-        optimizer's numbers and a TorchScript updater become those of the state.
+        optimizer's numbers and a TorchScript updater become those of the state, and
+        the optimizer object goes on.
         Updates that other threads make meanwhile are lost.
 
         Args:
@@ -487,7 +490,7 @@ class KVStore:
                 optimizer, a part that makes no sense. Nothing has changed.
             TypeError: the store's updater is a Python callable.
         """
-        load_state_dict(self._impl, state_dict, strict)
+        self._optimizer = load_state_dict(self._impl, state_dict, strict)
 
     # -- the other doors
 
@@ -612,4 +615,8 @@ def load(path: str | os.PathLike[str]) -> KVStore:
         ValueError: it holds no store, or a damaged one.
     """
     content = checkpoint.read(path)
-    return KVStore._of(content.make(content.type))
+    extras = [] if content.optimizer is None else content.optimizer.extras
+    store = KVStore._of(content.make(content.type))
+    if any(extras):
+        store._restore_extras(extras)
+    return store

@@ -2,14 +2,16 @@
 
     {"format": 1, "type": "local", "key_kind": "int",
      "updater": None or the TorchScript module as base64,
-     "optimizer": None or {"name", "groups", "gradient", "options"},
+     "optimizer": None or {"name", "groups", "gradient", "options", "extras"},
      "keys": {"3": {"value": tensor, "version": 4,
-                    "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor}}}}
+                    "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor}}},
+     "absent": [[3, "momentum_buffer"]]}
 
 Only dicts, lists, tensors, numbers and str, and only str as keys of dicts, because
 torch.distributed.checkpoint makes str of all others. It fills the tensors of a dict
 that it is handed, so a key has tensors for all that its optimizer will keep, zeros
-before the first step.
+before the first step. "absent" names the zeros that there are after it, such as for a
+momentum that was switched on later.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torchkv.content import (
     Optimizer,
     expect,
     expect_fields,
+    expect_key,
     expect_kind,
     expect_type,
     optimizer_as_dict,
@@ -35,11 +38,12 @@ from torchkv.content import (
     state_names,
     take,
 )
+from torchkv.optim.built_in import BuiltIn
 from torchkv.tensor_files import memory_of
 
 FORMAT = 1
 
-_FIELDS = ("format", "type", "key_kind", "updater", "optimizer", "keys")
+_FIELDS = ("format", "type", "key_kind", "updater", "optimizer", "keys", "absent")
 _KEY_FIELDS = ("value", "version", "step", "num_accumulated", "state")
 
 
@@ -48,6 +52,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     _check_updater("state_dict", impl)
     content = Content.of(impl)
     optimizer = content.optimizer
+    states = {key: _states(optimizer, key, item) for key, item in content.keys.items()}
     return {
         "format": FORMAT,
         "type": content.type,
@@ -60,23 +65,34 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
                 "version": item.version,
                 "step": item.step,
                 "num_accumulated": item.num_accumulated,
-                "state": _states(optimizer, key, item),
+                "state": states[key],
             }
             for key, item in content.keys.items()
         },
+        "absent": [
+            [key, name]
+            for key, item in content.keys.items()
+            for name in states[key]
+            if name not in item.states and _has_begun(item, name)
+        ],
     }
 
 
-def load_state_dict(impl: _C.KVStore, state: dict[str, Any], strict: bool) -> None:
-    """Replaces a store's content by that of a state dict, or changes nothing."""
+def load_state_dict(
+    impl: _C.KVStore, state: dict[str, Any], strict: bool
+) -> BuiltIn | None:
+    """Replaces a store's content by that of a state dict, or changes nothing.
+
+    Returns:
+        As :func:`torchkv.content.take`.
+    """
     impl.barrier()  # a store that cannot be used says so first
     _check_updater("load_state_dict", impl)
     content = _parse(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
     if not keys and current.optimizer is None and current.updater is None:
-        take(impl, content)  # an empty store takes all there is
-        return
+        return take(impl, content)  # an empty store takes all there is
     _check_kinds(current, content)
     _check_optimizers(current, content)
     missing = [key for key in keys if key not in content.keys]
@@ -88,7 +104,7 @@ def load_state_dict(impl: _C.KVStore, state: dict[str, Any], strict: bool) -> No
     kept = Content.of(impl).keys if missing else {}
     content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
     content.key_kind = current.key_kind
-    take(impl, content)
+    return take(impl, content)
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -103,6 +119,11 @@ def _check_updater(op: str, impl: _C.KVStore) -> None:
 
 def _as_text(updater: Tensor) -> str:
     return base64.b64encode(memory_of(updater)).decode()
+
+
+def _has_begun(item: KeyContent, state: str) -> bool:
+    """Whether zeros may be real: before the first step, or push, they stand in."""
+    return (item.num_accumulated if state == "accumulated" else item.step) != 0
 
 
 def _states(
@@ -140,6 +161,12 @@ def _parse(state: object) -> Content:
     for text, item in expect(fields["keys"], dict, "'keys'").items():
         key = _parse_key(text, kind)
         keys[key] = _parse_item(key, item)
+    for pair in expect(fields["absent"], list, "'absent'"):
+        if len(expect(pair, list, "an item of 'absent'")) != 2:
+            raise ValueError(f"load: expected two parts of 'absent', but got {pair}")
+        key = expect_key(pair[0], kind)
+        if key in keys:
+            keys[key].states.pop(expect(pair[1], str, "a state's name"), None)
     return Content(
         expect_type(fields["type"]),
         kind,
@@ -192,13 +219,11 @@ def _parse_item(key: int | str, item: object) -> KeyContent:
                 f"load: expected a tensor as {name!r}, but got "
                 f"{type(tensor).__name__} {where}"
             )
-    # Zeros stood in for what there was none of.
-    there = {
-        name: tensor
-        for name, tensor in states.items()
-        if (num_accumulated if name == "accumulated" else step) != 0
+    result = KeyContent(fields["value"], version, step, num_accumulated)
+    result.states = {
+        name: tensor for name, tensor in states.items() if _has_begun(result, name)
     }
-    return KeyContent(fields["value"], version, step, num_accumulated, there)
+    return result
 
 
 def _check_kinds(current: Content, content: Content) -> None:
@@ -212,7 +237,7 @@ def _check_kinds(current: Content, content: Content) -> None:
 def _check_optimizers(current: Content, content: Content) -> None:
     def told(content: Content) -> str:
         if content.optimizer is not None:
-            return f"the optimizer {content.optimizer.name!r}"
+            return f"the optimizer {content.optimizer.kind!r}"
         return "no optimizer" if content.updater is None else "a TorchScript updater"
 
     if told(current) != told(content):

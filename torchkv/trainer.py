@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,8 +15,12 @@ from torch import Tensor
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn, kept_dtype
+from torchkv.optim.files import read_state
 from torchkv.optim.groups import StoreKey, as_number
 from torchkv.parameters import Params, collected
+
+# Of optimizers whose rescale_grad a trainer has set: what it was, and what was set.
+_rescaled: WeakKeyDictionary[StoreOptimizer, tuple[float, float]] = WeakKeyDictionary()
 
 
 class Trainer:
@@ -44,7 +49,12 @@ class Trainer:
     first step at which that has changed. Weights that were written between two steps
     by other means, such as ``model.load_state_dict``, are noticed, by their version
     counter, and trained on; the optimizer's state stays. With replicas those of the
-    first count.
+    first count. Writes in place through ``.data``, such as ``p.data.clamp_(0)``, leave
+    that counter as it is, and are lost: write to the parameter itself instead,
+    ``with torch.no_grad(): p.clamp_(0)``.
+
+    With an optimizer that accumulates, each step's gradients are divided by the batch
+    size of that step, in a pass of its own unless it is 1.
 
     With ``torch.amp.GradScaler`` the trainer stands where the optimizer does::
 
@@ -118,8 +128,8 @@ class Trainer:
         assert store is not None
         self._store = store
         store.set_optimizer(optimizer, **(optimizer_params or {}))
-        # MXNet's: each step has it times 1 / batch_size as the optimizer's.
-        self._scale = float(getattr(self.optimizer, "rescale_grad", 1.0))
+        # MXNet's: each step sets the optimizer's to this / batch_size.
+        self._rescale = _own_rescale(self.optimizer)
         self._stamps: dict[StoreKey, tuple[int, int]] = {}
         self._copy_first_to_others()
         self._take_weights(self._trained())
@@ -139,7 +149,8 @@ class Trainer:
         """The optimizer, for the schedulers of ``torch.optim.lr_scheduler``, too.
 
         Its ``set_param_groups``, ``set_lr_mult`` and ``set_wd_mult`` give parameters
-        options of their own, by key. Its ``rescale_grad`` is set by each step.
+        options of their own, by key. Its ``rescale_grad`` is set by each step; what it
+        was before is what another trainer finds that gets the same object later.
         """
         optimizer = self._store.optimizer
         if optimizer is None:
@@ -189,12 +200,12 @@ class Trainer:
             ValueError: a batch size that is not greater than 0 and finite.
             NotImplementedError: a sparse gradient.
         """
-        scale = self._scale_of("step", batch_size)
+        size = _as_batch_size("step", batch_size)
         keys, gradients = self._fresh("step", ignore_stale_grad)
         if not self._update_on_kvstore:
             self._reduce(keys, gradients)
             gradients = [copies[:1] for copies in gradients]
-        self._step(keys, gradients, scale)
+        self._step(keys, gradients, size)
 
     def allreduce_grads(self) -> None:
         """Replaces each gradient by the sum of all replicas', to be looked at or cut.
@@ -222,9 +233,9 @@ class Trainer:
             UserWarning, ValueError: as :meth:`step`.
         """
         self._check_local("update")
-        scale = self._scale_of("update", batch_size)
+        size = _as_batch_size("update", batch_size)
         keys, gradients = self._fresh("update", ignore_stale_grad)
-        self._step(keys, [copies[:1] for copies in gradients], scale)
+        self._step(keys, [copies[:1] for copies in gradients], size)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of all replicas, or with False fills them with zeros."""
@@ -254,12 +265,22 @@ class Trainer:
         Weights do not change; load the model's before or after it.
 
         Raises:
-            ValueError: of another optimizer, or of other parameters. Nothing has
-                changed.
+            ValueError: a damaged file, a state of another optimizer, or of other
+                parameters. Nothing has changed.
             OSError: what reading raised.
         """
+        op = "load_states"
+        state = read_state(op, fname)
         self._take_weights(self._changed(self._trained()))
-        self._store.load_optimizer_states(fname)
+        saved, trained = state.get("state"), set(self._store.keys())
+        if isinstance(saved, Mapping) and saved.keys() != trained:
+            some = sorted(saved.keys() ^ trained, key=str)[:5]
+            raise ValueError(
+                f"{op}: expected the state of the trainer's {len(trained)} parameters, "
+                f"but got that of {len(saved)}; only one of them has "
+                f"{', '.join(map(repr, some))}"
+            )
+        self.optimizer.load_state_dict(state)
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
@@ -277,15 +298,6 @@ class Trainer:
                 "but got one with update_on_kvstore=True; call step(), or set "
                 "update_on_kvstore=False when creating the trainer"
             )
-
-    def _scale_of(self, op: str, batch_size: Any) -> float:
-        number = as_number(op, "batch_size", batch_size)
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError(
-                f"{op}: expected a batch_size greater than 0 that is finite, but got "
-                f"{batch_size!r}"
-            )
-        return self._scale / number
 
     def _trained(self) -> list[StoreKey]:
         parameters = self._parameters.items()
@@ -320,17 +332,22 @@ class Trainer:
         store.pushpull(keys, gradients)
 
     def _step(
-        self, keys: list[StoreKey], gradients: list[list[Tensor]], scale: float
+        self, keys: list[StoreKey], gradients: list[list[Tensor]], size: float
     ) -> None:
         if not keys:
             return
         self._take_weights(self._changed(keys))
         optimizer = self.optimizer
-        if not isinstance(optimizer, BuiltIn):
-            if scale != 1:
-                gradients = [list(torch._foreach_mul(x, scale)) for x in gradients]
-        elif optimizer.rescale_grad != scale:
-            optimizer.rescale_grad = scale
+        if not isinstance(optimizer, BuiltIn) or optimizer.accumulate > 1:
+            # rescale_grad is for all that has accumulated, of batches of any size.
+            if size != 1:
+                gradients = [_times(1 / size, copies) for copies in gradients]
+            size = 1.0
+        if isinstance(optimizer, BuiltIn):
+            rescale = self._rescale / size
+            if optimizer.rescale_grad != rescale:
+                optimizer.rescale_grad = rescale
+                _rescaled[optimizer] = self._rescale, rescale
         weights = [self._parameters[key] for key in keys]
         self._store.pushpull(keys, gradients, weights)
         for key, copies in zip(keys, weights, strict=True):
@@ -355,16 +372,24 @@ class Trainer:
         store = self._store
         values = [self._parameters[key][0].detach() for key in keys]
         known = [key for key in keys if key in store]
-        saved = self.optimizer.state_dict() if known else {}
-        if known:
-            store.delete(known)
-        store.init(keys, values)
-        if known:
-            states = {key: saved["state"][key] for key in known}
+        if not known:
+            store.init(keys, values)
+        else:
+            optimizer, before = self.optimizer, store.pull(known)
+            saved = optimizer.state_dict()
+            states = {key: dict(saved["state"][key]) for key in known}
             for key, value in zip(keys, values, strict=True):
-                if key in states and isinstance(self.optimizer, BuiltIn):
+                if key in states and isinstance(optimizer, BuiltIn):
                     _renew_master(states[key], value)
-            self.optimizer.load_state_dict({**saved, "state": states}, strict=False)
+            store.delete(known)
+            try:
+                store.init(keys, values)
+                optimizer.load_state_dict({**saved, "state": states}, strict=False)
+            except BaseException:  # a weight of another shape than its state, say
+                store.delete([key for key in keys if key in store])
+                store.init(known, before)
+                optimizer.load_state_dict(saved, strict=False)
+                raise
         for key in keys:
             self._stamps[key] = _stamp(self._parameters[key][0])
 
@@ -378,6 +403,31 @@ class Trainer:
         for first, *others in self._parameters.values():
             for parameter in others:
                 parameter.copy_(first)
+
+
+def _as_batch_size(op: str, batch_size: Any) -> float:
+    number = as_number(op, "batch_size", batch_size)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(
+            f"{op}: expected a batch_size greater than 0 that is finite, but got "
+            f"{batch_size!r}"
+        )
+    return number
+
+
+def _times(scale: float, gradients: list[Tensor]) -> list[Tensor]:
+    """Gradients, scaled in the dtype in which they will be added up."""
+    kept = [gradient.to(kept_dtype(gradient.dtype)) for gradient in gradients]
+    return list(torch._foreach_mul(kept, scale))
+
+
+def _own_rescale(optimizer: StoreOptimizer) -> float:
+    """The user's rescale_grad, also where another trainer has set its own."""
+    if not isinstance(optimizer, BuiltIn):
+        return 1.0
+    before, last_set = _rescaled.get(optimizer, (None, None))
+    present = optimizer.rescale_grad
+    return present if before is None or present != last_set else before
 
 
 def _stamp(parameter: Tensor) -> tuple[int, int]:

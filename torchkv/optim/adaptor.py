@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -57,9 +58,13 @@ class TorchOptimizer(StoreOptimizer):
                         f"{near(name, self._arguments)}"
                     )
         self._options = options
-        self._of_key: dict[StoreKey, torch.optim.Optimizer] = {}
+        # A push takes it with its key's entry locked, and no other of this object's,
+        # so nothing that waits for an entry may be called while it is held.
+        self._step_lock = threading.Lock()
+        self._of_key: dict[StoreKey, torch.optim.Optimizer] = {}  # guarded by it
         self._impl: weakref.ref[_C.KVStore] | None = None
         super().__init__(self._instance(_model(), {}).defaults)
+        self._in_effect = self._settings()  # replaced whole, for pushes to read
 
     def _name(self) -> str:
         return self._class.__name__
@@ -88,22 +93,23 @@ class TorchOptimizer(StoreOptimizer):
         return None
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
+        self._in_effect = settings
         impl.set_updater(self)
         self._impl = weakref.ref(impl)
-        self._of_key = {}
+        with self._step_lock:
+            self._of_key = {}
 
     def _apply(self, settings: Settings) -> None:
         for group in settings.groups:
             options = {name: group[name] for name in self.defaults}
             self._instance(_model(), options)  # raises what the class raises
+        self._in_effect = settings
 
-    def _numbers_of(self, key: StoreKey) -> dict[str, Any]:
-        group = next(
-            (g for g in self.param_groups[1:] if key in g["keys"]),
-            self.param_groups[0],
-        )
+    def _options_of(self, key: StoreKey, settings: Settings) -> dict[str, Any]:
+        groups, lr_mult, wd_mult = settings
+        group = next((g for g in groups[1:] if key in g["keys"]), groups[0])
         options = {name: group[name] for name in self.defaults}
-        for name, factors in (("lr", self._lr_mult), ("weight_decay", self._wd_mult)):
+        for name, factors in (("lr", lr_mult), ("weight_decay", wd_mult)):
             if key in factors and name in options:
                 options[name] = options[name] * factors[key]
         return options
@@ -112,8 +118,8 @@ class TorchOptimizer(StoreOptimizer):
         self, key: StoreKey, input: torch.Tensor, stored: torch.Tensor
     ) -> None:
         """Makes a step of a key: the store calls this."""
-        with self._lock:
-            options = self._numbers_of(key)
+        with self._step_lock:
+            options = self._options_of(key, self._in_effect)
             instance = self._of_key.get(key)
             if instance is None:
                 parameter = torch.nn.Parameter(stored)
@@ -133,60 +139,110 @@ class TorchOptimizer(StoreOptimizer):
 
     def forget(self, keys: Sequence[StoreKey]) -> None:
         """Drops the state of keys that the store has deleted."""
-        with self._lock:
+        with self._step_lock:
             for key in keys:
                 self._of_key.pop(key, None)
 
     # -- state
 
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot as of any optimizer of a store, with the names of the states.
+
+        ``"state_names"`` are pairs of a key that has made a step and the names of what
+        it has. What is in ``"state"`` besides is what first steps would make, for a
+        distributed checkpoint, which asks what there is to load.
+        """
+        with self._lock:
+            result = super().state_dict()
+            states = result["state"]
+            result["state_names"] = tuple((k, tuple(x)) for k, x in states.items() if x)
+            impl = self._store()
+            if impl is not None:
+                settings = self._settings()
+                for key, state in states.items():
+                    if not state:
+                        options = self._options_of(key, settings)
+                        state.update(
+                            self._first_state(impl.pull(key, None, 0), options)
+                        )
+            return result
+
     def _states(self) -> dict[StoreKey, dict[str, Any]]:
         impl = self._store()
         keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
         result: dict[StoreKey, dict[str, Any]] = {}
-        for key in keys:
-            instance = self._of_key.get(key)
-            state = {} if instance is None else instance.state_dict()["state"]
-            # It copies nothing by itself.
-            result[key] = copy.deepcopy(state.get(0, {}))
+        with self._step_lock:
+            for key in keys:
+                instance = self._of_key.get(key)
+                state = {} if instance is None else instance.state_dict()["state"]
+                # It copies nothing by itself.
+                result[key] = copy.deepcopy(state.get(0, {}))
         return result
+
+    def _first_state(
+        self, value: torch.Tensor, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The state that a first step makes; `value` is used up."""
+        try:
+            model = torch.nn.Parameter(value)
+            instance = self._instance(model, options)
+            model.grad = torch.zeros_like(value)
+            instance.step()
+        except Exception:  # the class does not take such values, as a push would tell
+            return {}
+        state: dict[str, Any] = instance.state_dict()["state"].get(0, {})
+        return state
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
+        try:
+            names_of = {key: {*names} for key, names in parts["state_names"]}
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"{op}: expected pairs of a key and names as 'state_names', but got "
+                f"{parts.get('state_names')!r}"
+            ) from None
         made: dict[StoreKey, torch.optim.Optimizer] = {}
         for key, state in parts["state"].items():
-            if state:
-                made[key] = self._loaded(op, impl, key, state)
-        self._adopt(op, settings)
-        for key in parts["state"]:
-            self._of_key.pop(key, None)
-        self._of_key.update(made)
+            if key not in names_of:
+                continue
+            if {*state} != names_of[key]:
+                raise ValueError(
+                    f"{op}: expected the state {_listed(names_of[key])} of "
+                    f"{self._name()}, but got {_listed(state)} (key {key!r})"
+                )
+            value = impl.pull(key, None, 0)
+            options = self._options_of(key, settings)
+            made[key] = self._loaded(op, key, value, options, state)
+        with self._step_lock:
+            self._adopt(op, settings)
+            for key in parts["state"]:
+                self._of_key.pop(key, None)
+            self._of_key.update(made)
 
     def _loaded(
-        self, op: str, impl: _C.KVStore, key: StoreKey, state: Mapping[str, Any]
+        self,
+        op: str,
+        key: StoreKey,
+        value: torch.Tensor,
+        options: Mapping[str, Any],
+        state: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
-        """An instance with a saved state, which is held against a fresh one's."""
-        value: torch.Tensor = impl.pull(key, None, 0)
-        model = torch.nn.Parameter(value.clone())
-        fresh = self._instance(model, {})
-        model.grad = torch.zeros_like(value)
-        fresh.step()
-        expected = fresh.state_dict()["state"].get(0, {})
-        for name in sorted({*expected, *state}, key=str):
-            if name not in state or name not in expected:
-                raise ValueError(
-                    f"{op}: expected the state {', '.join(map(repr, expected))} of "
-                    f"{self._name()}, but got {', '.join(map(repr, state))} "
-                    f"(key {key!r})"
-                )
+        """An instance with a saved state, whose shapes are held against a first one's.
+
+        The names may differ, as an option may have changed after the first step.
+        """
+        parameter = torch.nn.Parameter(value)
+        instance = self._instance(parameter, options)
+        expected = self._first_state(value.clone(), options)
+        for name in expected.keys() & state.keys():
             shapes = [getattr(x[name], "shape", None) for x in (expected, state)]
             if shapes[0] != shapes[1]:
                 raise ValueError(
                     f"{op}: expected {name!r} of shape {shapes[0]}, but got one of "
                     f"shape {shapes[1]} (key {key!r})"
                 )
-        parameter = torch.nn.Parameter(value)
-        instance = self._instance(parameter, {})
         packed = instance.state_dict()
         packed["state"] = {0: copy.deepcopy(dict(state))}
         instance.load_state_dict(packed)
@@ -208,3 +264,7 @@ class TorchOptimizer(StoreOptimizer):
 def _model() -> torch.nn.Parameter:
     # Some classes take matrices only.
     return torch.nn.Parameter(torch.zeros(1, 1))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(map(repr, names))) or "nothing"

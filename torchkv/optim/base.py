@@ -311,23 +311,31 @@ class StoreOptimizer(torch.optim.Optimizer):
                     f"{op}: expected an optimizer that is set on a store, but got one "
                     "that is not; call store.set_optimizer(...) first"
                 )
-            present = impl.keys()
-            # A distributed checkpoint loads tensors into the state of the int 3 and
-            # puts numbers beside it, under the str "3".
-            states: dict[StoreKey, dict[str, Any]] = {}
-            for key, state in parts["state"].items():
-                states.setdefault(_as_present(op, key, present), {}).update(state)
-            if strict:
-                _check_same_keys(op, set(present), set(states))
-            common = {key: states[key] for key in present if key in states}
-            groups = [{**dict(group), "params": []} for group in parts["param_groups"]]
-            for group in groups:
-                if group["keys"] is not None:
-                    group["keys"] = as_keys(op, group["keys"])
-            lr_mult = as_multipliers(op, dict(parts["lr_mult"]))
-            wd_mult = as_multipliers(op, dict(parts["wd_mult"]))
-            settings = Settings(groups, lr_mult, wd_mult)
-            self._load(op, impl, settings, {**parts, "state": common})
+            try:
+                self._load_parts(op, impl, parts, strict)
+            except TypeError as error:  # of a key or an option
+                raise ValueError(str(error)) from error
+
+    def _load_parts(
+        self, op: str, impl: _C.KVStore, parts: Mapping[str, Any], strict: bool
+    ) -> None:
+        present = impl.keys()
+        # A distributed checkpoint loads tensors into the state of the int 3 and
+        # puts numbers beside it, under the str "3".
+        states: dict[StoreKey, dict[str, Any]] = {}
+        for key, state in parts["state"].items():
+            states.setdefault(_as_present(op, key, present), {}).update(state)
+        if strict:
+            _check_same_keys(op, set(present), set(states))
+        common = {key: states[key] for key in present if key in states}
+        groups = [{**dict(group), "params": []} for group in parts["param_groups"]]
+        for group in groups:
+            if group["keys"] is not None:
+                group["keys"] = as_keys(op, group["keys"])
+        lr_mult = as_multipliers(op, _pairs(op, "lr_mult", parts["lr_mult"]))
+        wd_mult = as_multipliers(op, _pairs(op, "wd_mult", parts["wd_mult"]))
+        settings = Settings(groups, lr_mult, wd_mult)
+        self._load(op, impl, settings, {**parts, "state": common})
 
     def _checked_parts(self, op: str, state_dict: Any) -> dict[str, Any]:
         if not isinstance(state_dict, Mapping):
@@ -350,6 +358,11 @@ class StoreOptimizer(torch.optim.Optimizer):
         if not isinstance(groups, list | tuple) or not groups:
             raise ValueError(f"{op}: expected at least one parameter group")
         for i, group in enumerate(groups):
+            if not isinstance(group, Mapping):
+                raise ValueError(
+                    f"{op}: expected a dict as param_groups[{i}], but got "
+                    f"{type(group).__name__}"
+                )
             for name in ("keys", *self.defaults):
                 if name not in group:
                     raise ValueError(
@@ -397,8 +410,9 @@ class StoreOptimizer(torch.optim.Optimizer):
         ]
 
     def _add_extras(self, extras: Sequence[Mapping[str, Any]]) -> None:
+        known = {*self.defaults, *PLACES}
         for group, more in zip(self.param_groups, extras, strict=False):
-            dict.update(group, more)
+            dict.update(group, {k: v for k, v in more.items() if k not in known})
 
     def __repr__(self) -> str:
         """``AdamW(lr=0.001, betas=(0.9, 0.999), ...)`` of the first group."""
@@ -415,6 +429,15 @@ def _as_present(op: str, key: Any, present: Sequence[StoreKey]) -> StoreKey:
         except ValueError:
             pass
     return as_key(op, key)
+
+
+def _pairs(op: str, name: str, pairs: Any) -> dict[Any, Any]:
+    try:
+        return dict(pairs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{op}: expected pairs of key and factor as {name}, but got {pairs!r}"
+        ) from error
 
 
 def _check_same_keys(op: str, present: set[Any], saved: set[Any]) -> None:

@@ -34,7 +34,7 @@ class GradientOptions(TypedDict, total=False):
     """The 2-norm of all gradients of one push, of all its keys together, is limited as
     by ``torch.nn.utils.clip_grad_norm_``; None = not."""
     skip_nonfinite: bool
-    """A push with an infinity or a NaN in any key makes no step of any key."""
+    """A push whose gradients' norm is not finite makes no step and is not kept."""
 
 
 _GRADIENT_DEFAULTS: dict[str, Any] = {
@@ -245,6 +245,18 @@ class BuiltIn(StoreOptimizer):
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
+    def _go_on(
+        self, impl: _C.KVStore, last_identity: int, described: tuple[Any, ...]
+    ) -> None:
+        """Becomes the face of what was loaded in place of the rule that it set."""
+        with self._lock:
+            if self._identity != last_identity:
+                return  # another thread has set it on a store meanwhile
+            self._impl, self._identity = impl, described[0]
+            on_stores.pop(last_identity, None)
+            on_stores[self._identity] = self
+            self._follow(described)
+
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         self._identity = self._hand_over(impl, settings, keep_state=False)
         self._impl = impl
@@ -329,10 +341,13 @@ class BuiltIn(StoreOptimizer):
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
-        try:
-            gradient = _checked_gradient(op, parts.get("gradient", {}))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+        gradient = parts.get("gradient", {})
+        if not isinstance(gradient, Mapping):
+            raise ValueError(
+                f"{op}: expected a dict of options as 'gradient', but got "
+                f"{type(gradient).__name__}"
+            )
+        gradient = _checked_gradient(op, gradient)
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()
         }
@@ -418,6 +433,11 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
             raise ValueError(
                 f"{op}: expected a tensor as {name!r}, but got "
                 f"{type(value).__name__} (key {key!r})"
+            )
+        if not (value.is_floating_point() or value.is_complex()):
+            raise ValueError(
+                f"{op}: expected a floating-point or complex tensor as {name!r}, but "
+                f"got {value.dtype} (key {key!r})"
             )
         # What is there before a first step, or push, is nothing yet.
         count = result["num_accumulated" if name == "accumulated" else "step"]

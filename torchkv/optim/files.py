@@ -1,29 +1,81 @@
-"""Files that are there whole or not at all."""
+"""Files of optimizers' states: there whole or not at all, and read as they were."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-import tempfile
+import re
+import secrets
+import zipfile
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
+
+import torch
 
 
 def write_whole(path: str, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file beside `path`, flushes it to the disk and renames it."""
-    folder = os.path.dirname(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(
-        dir=folder, prefix=f".{os.path.basename(path)}."
-    )
+    """Writes a file beside `path`, flushes it to the disk and renames it.
+
+    What a killed write has left beside it is removed by the next one.
+    """
+    folder, name = os.path.split(os.path.realpath(path))  # a link stays one
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # As a plain open() would have made it.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        try:
+            fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        except OSError:  # not every file system has locks
+            pass
+        else:
+            for other in os.listdir(folder):
+                if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp", other):
+                    os.unlink(os.path.join(folder, other))
+        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, os.path.join(folder, name))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def read_state(op: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a dict that ``torch.save`` wrote, to the CPU.
+
+    Raises:
+        ValueError: the file is damaged or another one.
+        OSError: what reading raised.
+    """
+    with open(path, "rb") as file:
+        try:
+            _check_sums(file)
+            file.seek(0)
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict):
+                raise ValueError(f"it holds no dict but a {type(state).__name__}")
+        except Exception as error:  # of many kinds, as damages are
+            # A damaged offset may lead out of the file.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            raise ValueError(
+                f"{op}: expected a file that holds the state of an optimizer, but got "
+                f"{os.fspath(path)!r}, which is damaged or another one ({error})"
+            ) from error
+    return state
+
+
+def _check_sums(file: IO[bytes]) -> None:
+    """Holds all bytes against their checksums, which torch.load does not."""
+    with zipfile.ZipFile(file) as archive:
+        items = archive.infolist()
+        # torch.serialization.set_crc32_options(False) writes zeros.
+        has_sums = any(item.CRC for item in items)
+        # Attributes are 0; the one of a folder makes torch.load read nothing.
+        if (has_sums and archive.testzip()) or any(x.external_attr for x in items):
+            raise ValueError("a checksum differs")

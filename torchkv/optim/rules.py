@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
@@ -231,8 +231,15 @@ class LAMB(BuiltIn):
 
 
 _CLASSES: dict[str, type[BuiltIn]] = {
-    cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)
+    "adamw": AdamW,
+    **{cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)},
 }
+
+
+def kind_of(rule: str, groups: Sequence[Mapping[str, float]]) -> str:
+    """A rule's name; ``adamw``, which has Adam's formula, is one of its own."""
+    decoupled = rule == "adam" and groups and groups[0].get("decoupled")
+    return "adamw" if decoupled else rule
 
 
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
@@ -247,14 +254,37 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     if found is not None:
         found._follow(described)
         return found
-    cls = _CLASSES[rule]
-    if rule == "adam" and numbers[0]["decoupled"]:
-        cls = AdamW
+    cls = _CLASSES[kind_of(rule, numbers)]
     optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
     optimizer._follow(described)
     optimizer._impl, optimizer._identity = impl, identity
     # Another thread may have made one meanwhile.
     return on_stores.setdefault(identity, optimizer)
+
+
+def after_load(
+    impl: _C.KVStore, before: Any, extras: Sequence[Mapping[str, Any]]
+) -> BuiltIn | None:
+    """The optimizer of a store whose content has been replaced.
+
+    The object that was set goes on where what was loaded is of its kind.
+
+    Args:
+        impl: the store.
+        before: what its ``optimizer()`` returned before.
+        extras: what schedulers had added to the groups that were loaded.
+    """
+    described = impl.optimizer()
+    if not isinstance(described, tuple):
+        return None
+    last = on_stores.get(before[0]) if isinstance(before, tuple) else None
+    if last is not None and kind_of(*before[1:3]) == kind_of(*described[1:3]):
+        last._go_on(impl, before[0], described)
+    elif not any(extras):
+        return None  # one is made when it is asked for
+    optimizer = on_store(impl, described)
+    optimizer._add_extras(extras)
+    return optimizer
 
 
 def _default(cls: type[BuiltIn]) -> dict[str, Any]:
