@@ -351,6 +351,7 @@ def test_a_copied_store_has_what_its_scheduler_left(kv):
             0.1, rescale_grad=1 / 64, clip_value=2)),
         ("sgd", {"clip_gradient": -1, "lazy_update": False}, optim.SGD(0.01)),
         ("nag", {}, optim.SGD(0.01, 0.9, nesterov=True)),
+        ("RMSProp", {}, optim.RMSprop(1e-3, 0.9)),
         ("adam", {"beta1": 0.8, "epsilon": 1e-6}, optim.Adam(
             betas=(0.8, 0.999), eps=1e-6)),
         ("adam", {"betas": (0.8, 0.9)}, optim.Adam(betas=(0.8, 0.9))),
@@ -373,7 +374,7 @@ def test_by_name(kv, name, options, expected):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        (["Adam"], {}, ValueError, "'rmsprop'.*'Adam'; did you mean 'adam'"),
+        (["Adma"], {}, ValueError, "'rmsprop'.*'Adma'; did you mean 'adam'"),
         (["sdg"], {}, ValueError, "but got 'sdg'; did you mean 'sgd'"),
         (["sgd"], {"beta1": 0.9}, ValueError, "'beta1'"),
         (["sgd"], {"learning_rte": 0.9}, ValueError, "did you mean 'learning_rate'"),

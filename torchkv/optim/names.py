@@ -52,15 +52,18 @@ _IGNORED = ("lazy_update", "multi_precision")
 def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
     """Makes the optimizer that MXNet calls `name`, of its options or torch's.
 
+    As with MXNet, capitals do not matter.
+
     Raises:
         ValueError: an unknown name or option; the message has the valid ones.
     """
     op = "set_optimizer"
+    given_name, name = name, name.lower()
     if name not in _BY_NAME:
         valid = ", ".join(repr(known) for known in _BY_NAME)
         raise ValueError(
-            f"{op}: expected an optimizer out of {valid}, but got {name!r}"
-            f"{near(name.lower(), _BY_NAME)}"
+            f"{op}: expected an optimizer out of {valid}, but got {given_name!r}"
+            f"{near(name, _BY_NAME)}"
         )
     cls, defaults, aliases = _BY_NAME[name]
     aliases = {**_COMMON, **aliases}
