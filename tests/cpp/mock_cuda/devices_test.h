@@ -55,8 +55,9 @@ class DevicesTest : public ::testing::Test {
     kernels::cuda::set_table(&table());
     nccl::set_functions(&nccl_functions());
   }
-  void TearDown() override {
-    reset(0);
+  // After the tensors of a derived class.
+  ~DevicesTest() override {
+    EXPECT_EQ(refusal([] { reset(0); }), "");
   }
 };
 
