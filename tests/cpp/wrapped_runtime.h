@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+
+#include "runtime.h"
+
+namespace torchkv::testing {
+
+// The real runtime, for tests that change a part of it.
+class WrappedRuntime : public Runtime {
+ public:
+  c10::Stream current_stream(c10::Device device) override {
+    return real_.current_stream(device);
+  }
+  bool is_capturing(c10::Stream stream) override {
+    return real_.is_capturing(stream);
+  }
+  std::unique_ptr<RuntimeEvent> make_event(c10::Device device) override {
+    return real_.make_event(device);
+  }
+  void record(RuntimeEvent& event, c10::Stream stream) override {
+    real_.record(event, stream);
+  }
+  void wait(RuntimeEvent& event, c10::Stream stream) override {
+    real_.wait(event, stream);
+  }
+  void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
+    real_.keep_until_done(tensor, stream);
+  }
+  at::Tensor allocate(
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      c10::ScalarType dtype,
+      c10::Device device) override {
+    return real_.allocate(sizes, strides, dtype, device);
+  }
+  void copy(const at::Tensor& destination, const at::Tensor& source) override {
+    real_.copy(destination, source);
+  }
+
+ private:
+  Runtime& real_ = default_runtime();
+};
+
+} // namespace torchkv::testing
