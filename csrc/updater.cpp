@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "errors.h"
 #include "in_progress.h"
@@ -115,22 +116,21 @@ class OnItsStream {
     if (*own == current) {
       return;
     }
-    own_ = *own;
-    current_ = current;
-    event_ = runtime_.make_event(device);
-    runtime_.record(*event_, current);
-    runtime_.wait(*event_, *own);
+    auto event = runtime_.make_event(device);
+    runtime_.record(*event, current);
+    runtime_.wait(*event, *own);
     runtime_.keep_until_done(input, *own);
     runtime_.keep_until_done(stored, *own);
     guard_.reset_stream(*own);
+    switched_ = Switched{*own, current, std::move(event)};
   }
   ~OnItsStream() {
-    if (event_ == nullptr) {
+    if (!switched_) {
       return;
     }
     try {
-      runtime_.record(*event_, *own_);
-      runtime_.wait(*event_, *current_);
+      runtime_.record(*switched_->event, switched_->own);
+      runtime_.wait(*switched_->event, switched_->before);
     } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
       // As in StreamOrder.
     }
@@ -141,10 +141,14 @@ class OnItsStream {
   OnItsStream& operator=(OnItsStream&&) = delete;
 
  private:
+  struct Switched {
+    c10::Stream own;
+    c10::Stream before;
+    std::unique_ptr<RuntimeEvent> event;
+  };
+
   Runtime& runtime_ = default_runtime();
-  std::optional<c10::Stream> own_;
-  std::optional<c10::Stream> current_;
-  std::unique_ptr<RuntimeEvent> event_;
+  std::optional<Switched> switched_;
   c10::OptionalStreamGuard guard_;
 };
 
@@ -181,8 +185,8 @@ void apply_updater(
   const std::lock_guard lock(updater.mutex());
   const InProgress running(&updater.mutex());
   bool written_in_place = false;
-  const OnItsStream on_its_stream(updater, input, stored);
   try {
+    const OnItsStream on_its_stream(updater, input, stored);
     const at::Tensor handed_input = alias_of(input);
     const at::Tensor handed = alias_of(stored);
     updater.update(key, handed_input, handed);
