@@ -317,7 +317,7 @@ def with_optimizer(scene):
 OPTIMIZER = [
     *((f"optimizer {name!r}", lambda s, name=name: s.kv.set_optimizer(name),
        ValueError, r"^set_optimizer: expected .*'sgd'.*, but got '" + name + "'")
-      for name in ("", "SGD", "sgd ", "adamm", "größe")),
+      for name in ("", "SGDD", "sgd ", "adamm", "größe")),
     *((f"{option} of {number}",
        lambda s, option=option, number=number: s.kv.set_optimizer(
            "sgd", **{option: number}),

@@ -306,7 +306,7 @@ def cases():
             ValueError,
             "make one for each trainer",
         ),
-        (lambda: torchkv.Trainer(model, "SGD"), ValueError, "'sgd'"),
+        (lambda: torchkv.Trainer(model, "SGDD"), ValueError, "'sgd'"),
         (
             lambda: torchkv.Trainer(model, torch.optim.SGD(model.parameters(), lr=1)),
             TypeError,
