@@ -278,8 +278,8 @@ void KVStore::step(
   double found = 0;
   bool skip = false;
   if (gradient.skip_nonfinite) {
-    found =
-        norm(0, /*of_all=*/true); // clipping by value would hide an infinity
+    // Clipping by value would hide an infinity.
+    found = norm(0, /*of_all=*/true);
     skip = !std::isfinite(found);
   }
   if (gradient.max_norm != 0 && !skip) {

@@ -22,7 +22,6 @@ std::optional<Functions> load() {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(symbol);
     all = all && symbol != nullptr;
   };
-  find(found.get_version, "ncclGetVersion");
   find(found.get_error_string, "ncclGetErrorString");
   find(found.comm_init_all, "ncclCommInitAll");
   find(found.group_start, "ncclGroupStart");

@@ -34,7 +34,6 @@ enum DataType : int {
 enum Op : int { kSum = 0 };
 
 struct Functions {
-  Result (*get_version)(int* version);
   const char* (*get_error_string)(Result result);
   Result (*comm_init_all)(Comm* comms, int num_devices, const int* devices);
   Result (*group_start)();
