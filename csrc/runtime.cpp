@@ -24,6 +24,10 @@ class C10Runtime final : public Runtime {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   }
 
+  c10::Stream new_stream(c10::Device device) override {
+    return c10::impl::VirtualGuardImpl(device.type()).getNewStream(device);
+  }
+
   bool is_capturing(c10::Stream stream) override {
     // Other devices have no graphs that c10 knows of.
     return stream.device().is_cuda() && kernels::cuda::is_capturing(stream);

@@ -28,6 +28,9 @@ class TORCHKV_API Runtime {
 
   // The calling thread's current stream on `device`, an accelerator.
   virtual c10::Stream current_stream(c10::Device device) = 0;
+  // A stream that is not the current one of any thread that did not ask for it.
+  // It is to be kept: devices have a few dozen of them, which take turns.
+  virtual c10::Stream new_stream(c10::Device device) = 0;
   // Whether work on `stream` goes into a graph instead of being done.
   virtual bool is_capturing(c10::Stream stream) = 0;
   virtual std::unique_ptr<RuntimeEvent> make_event(c10::Device device) = 0;

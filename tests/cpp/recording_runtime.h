@@ -18,6 +18,9 @@ class RecordingRuntime final : public Runtime {
   c10::Stream current_stream(c10::Device device) override {
     return c10::Stream(c10::Stream::UNSAFE, device, stream);
   }
+  c10::Stream new_stream(c10::Device device) override {
+    return c10::Stream(c10::Stream::UNSAFE, device, 100 + num_streams++);
+  }
   bool is_capturing(c10::Stream /*stream*/) override {
     return capturing;
   }
@@ -59,6 +62,7 @@ class RecordingRuntime final : public Runtime {
   int64_t stream = 0;
   bool capturing = false;
   int num_events = 0; // that were made
+  int num_streams = 0; // likewise; from 100
   std::vector<std::string> log;
   std::function<void()> on_copy;
 };

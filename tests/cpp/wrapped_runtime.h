@@ -12,6 +12,9 @@ class WrappedRuntime : public Runtime {
   c10::Stream current_stream(c10::Device device) override {
     return real_.current_stream(device);
   }
+  c10::Stream new_stream(c10::Device device) override {
+    return real_.new_stream(device);
+  }
   bool is_capturing(c10::Stream stream) override {
     return real_.is_capturing(stream);
   }
