@@ -28,6 +28,8 @@ std::optional<Functions> load() {
   find(found.group_end, "ncclGroupEnd");
   find(found.reduce, "ncclReduce");
   find(found.broadcast, "ncclBroadcast");
+  find(found.reduce_scatter, "ncclReduceScatter");
+  find(found.all_gather, "ncclAllGather");
   return all ? std::optional(found) : std::nullopt;
 }
 

@@ -55,6 +55,23 @@ struct Functions {
       int root,
       Comm comm,
       Stream stream);
+  // The rank receives its part of the sum of what all send: ranks * count.
+  Result (*reduce_scatter)(
+      const void* send,
+      void* receive,
+      size_t receive_count,
+      DataType dtype,
+      Op op,
+      Comm comm,
+      Stream stream);
+  // Each rank receives what all send, one after another: ranks * count.
+  Result (*all_gather)(
+      const void* send,
+      void* receive,
+      size_t send_count,
+      DataType dtype,
+      Comm comm,
+      Stream stream);
 };
 
 // Of the libnccl.so.2 that is loaded already, as PyTorch's CUDA builds do when

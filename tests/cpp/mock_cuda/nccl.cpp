@@ -4,7 +4,7 @@
 #include <c10/core/Event.h>
 
 #include <atomic>
-#include <cstring>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <mutex>
@@ -26,8 +26,10 @@ namespace {
 
 constexpr nccl::Result kInvalidUsage = 5;
 
+enum class Kind : uint8_t { kReduce, kBroadcast, kReduceScatter, kAllGather };
+
 struct Part {
-  bool is_reduce;
+  Kind kind;
   const void* send;
   void* receive;
   size_t count;
@@ -80,63 +82,156 @@ void order(c10::Stream earlier, c10::Stream later) {
   event.block(later);
 }
 
-void run_reduce(const std::vector<Part>& ranks, size_t bytes) {
-  const Part& root = ranks.at(static_cast<size_t>(ranks[0].root));
-  const auto options = at::dtype(scalar_type(root.dtype));
-  const auto count = static_cast<int64_t>(root.count);
-  at::Tensor sum;
-  for (const auto& part : ranks) {
-    const auto stream = stream_of(part);
-    access(
-        enqueue(stream, "ncclReduce"),
-        stream,
-        part.send,
-        bytes,
-        /*is_write=*/false);
-    const at::Tensor sent =
-        at::from_blob(const_cast<void*>(part.send), {count}, options);
-    sum = sum.defined() ? sum.add(sent) : sent.clone();
-    if (part.comm != root.comm) {
-      order(stream, stream_of(root));
-    }
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kReduce:
+      return "ncclReduce";
+    case Kind::kBroadcast:
+      return "ncclBroadcast";
+    case Kind::kReduceScatter:
+      return "ncclReduceScatter";
+    case Kind::kAllGather:
+      return "ncclAllGather";
   }
-  const auto stream = stream_of(root);
-  access(
-      enqueue(stream, "ncclReduce"),
-      stream,
-      root.receive,
-      bytes,
-      /*is_write=*/true);
-  at::from_blob(root.receive, {count}, options).copy_(sum);
+  TORCH_CHECK(false, "mock_cuda: no operation of NCCL");
 }
 
-void run_broadcast(const std::vector<Part>& ranks, size_t bytes) {
+size_t bytes_of(const Part& part) {
+  return part.count * c10::elementSize(scalar_type(part.dtype));
+}
+
+at::Tensor numbers(const void* data, size_t count, nccl::DataType dtype) {
+  return at::from_blob(
+      const_cast<void*>(data),
+      {static_cast<int64_t>(count)},
+      at::dtype(scalar_type(dtype)));
+}
+
+// What the rank sends: `times` its count.
+at::Tensor read(const Part& part, size_t times = 1) {
+  const auto stream = stream_of(part);
+  access(
+      enqueue(stream, name_of(part.kind)),
+      stream,
+      part.send,
+      times * bytes_of(part),
+      /*is_write=*/false);
+  return numbers(part.send, times * part.count, part.dtype);
+}
+
+// What the rank receives.
+void write(const Part& part, const at::Tensor& received) {
+  const auto stream = stream_of(part);
+  access(
+      enqueue(stream, name_of(part.kind)),
+      stream,
+      part.receive,
+      received.nbytes(),
+      /*is_write=*/true);
+  numbers(part.receive, static_cast<size_t>(received.numel()), part.dtype)
+      .copy_(received);
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& sent) {
+  sum = sum.defined() ? sum.add(sent) : sent.clone();
+}
+
+void run_reduce(const std::vector<Part>& ranks) {
+  const Part& root = ranks.at(static_cast<size_t>(ranks[0].root));
+  at::Tensor sum;
+  for (const auto& part : ranks) {
+    add_to(sum, read(part));
+    if (part.comm != root.comm) {
+      order(stream_of(part), stream_of(root));
+    }
+  }
+  write(root, sum);
+}
+
+void run_broadcast(const std::vector<Part>& ranks) {
   const Part& root = ranks.at(static_cast<size_t>(ranks[0].root));
   const auto from = stream_of(root);
-  access(
-      enqueue(from, "ncclBroadcast"),
-      from,
-      root.send,
-      bytes,
-      /*is_write=*/false);
+  const at::Tensor sent = read(root);
   for (const auto& part : ranks) {
     const auto to = stream_of(part);
     if (part.comm != root.comm) {
       order(from, to);
     }
     if (part.receive != root.send) {
-      access(
-          enqueue(to, "ncclBroadcast"),
-          to,
-          part.receive,
-          bytes,
-          /*is_write=*/true);
-      std::memcpy(part.receive, root.send, bytes);
+      write(part, sent);
     }
     if (part.comm != root.comm) {
       order(to, from); // the root's kernel ends when all have what it sends
     }
   }
+}
+
+// All that is received comes after all that is sent.
+void order_all(const std::vector<Part>& ranks) {
+  for (const auto& earlier : ranks) {
+    for (const auto& later : ranks) {
+      if (earlier.comm != later.comm) {
+        order(stream_of(earlier), stream_of(later));
+      }
+    }
+  }
+}
+
+void run_reduce_scatter(const std::vector<Part>& ranks) {
+  at::Tensor sum;
+  for (const auto& part : ranks) {
+    add_to(sum, read(part, ranks.size()));
+  }
+  order_all(ranks);
+  const auto count = static_cast<int64_t>(ranks[0].count);
+  for (const auto& part : ranks) {
+    write(part, sum.narrow(0, part.comm->rank * count, count));
+  }
+}
+
+void run_all_gather(const std::vector<Part>& ranks) {
+  std::vector<at::Tensor> sent;
+  for (const auto& part : ranks) {
+    sent.push_back(read(part));
+  }
+  order_all(ranks);
+  const at::Tensor all = at::cat(sent);
+  for (const auto& part : ranks) {
+    write(part, all);
+  }
+}
+
+void run(const std::vector<Part>& ranks) {
+  ++num_operations;
+  switch (ranks[0].kind) {
+    case Kind::kReduce:
+      return run_reduce(ranks);
+    case Kind::kBroadcast:
+      return run_broadcast(ranks);
+    case Kind::kReduceScatter:
+      return run_reduce_scatter(ranks);
+    case Kind::kAllGather:
+      return run_all_gather(ranks);
+  }
+}
+
+// Of a rank's send and receive buffers one has the numbers of all ranks, the
+// other those of one: apart in memory, or the latter in the former's place for
+// this rank.
+bool are_apart_or_in_place(const Part& part) {
+  if (part.kind == Kind::kReduce || part.kind == Kind::kBroadcast) {
+    return true;
+  }
+  const auto send = reinterpret_cast<uintptr_t>(part.send);
+  const auto receive = reinterpret_cast<uintptr_t>(part.receive);
+  const bool sends_all = part.kind == Kind::kReduceScatter;
+  const uintptr_t all = sends_all ? send : receive;
+  const uintptr_t one = sends_all ? receive : send;
+  const uintptr_t bytes = bytes_of(part);
+  const auto rank = static_cast<uintptr_t>(part.comm->rank);
+  const auto num_ranks = static_cast<uintptr_t>(part.comm->num_ranks);
+  return one + bytes <= all || all + num_ranks * bytes <= one ||
+      one == all + rank * bytes;
 }
 
 nccl::Result run_group() {
@@ -159,23 +254,17 @@ nccl::Result run_group() {
         queue.pop_front();
         const Part& first = parts[0];
         const Part& last = parts.back();
-        if (last.is_reduce != first.is_reduce || last.root != first.root ||
+        if (last.kind != first.kind || last.root != first.root ||
             last.count != first.count || last.dtype != first.dtype ||
-            stream_of(last).device().index() != last.comm->device) {
+            stream_of(last).device().index() != last.comm->device ||
+            !are_apart_or_in_place(last)) {
           return kInvalidUsage;
         }
       }
       if (parts.size() != static_cast<size_t>(parts[0].comm->num_ranks)) {
         return kInvalidUsage;
       }
-      const size_t bytes =
-          parts[0].count * c10::elementSize(scalar_type(parts[0].dtype));
-      ++num_operations;
-      if (parts[0].is_reduce) {
-        run_reduce(parts, bytes);
-      } else {
-        run_broadcast(parts, bytes);
-      }
+      run(parts);
     }
   }
   return 0;
@@ -228,7 +317,8 @@ const nccl::Functions& nccl_functions() {
                         int root,
                         nccl::Comm comm,
                         nccl::Stream stream) {
-    return add({true, send, receive, count, dtype, root, comm, stream});
+    return add(
+        {Kind::kReduce, send, receive, count, dtype, root, comm, stream});
   };
   functions.broadcast = [](const void* send,
                            void* receive,
@@ -237,7 +327,27 @@ const nccl::Functions& nccl_functions() {
                            int root,
                            nccl::Comm comm,
                            nccl::Stream stream) {
-    return add({false, send, receive, count, dtype, root, comm, stream});
+    return add(
+        {Kind::kBroadcast, send, receive, count, dtype, root, comm, stream});
+  };
+  functions.reduce_scatter = [](const void* send,
+                                void* receive,
+                                size_t count,
+                                nccl::DataType dtype,
+                                nccl::Op /*op*/,
+                                nccl::Comm comm,
+                                nccl::Stream stream) {
+    return add(
+        {Kind::kReduceScatter, send, receive, count, dtype, 0, comm, stream});
+  };
+  functions.all_gather = [](const void* send,
+                            void* receive,
+                            size_t count,
+                            nccl::DataType dtype,
+                            nccl::Comm comm,
+                            nccl::Stream stream) {
+    return add(
+        {Kind::kAllGather, send, receive, count, dtype, 0, comm, stream});
   };
   return functions;
 }
