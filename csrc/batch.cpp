@@ -7,7 +7,8 @@ Batch::Batch(
     const Entries& entries,
     const Tensors& values,
     size_t begin,
-    size_t end)
+    size_t end,
+    bool may_cut)
     : comm_(comm) {
   for (size_t i = begin; i < end; ++i) {
     for (const auto& tensor : values.of(static_cast<int64_t>(i))) {
@@ -15,17 +16,12 @@ Batch::Batch(
     }
   }
   const Value* next = values_.begin();
-  c10::SmallVector<Item, 1> homeless;
   for (size_t i = begin; i < end; ++i) {
-    Entry& entry = *entries[i];
     const size_t num_values = values.of(static_cast<int64_t>(i)).size();
-    items.push_back({&entry, {next, num_values}, {}, nullptr});
+    items.push_back({entries[i].get(), {next, num_values}, {}, nullptr});
     next += num_values;
-    if (!entry.placed) {
-      homeless.push_back(items.back());
-    }
   }
-  comm.place(homeless);
+  comm.place(items, may_cut);
 }
 
 void Batch::plan(

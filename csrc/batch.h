@@ -15,7 +15,7 @@
 namespace torchkv {
 
 // The items of the keys [begin, end) of a push, for Comm. Places their entries
-// where that is still to do.
+// where that is still to do; `may_cut` as for Comm::place.
 // REQUIRES: the entries' mutexes, until it is destroyed.
 class TORCHKV_API Batch {
  public:
@@ -24,7 +24,8 @@ class TORCHKV_API Batch {
       const Entries& entries,
       const Tensors& values,
       size_t begin,
-      size_t end);
+      size_t end,
+      bool may_cut);
   Batch(const Batch&) = delete; // items point into it
   Batch& operator=(const Batch&) = delete;
   Batch(Batch&&) = delete;

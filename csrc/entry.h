@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "key.h"
+#include "place.h"
 #include "rule.h"
 #include "runtime.h"
 
@@ -22,12 +23,13 @@ struct Meta {
   int64_t num_elements = 0;
 };
 
-// A part of a stored value that lives on one device. One slice that holds the
-// whole value is the plain case; a sharded value has several.
+// A part of a stored value that lives in one place. One slice that holds the
+// whole value is the plain case: its tensors have the value's shape. A value
+// that is cut has several, of one dimension each.
 struct Slice {
-  int64_t begin = 0; // flat elements of the value, [begin, end)
-  int64_t end = 0;
-  c10::Device home = c10::kCPU;
+  int64_t begin = 0; // elements, counted as the value lies in memory: [begin,
+  int64_t end = 0; // end)
+  Place home;
   at::Tensor value;
   at::Tensor merge_buffer; // the sum of a push, for an opaque updater
   // For an optimizer, all in the places of the value's elements, in fp32 or,
@@ -45,7 +47,8 @@ struct Slice {
 // Invariants:
 // 1. No tensor of `slices` aliases a tensor of the caller, except what an
 //    updater is handed while it runs.
-// 2. The slices are ordered, disjoint and cover the value.
+// 2. The slices are ordered, disjoint and cover the value. There is at least
+//    one.
 struct Entry : c10::intrusive_ptr_target {
   Entry(Key key_, Meta meta_) : key(std::move(key_)), meta(std::move(meta_)) {}
 
@@ -57,6 +60,8 @@ struct Entry : c10::intrusive_ptr_target {
   // call, and before an updater's mutex.
   std::mutex mutex;
   c10::SmallVector<Slice, 1> slices;
+  c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
+  c10::Device device = c10::kCPU; // of new tensors like it
   bool placed = false; // whether `slices` are where they will stay
   int64_t version = 0; // number of updates since init
   // Of the optimizer whose state the slices hold; 0 = none.

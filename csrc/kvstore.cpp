@@ -21,9 +21,10 @@ std::unique_ptr<Comm> make_comm(StoreType type, Runtime& runtime) {
   if (type == StoreType::kNccl) {
     return std::make_unique<CommNccl>(runtime);
   }
-  const auto home = type == StoreType::kLocal ? CommAten::Home::kCpu
-                                              : CommAten::Home::kDevice;
-  return std::make_unique<CommAten>(home, runtime);
+  return std::make_unique<CommAten>(
+      type == StoreType::kLocal ? Slices::Policy::kCpu
+                                : Slices::Policy::kCutAll,
+      runtime);
 }
 
 using CheckTensor = void (*)(
@@ -156,7 +157,7 @@ void KVStore::broadcast(
   const Entries entries = make_entries(op, keys, values);
   check_tensors(&check_out, op, keys, entries, outs);
   insert(op, entries, values);
-  copy_out(entries, outs);
+  copy_out(entries, outs, updater());
 }
 
 void KVStore::push(const Keys& keys, Tensors values, int64_t /*priority*/) {
@@ -176,7 +177,7 @@ void KVStore::pull(const Keys& keys, Tensors outs, int64_t /*priority*/) const {
   Entries entries = table_.find(op, keys);
   check_tensors(&check_out, op, keys, entries, outs);
   merge_repeats(entries, outs);
-  copy_out(entries, outs);
+  copy_out(entries, outs, updater());
 }
 
 std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
@@ -193,7 +194,7 @@ std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
   }
   std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
   merge_repeats(entries, outs);
-  copy_out(entries, outs);
+  copy_out(entries, outs, updater());
   return result;
 }
 
@@ -213,7 +214,7 @@ void KVStore::pushpull(
   merge_repeats(distinct, values);
   reduce_update(distinct, values, updater);
   merge_repeats(entries, outs);
-  copy_out(entries, outs);
+  copy_out(entries, outs, updater);
 }
 
 void KVStore::reduce_update(
@@ -234,7 +235,7 @@ void KVStore::reduce_update(
     return moved_bytes(*entries[i], values.of(static_cast<int64_t>(i)).size());
   };
   for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
-    const Batch batch(*comm_, entries, values, begin, end);
+    const Batch batch(*comm_, entries, values, begin, end, /*may_cut=*/true);
     comm_->reduce_update(batch.items);
     for (const auto& item : batch.items) {
       ++item.entry->version;
@@ -249,6 +250,7 @@ void KVStore::step(
     const Tensors& values,
     const Optimizer& optimizer) {
   const GradientSpec& gradient = optimizer.gradient;
+  const bool may_cut = is_elementwise(optimizer.groups[0]);
   const auto num_bytes = [&](size_t i) {
     return moved_bytes(*entries[i], values.of(static_cast<int64_t>(i)).size());
   };
@@ -262,7 +264,7 @@ void KVStore::step(
   const auto norm = [&](double clip_value, bool of_all) {
     double squared = 0;
     for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
-      Batch batch(*comm_, entries, values, begin, end);
+      Batch batch(*comm_, entries, values, begin, end, may_cut);
       batch.plan(optimizer, current);
       for (auto& step : batch.steps) {
         step.clip_value = clip_value;
@@ -294,7 +296,7 @@ void KVStore::step(
     ++num_skipped_;
   }
   for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
-    Batch batch(*comm_, entries, values, begin, end);
+    Batch batch(*comm_, entries, values, begin, end, may_cut);
     batch.plan(optimizer, current);
     if (!skip) {
       comm_->accumulate(batch.accumulating);
@@ -324,7 +326,7 @@ void KVStore::update_one_by_one(
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
     const std::lock_guard lock(entry.mutex);
-    const Batch batch(*comm_, entries, values, i, i + 1);
+    const Batch batch(*comm_, entries, values, i, i + 1, /*may_cut=*/false);
     comm_->reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
       const InProgress<KVStore> updating(this);
       apply_updater(opaque, entry.key, input, stored);
@@ -338,7 +340,11 @@ at::Tensor KVStore::empty_like(Entry& entry) const {
   return comm_->empty_like(entry);
 }
 
-void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
+void KVStore::copy_out(
+    const Entries& entries,
+    const Tensors& outs,
+    const Updater& updater) const {
+  const bool may_cut = is_elementwise(updater);
   const auto outs_of = [&](size_t i) {
     return outs.of(static_cast<int64_t>(i));
   };
@@ -347,14 +353,10 @@ void KVStore::copy_out(const Entries& entries, const Tensors& outs) const {
       [&](size_t i) { return moved_bytes(*entries[i], outs_of(i).size()); },
       [&](size_t begin, size_t end) {
         c10::SmallVector<Item, 1> items;
-        c10::SmallVector<Item, 1> homeless;
         for (size_t i = begin; i < end; ++i) {
           items.push_back({entries[i].get(), {}, outs_of(i), nullptr});
-          if (!entries[i]->placed) {
-            homeless.push_back(items.back());
-          }
         }
-        comm_->place(homeless);
+        comm_->place(items, may_cut);
         comm_->copy_out(items);
       });
 }

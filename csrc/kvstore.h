@@ -184,7 +184,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   OptimizerPtr optimizer(const char* op) const;
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
   at::Tensor empty_like(Entry& entry) const;
-  void copy_out(const Entries& entries, const Tensors& outs) const;
+  void copy_out(
+      const Entries& entries,
+      const Tensors& outs,
+      const Updater& updater) const;
 
   // Constant after construction.
   const StoreType type_;

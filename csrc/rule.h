@@ -56,6 +56,12 @@ constexpr size_t kMaxStates = 3;
 TORCHKV_API std::array<const char*, kMaxStates> state_names(
     const RuleSpec& rule);
 
+// Whether the rule can do with parts of a sum and of the stored value: LAMB
+// needs the norms of the whole.
+inline bool is_elementwise(const RuleSpec& rule) {
+  return rule.id != RuleSpec::Id::kLamb;
+}
+
 // What one push does to one key.
 struct RuleStep {
   RuleSpec rule;

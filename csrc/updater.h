@@ -74,6 +74,13 @@ class TORCHKV_API OpaqueUpdater {
 using Updater =
     std::variant<std::monostate, OptimizerPtr, std::shared_ptr<OpaqueUpdater>>;
 
+// Whether it can do with parts of a sum and of the stored value.
+inline bool is_elementwise(const Updater& updater) {
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  return std::holds_alternative<std::monostate>(updater) ||
+      (optimizer != nullptr && is_elementwise((*optimizer)->groups[0]));
+}
+
 // Throws TypeError where `updater` cannot take keys of `kind`.
 void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
 

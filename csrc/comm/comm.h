@@ -27,8 +27,9 @@ class TORCHKV_API Comm {
   virtual void store(Entry& entry, const at::Tensor& value) = 0;
 
   // Moves entries that are not `placed` yet to where the values and outs of a
-  // call say that they belong. REQUIRES: distinct entries, none of them placed.
-  virtual void place(c10::ArrayRef<Item> items) = 0;
+  // call say that they belong. `may_cut`: the updater does not need to see
+  // whole values. REQUIRES: distinct entries.
+  virtual void place(c10::ArrayRef<Item> items, bool may_cut) = 0;
 
   // Adds up each item's values and applies its rule to the stored value and the
   // state, which it makes where there is none; in one pass over the memory of
@@ -57,8 +58,9 @@ class TORCHKV_API Comm {
 
   // Adds up an item's values into its entry's merge buffer, which has the
   // stored dtype, and hands it with the stored value to an opaque updater. Both
-  // are whole; on an accelerator, their device is the current one. The buffer
-  // may be left undefined, the stored value may be replaced by an equal tensor.
+  // are whole, which ends a cut; on an accelerator, their device is the current
+  // one. The buffer may be left undefined, the stored value may be replaced by
+  // an equal tensor.
   using Update = c10::function_ref<void(at::Tensor& input, at::Tensor& stored)>;
   virtual void reduce(const Item& item, Update update) = 0;
 
@@ -66,7 +68,8 @@ class TORCHKV_API Comm {
   // memory of all items. REQUIRES: distinct entries.
   virtual void copy_out(c10::ArrayRef<Item> items) = 0;
 
-  // An uninitialised tensor like the stored value, on its device.
+  // An uninitialised tensor like the stored value, on its device; of a value
+  // that is cut, on the one where it was whole.
   virtual at::Tensor empty_like(const Entry& entry) = 0;
 };
 

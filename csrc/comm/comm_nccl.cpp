@@ -7,9 +7,11 @@
 #include <optional>
 #include <utility>
 
+#include "../errors.h"
 #include "../kernels/cpu/sum.h"
 #include "nccl_library.h"
 #include "outs.h"
+#include "plain_tensor.h"
 
 namespace torchkv {
 namespace {
@@ -55,9 +57,9 @@ std::optional<Numbers> numbers_of(const at::Tensor& tensor) {
 }
 
 // Whether NCCL can carry the tensor as it lies.
-bool is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
-  return tensor.is_cuda() && !tensor.is_conj() && !tensor.is_neg() &&
-      !tensor._is_zerotensor() && kernels::cpu::lie_alike(tensor, stored);
+bool is_plain_cuda(const at::Tensor& tensor, const at::Tensor& stored) {
+  return tensor.is_cuda() && is_plain(tensor) &&
+      kernels::cpu::lie_alike(tensor, stored);
 }
 
 // The operations of one call, enqueued together by run(). Each device takes
@@ -66,34 +68,33 @@ class Group {
  public:
   explicit Group(Runtime& runtime) : runtime_(runtime) {}
 
+  enum class Kind : uint8_t { kReduce, kBroadcast, kReduceScatter, kAllGather };
+
   // What a device has in an operation.
-  struct Part {
+  struct Rank {
     c10::Device device;
     const void* send;
     void* receive;
   };
+  using Ranks = c10::SmallVector<Rank, 8>;
 
-  // REQUIRES: one part for each device, one of them `root`.
-  void add(
-      bool is_reduce,
-      c10::SmallVector<Part, 8> parts,
-      c10::Device root,
-      Numbers numbers) {
-    std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+  // Of a scatter or gather, `numbers` are those of one rank, and `root` counts
+  // for nothing. REQUIRES: one rank for each device, one of them `root`.
+  void add(Kind kind, Ranks ranks, c10::Device root, Numbers numbers) {
+    std::sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
       return a.device.index() < b.device.index();
     });
     std::vector<int> devices;
     int root_rank = 0;
-    for (const auto& part : parts) {
-      if (part.device == root) {
+    for (const auto& rank : ranks) {
+      if (rank.device == root) {
         root_rank = static_cast<int>(devices.size());
       }
-      devices.push_back(part.device.index());
+      devices.push_back(rank.device.index());
     }
     const auto comms = nccl::clique(devices);
-    for (size_t rank = 0; rank < parts.size(); ++rank) {
-      operations_.push_back(
-          {is_reduce, parts[rank], root_rank, numbers, comms[rank]});
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      operations_.push_back({kind, ranks[i], root_rank, numbers, comms[i]});
     }
   }
 
@@ -117,8 +118,8 @@ class Group {
 
  private:
   struct Operation {
-    bool is_reduce;
-    Part part;
+    Kind kind;
+    Rank rank;
     int root;
     Numbers numbers;
     nccl::Comm comm;
@@ -127,26 +128,26 @@ class Group {
   nccl::Result enqueue(
       const nccl::Functions& functions,
       const Operation& operation) {
-    const Part& part = operation.part;
-    const auto count = static_cast<size_t>(operation.numbers.count);
-    void* const stream = runtime_.current_stream(part.device).native_handle();
-    return operation.is_reduce ? functions.reduce(
-                                     part.send,
-                                     part.receive,
-                                     count,
-                                     operation.numbers.dtype,
-                                     nccl::kSum,
-                                     operation.root,
-                                     operation.comm,
-                                     stream)
-                               : functions.broadcast(
-                                     part.send,
-                                     part.receive,
-                                     count,
-                                     operation.numbers.dtype,
-                                     operation.root,
-                                     operation.comm,
-                                     stream);
+    const auto& [device, send, receive] = operation.rank;
+    const auto& [dtype, number] = operation.numbers;
+    const auto count = static_cast<size_t>(number);
+    const int root = operation.root;
+    const nccl::Comm comm = operation.comm;
+    void* const stream = runtime_.current_stream(device).native_handle();
+    switch (operation.kind) {
+      case Kind::kReduce:
+        return functions.reduce(
+            send, receive, count, dtype, nccl::kSum, root, comm, stream);
+      case Kind::kBroadcast:
+        return functions.broadcast(
+            send, receive, count, dtype, root, comm, stream);
+      case Kind::kReduceScatter:
+        return functions.reduce_scatter(
+            send, receive, count, dtype, nccl::kSum, comm, stream);
+      case Kind::kAllGather:
+        return functions.all_gather(send, receive, count, dtype, comm, stream);
+    }
+    TORCHKV_INTERNAL_ASSERT(false);
   }
 
   Runtime& runtime_;
@@ -158,13 +159,14 @@ class Group {
 std::optional<Numbers> reducible(
     c10::ArrayRef<Value> values,
     const Slice& slice) {
-  if (values.size() < 2 || !slice.home.is_cuda() || slice.value.numel() == 0) {
+  if (values.size() < 2 || !slice.home.device.is_cuda() ||
+      slice.value.numel() == 0) {
     return std::nullopt;
   }
   bool has_home = false;
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& value = *values[i].data;
-    if (!is_plain(value, slice.value) ||
+    if (!is_plain_cuda(value, slice.value) ||
         value.scalar_type() != values[0].data->scalar_type()) {
       return std::nullopt;
     }
@@ -173,83 +175,154 @@ std::optional<Numbers> reducible(
         return std::nullopt;
       }
     }
-    has_home = has_home || value.device() == slice.home;
+    has_home = has_home || value.device() == slice.home.device;
   }
   return has_home ? numbers_of(*values[0].data) : std::nullopt;
 }
 
+// Of each part, in order, where a value is cut into pieces of one size: the one
+// tensor on its device, and all tensors are such; else nothing. The tensors are
+// those of the first part, and begin where the whole value begins.
+template <class TensorOf>
+c10::SmallVector<const at::Tensor*, 8> one_for_each(
+    const Part* begin,
+    const Part* end,
+    size_t num_tensors,
+    TensorOf tensor_of) {
+  const auto num_parts = static_cast<size_t>(end - begin);
+  if (num_parts < 2 || num_tensors != num_parts) {
+    return {};
+  }
+  c10::SmallVector<const at::Tensor*, 8> result;
+  for (const Part* part = begin; part != end; ++part) {
+    const Slice& slice = *part->slice;
+    const bool fits = slice.home.device.is_cuda() &&
+        slice.end - slice.begin == begin->slice->end &&
+        (result.empty() ||
+         result.back()->device().index() < slice.home.device.index());
+    const at::Tensor* found = nullptr;
+    for (size_t i = 0; i < num_tensors; ++i) {
+      const at::Tensor& tensor = tensor_of(i);
+      found = tensor.device() == slice.home.device ? &tensor : found;
+    }
+    if (!fits || found == nullptr) {
+      return {};
+    }
+    result.push_back(found);
+  }
+  return result;
+}
+
 } // namespace
 
+// NCCL takes a device once: it knows no places that share one.
 CommNccl::CommNccl(Runtime& runtime)
-    : runtime_(runtime), local_(CommAten::Home::kDevice, runtime) {
+    : runtime_(runtime),
+      local_(Slices::Policy::kCutEach, runtime, /*places=*/"") {
   TORCH_CHECK(
       nccl::functions() != nullptr,
       "create: expected NCCL for the type 'nccl', which PyTorch's CUDA builds "
       "load, but none is loaded");
 }
 
-// Items whose values are at home, and what they point to.
+// Sums that are at home, to which parts point.
 struct CommNccl::Brought {
-  std::vector<Item> items;
-  std::vector<at::Tensor> sums;
-  std::vector<Value> values;
+  std::deque<at::Tensor> sums;
+  std::deque<Value> values;
 };
 
-CommNccl::Brought CommNccl::bring_home(c10::ArrayRef<Item> items) {
+// Sums the values of parts at the homes of their slices, where NCCL can.
+CommNccl::Brought CommNccl::bring_home(Parts& parts) {
   Brought brought;
-  brought.items.assign(items.begin(), items.end());
-  brought.sums.reserve(items.size()); // values point to them
-  brought.values.reserve(items.size()); // and items to values
-  StreamOrder order(runtime_, events_);
+  StreamOrder order(runtime_, local_.events(), local_.places());
   Group group(runtime_);
-  for (auto& item : brought.items) {
-    Slice& slice = item.entry->slices[0];
-    const auto numbers = reducible(item.values, slice);
-    if (!numbers) {
-      continue;
-    }
+  // Makes a sum the value of a part; returns its memory.
+  const auto sum_for = [&](Part& part, c10::ScalarType dtype) {
+    Slice& slice = *part.slice;
     order.enter(slice);
-    const at::Tensor& first = *item.values[0].data;
     brought.sums.push_back(
-        first.scalar_type() == slice.value.scalar_type()
-            ? local_.merge_buffer(slice)
-            : runtime_.allocate(
-                  slice.value.sizes(),
-                  slice.value.strides(),
-                  first.scalar_type(),
-                  slice.home));
-    const at::Tensor& sum = brought.sums.back();
-    c10::SmallVector<Group::Part, 8> parts;
-    for (const auto& value : item.values) {
-      const c10::Device device = value.data->device();
-      parts.push_back(
-          {device,
-           value.data->const_data_ptr(),
-           device == slice.home ? sum.mutable_data_ptr() : nullptr});
+        dtype == slice.value.scalar_type() ? local_.slices().merge_buffer(slice)
+                                           : runtime_.allocate(
+                                                 slice.value.sizes(),
+                                                 slice.value.strides(),
+                                                 dtype,
+                                                 slice.home.device));
+    brought.values.push_back({Value::Form::kDense, &brought.sums.back()});
+    part.values = brought.values.back();
+    return brought.sums.back().mutable_data_ptr();
+  };
+  parts.for_each_item([&](Part* begin, Part* end) {
+    const auto values = begin->values;
+    const auto numbers = reducible(values, *begin->slice);
+    const auto sent = one_for_each(
+        begin, end, numbers ? values.size() : 0, [&](size_t i) -> auto& {
+          return *values[i].data;
+        });
+    Group::Ranks scattered;
+    for (size_t i = 0; i < sent.size(); ++i) {
+      scattered.push_back(
+          {sent[i]->device(),
+           sent[i]->const_data_ptr(),
+           sum_for(begin[i], sent[i]->scalar_type())});
     }
-    group.add(
-        /*is_reduce=*/true, std::move(parts), slice.home, *numbers);
-    brought.values.push_back({Value::Form::kDense, &sum});
-    item.values = brought.values.back();
-  }
+    if (!scattered.empty()) {
+      group.add(
+          Group::Kind::kReduceScatter,
+          scattered,
+          scattered[0].device,
+          *numbers);
+      return;
+    }
+    for (auto* next = begin; next != end; ++next) {
+      Part& part = *next;
+      const auto own = reducible(part.values, *part.slice);
+      if (!own) {
+        continue;
+      }
+      const auto own_values = part.values;
+      const c10::Device home = part.slice->home.device;
+      void* const sum = sum_for(part, own_values[0].data->scalar_type());
+      Group::Ranks ranks;
+      for (const auto& value : own_values) {
+        const c10::Device device = value.data->device();
+        ranks.push_back(
+            {device,
+             value.data->const_data_ptr(),
+             device == home ? sum : nullptr});
+      }
+      group.add(Group::Kind::kReduce, ranks, home, *own);
+    }
+  });
   group.run();
   return brought;
 }
 
 void CommNccl::reduce_update(c10::ArrayRef<Item> items) {
-  local_.reduce_update(bring_home(items).items);
+  local_.gather_for(items);
+  Parts parts(runtime_, items);
+  const Brought brought = bring_home(parts);
+  local_.reduce_update(parts);
 }
 
 void CommNccl::accumulate(c10::ArrayRef<Item> items) {
-  local_.accumulate(bring_home(items).items);
+  Parts parts(runtime_, items);
+  const Brought brought = bring_home(parts);
+  local_.accumulate(parts);
 }
 
 double CommNccl::squared_norm(c10::ArrayRef<Item> items) {
-  return local_.squared_norm(bring_home(items).items);
+  Parts parts(runtime_, items);
+  const Brought brought = bring_home(parts);
+  return local_.squared_norm(parts);
 }
 
 void CommNccl::reduce(const Item& item, Update update) {
-  local_.reduce(bring_home(item).items[0], update);
+  local_.slices().gather(*item.entry);
+  Parts parts(runtime_, item);
+  const Brought brought = bring_home(parts);
+  Item at_home = item;
+  at_home.values = parts.begin()->values;
+  local_.reduce(at_home, update);
 }
 
 void CommNccl::copy_out(c10::ArrayRef<Item> items) {
@@ -257,59 +330,86 @@ void CommNccl::copy_out(c10::ArrayRef<Item> items) {
     local_.copy_out(items);
     return;
   }
-  std::vector<Item> rest(items.begin(), items.end());
-  std::vector<std::vector<at::Tensor>> rest_outs(items.size());
-  {
-    StreamOrder order(runtime_, events_);
-    Group group(runtime_);
-    for (size_t i = 0; i < items.size(); ++i) {
-      Slice& slice = items[i].entry->slices[0];
-      const bool leaves_home =
-          slice.home.is_cuda() && slice.value.numel() != 0 &&
-          std::any_of(
-              items[i].outs.begin(), items[i].outs.end(), [&](const auto& out) {
-                return out.is_cuda() && out.device() != slice.home;
-              });
-      if (!leaves_home) {
-        continue;
-      }
-      order.enter(slice);
-      c10::SmallVector<Group::Part, 8> parts;
-      const auto has_part = [&](c10::Device device) {
-        return std::any_of(
-            parts.begin(), parts.end(), [&](const Group::Part& part) {
-              return part.device == device;
-            });
-      };
-      for (const auto& out : items[i].outs) {
-        if (out.scalar_type() == slice.value.scalar_type() &&
-            is_plain(out, slice.value) && !has_part(out.device())) {
-          parts.push_back(
-              {out.device(),
-               slice.value.const_data_ptr(),
-               out.mutable_data_ptr()});
-          bump_version(out);
-        } else {
-          rest_outs[i].push_back(out);
-        }
-      }
-      rest[i].outs = rest_outs[i];
-      if (!has_part(slice.home)) {
-        void* const value = slice.value.mutable_data_ptr();
-        parts.push_back({slice.home, value, value}); // in place
-      }
-      if (parts.size() > 1) {
-        const auto bytes = static_cast<int64_t>(slice.value.nbytes());
-        group.add(
-            /*is_reduce=*/false,
-            std::move(parts),
-            slice.home,
-            {nccl::kUint8, bytes});
+  Parts parts(runtime_, items);
+  const auto others = send_out(parts);
+  local_.copy_out(parts);
+  bump_versions(items);
+}
+
+// Fills the outs that NCCL can fill; the parts are left with the others, which
+// it returns.
+std::deque<std::vector<at::Tensor>> CommNccl::send_out(Parts& parts) {
+  std::deque<std::vector<at::Tensor>> others;
+  StreamOrder order(runtime_, local_.events(), local_.places());
+  Group group(runtime_);
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return Numbers{nccl::kUint8, static_cast<int64_t>(tensor.nbytes())};
+  };
+  const auto broadcast = [&](Part& part) {
+    Slice& slice = *part.slice;
+    const c10::Device home = slice.home.device;
+    const bool leaves_home = home.is_cuda() && slice.value.numel() != 0 &&
+        std::any_of(part.outs.begin(), part.outs.end(), [&](const auto& out) {
+                               return out.is_cuda() && out.device() != home;
+                             });
+    if (!leaves_home) {
+      return;
+    }
+    order.enter(slice);
+    Group::Ranks ranks;
+    const auto has_rank = [&](c10::Device device) {
+      return std::any_of(
+          ranks.begin(), ranks.end(), [&](const Group::Rank& rank) {
+            return rank.device == device;
+          });
+    };
+    auto& rest = others.emplace_back();
+    for (const auto& out : part.outs) {
+      if (out.scalar_type() == slice.value.scalar_type() &&
+          is_plain_cuda(out, slice.value) && !has_rank(out.device())) {
+        ranks.push_back(
+            {out.device(),
+             slice.value.const_data_ptr(),
+             out.mutable_data_ptr()});
+      } else {
+        rest.push_back(out);
       }
     }
-    group.run();
-  }
-  local_.copy_out(rest);
+    part.outs = rest;
+    if (!has_rank(home)) {
+      void* const value = slice.value.mutable_data_ptr();
+      ranks.push_back({home, value, value}); // in place
+    }
+    if (ranks.size() > 1) {
+      group.add(Group::Kind::kBroadcast, ranks, home, bytes_of(slice.value));
+    }
+  };
+  parts.for_each_item([&](Part* begin, Part* end) {
+    const auto outs = begin->outs;
+    const auto filled = one_for_each(
+        begin, end, outs.size(), [&](size_t i) -> auto& { return outs[i]; });
+    Group::Ranks ranks;
+    for (size_t i = 0; i < filled.size(); ++i) {
+      Slice& slice = *begin[i].slice;
+      order.enter(slice);
+      ranks.push_back(
+          {slice.home.device,
+           slice.value.const_data_ptr(),
+           filled[i]->mutable_data_ptr()});
+      begin[i].outs = {};
+    }
+    if (!ranks.empty()) {
+      group.add(
+          Group::Kind::kAllGather,
+          ranks,
+          ranks[0].device,
+          bytes_of(begin->slice->value));
+      return;
+    }
+    std::for_each(begin, end, broadcast);
+  });
+  group.run();
+  return others;
 }
 
 } // namespace torchkv

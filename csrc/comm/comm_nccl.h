@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "../export.h"
@@ -9,9 +10,10 @@
 
 namespace torchkv {
 
-// CommAten, with NCCL as carrier between CUDA devices: a push brings the values
-// of a key to its home by ncclReduce, a pull hands the value out by
-// ncclBroadcast; one group of operations for all keys of a call. What NCCL does
+// CommAten, with NCCL as carrier between CUDA devices. A value that is cut is
+// summed by ncclReduceScatter and handed out by ncclAllGather; one that is not,
+// or whose pieces differ in size, by ncclReduce to each home and ncclBroadcast
+// from there. One group of operations for all keys of a call. What NCCL does
 // not take goes as CommAten sends it: tensors of the CPU, other layouts, dtypes
 // that it cannot add, values that lie on the home device already.
 //
@@ -27,8 +29,8 @@ class TORCHKV_API CommNccl final : public Comm {
   void store(Entry& entry, const at::Tensor& value) override {
     local_.store(entry, value);
   }
-  void place(c10::ArrayRef<Item> items) override {
-    local_.place(items);
+  void place(c10::ArrayRef<Item> items, bool may_cut) override {
+    local_.place(items, may_cut);
   }
   void reduce_update(c10::ArrayRef<Item> items) override;
   void accumulate(c10::ArrayRef<Item> items) override;
@@ -51,11 +53,11 @@ class TORCHKV_API CommNccl final : public Comm {
 
  private:
   struct Brought;
-  Brought bring_home(c10::ArrayRef<Item> items);
+  Brought bring_home(Parts& parts);
+  std::deque<std::vector<at::Tensor>> send_out(Parts& parts);
 
   Runtime& runtime_;
   CommAten local_;
-  EventPool events_{runtime_};
 };
 
 } // namespace torchkv

@@ -70,21 +70,21 @@ bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
 
 } // namespace
 
-CudaBatch::Home::Home(c10::Device device_, void* stream)
-    : device(device_),
+CudaBatch::Home::Home(const Place& place_, void* stream)
+    : place(place_),
       launches(
           *kernels::cuda::table(),
-          kernels::cuda::num_multiprocessors(device_),
+          kernels::cuda::num_multiprocessors(place_.device),
           stream) {}
 
-kernels::cuda::Launches& CudaBatch::launches_of(c10::Device device) {
+kernels::cuda::Launches& CudaBatch::launches_of(const Place& place) {
   for (const auto& home : homes_) {
-    if (home->device == device) {
+    if (home->place == place) {
       return home->launches;
     }
   }
   homes_.push_back(
-      std::make_unique<Home>(device, order_.stream(device).native_handle()));
+      std::make_unique<Home>(place, order_.stream(place).native_handle()));
   return homes_.back()->launches;
 }
 
@@ -99,9 +99,10 @@ bool CudaBatch::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
 const void* CudaBatch::address_of(
     const at::Tensor& value,
     const at::Tensor& stored,
+    const Place& home,
     c10::ScalarType dtype) {
+  order_.use(home, value.device());
   if (value.scalar_type() == dtype && is_plain(value, stored)) {
-    order_.use(stored.device(), value.device());
     return value.const_data_ptr();
   }
   staged_.push_back(runtime_.allocate(
@@ -113,6 +114,7 @@ const void* CudaBatch::address_of(
 bool CudaBatch::add(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
+    const Place& home,
     c10::ScalarType accumulation,
     const RuleStep& step,
     const kernels::cpu::State& state) {
@@ -154,7 +156,7 @@ bool CudaBatch::add(
   for (const auto& value : values) {
     const bool is_sum = job.first_is_sum && addresses.empty();
     addresses.push_back(
-        address_of(*value.data, stored, is_sum ? accumulation : dtype));
+        address_of(*value.data, stored, home, is_sum ? accumulation : dtype));
   }
   const auto data = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
@@ -166,11 +168,14 @@ bool CudaBatch::add(
     job.states[i] = data(state.states[i]);
   }
   job.num_elements = stored.numel() * kept->per_number;
-  launches_of(stored.device()).add(job);
+  launches_of(home).add(job);
   return true;
 }
 
-bool CudaBatch::add_copy(const at::Tensor& source, const at::Tensor& out) {
+bool CudaBatch::add_copy(
+    const at::Tensor& source,
+    const Place& home,
+    const at::Tensor& out) {
   if (!source.is_cuda() || kernels::cuda::table() == nullptr ||
       source.scalar_type() != out.scalar_type() || !is_plain(out, source)) {
     return false;
@@ -178,8 +183,9 @@ bool CudaBatch::add_copy(const at::Tensor& source, const at::Tensor& out) {
   if (!source_.is_same(source)) {
     flush_copy();
     source_ = source;
+    source_home_ = home;
   }
-  order_.use(source.device(), out.device());
+  order_.use(home, out.device());
   outs_.push_back(out.mutable_data_ptr());
   return true;
 }
@@ -187,7 +193,7 @@ bool CudaBatch::add_copy(const at::Tensor& source, const at::Tensor& out) {
 void CudaBatch::flush_copy() {
   if (!outs_.empty()) {
     const c10::DeviceGuard guard(source_.device()); // of an earlier slice
-    launches_of(source_.device())
+    launches_of(source_home_)
         .add_copy(
             source_.const_data_ptr(),
             outs_.data(),
@@ -200,7 +206,7 @@ void CudaBatch::flush_copy() {
 void CudaBatch::run() {
   flush_copy();
   for (const auto& home : homes_) {
-    const c10::DeviceGuard guard(home->device);
+    const c10::DeviceGuard guard(home->place.device);
     kernels::cuda::check(home->launches.finish());
   }
   homes_.clear();

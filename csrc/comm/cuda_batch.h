@@ -9,6 +9,7 @@
 
 #include "../kernels/cpu/sum.h"
 #include "../kernels/cuda/pack.h"
+#include "../place.h"
 #include "../rule.h"
 #include "../value.h"
 #include "peer_access.h"
@@ -29,33 +30,39 @@ class CudaBatch {
       : runtime_(runtime), order_(order), peers_(peers) {}
 
   // As kernels::cpu::SumBatch::add, for values of any device and layout. Where
-  // there is no kernel, it does nothing and returns false.
+  // there is no kernel, it does nothing and returns false. REQUIRES: `home`,
+  // the place of `stored`, is the current one.
   bool add(
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
+      const Place& home,
       c10::ScalarType accumulation,
       const RuleStep& step = kAssignStep,
       const kernels::cpu::State& state = {});
 
   // Copies into an out of the same dtype that lies alike in memory, and returns
-  // true; else it does nothing.
-  bool add_copy(const at::Tensor& source, const at::Tensor& out);
+  // true; else it does nothing. REQUIRES: as add().
+  bool add_copy(
+      const at::Tensor& source,
+      const Place& home,
+      const at::Tensor& out);
 
   // Launches what has been added. RuntimeError where CUDA has failed.
   void run();
 
  private:
   struct Home {
-    Home(c10::Device device_, void* stream);
+    Home(const Place& place_, void* stream);
 
-    c10::Device device;
+    Place place;
     kernels::cuda::Launches launches;
   };
-  kernels::cuda::Launches& launches_of(c10::Device device);
+  kernels::cuda::Launches& launches_of(const Place& home);
   bool is_plain(const at::Tensor& tensor, const at::Tensor& stored);
   const void* address_of(
       const at::Tensor& value,
       const at::Tensor& stored,
+      const Place& home,
       c10::ScalarType dtype);
   void flush_copy();
 
@@ -65,6 +72,7 @@ class CudaBatch {
   std::vector<std::unique_ptr<Home>> homes_;
   std::vector<at::Tensor> staged_; // until the launch
   at::Tensor source_; // of the copies to `outs_`
+  Place source_home_;
   c10::SmallVector<void*, 8> outs_;
 };
 

@@ -52,9 +52,13 @@ bool may_overlap(c10::ArrayRef<Item> items) {
   return overlap != extents.end();
 }
 
-void bump_version(const at::Tensor& out) {
-  if (!out.is_inference()) {
-    out.unsafeGetTensorImpl()->bump_version();
+void bump_versions(c10::ArrayRef<Item> items) {
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      if (!out.is_inference()) {
+        out.unsafeGetTensorImpl()->bump_version();
+      }
+    }
   }
 }
 

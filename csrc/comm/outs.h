@@ -11,8 +11,9 @@ namespace torchkv {
 // are written one after another: the last one counts.
 bool may_overlap(c10::ArrayRef<Item> items);
 
-// To be called for each out. It has been written below autograd, which does not
-// count versions: an autograd graph that saved it must still notice.
-void bump_version(const at::Tensor& out);
+// To be called for the outs of a call, which have been written below autograd,
+// which does not count versions: an autograd graph that saved one must still
+// notice.
+void bump_versions(c10::ArrayRef<Item> items);
 
 } // namespace torchkv

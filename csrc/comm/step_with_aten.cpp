@@ -129,12 +129,12 @@ void step_with_aten(
   }
 }
 
-double squared_norm_with_aten(
+at::Tensor squared_norm_with_aten(
     const RuleStep& step,
     const at::Tensor& gradient) {
   at::Tensor g = as_real(gradient);
   scale_and_clip(step, g);
-  return g.to(at::kDouble).square_().sum().item<double>();
+  return g.to(at::kDouble).square_().sum();
 }
 
 } // namespace torchkv

@@ -19,7 +19,9 @@ void step_with_aten(
     std::array<at::Tensor, kMaxStates> states);
 
 // The squared 2-norm of a gradient as the rule would see it, but for
-// last_scale. Waits for the device.
-double squared_norm_with_aten(const RuleStep& step, const at::Tensor& gradient);
+// last_scale: a number of fp64 on its device. `gradient` is lost.
+at::Tensor squared_norm_with_aten(
+    const RuleStep& step,
+    const at::Tensor& gradient);
 
 } // namespace torchkv

@@ -33,33 +33,55 @@ std::shared_ptr<RuntimeEvent> EventPool::get(c10::Device device) {
           }};
 }
 
-StreamOrder::Home& StreamOrder::home_of(c10::Device device) {
+c10::Stream StreamOrder::stream_of_caller(c10::Device device) {
+  return hidden_ && hidden_->device() == device
+      ? *hidden_
+      : runtime_.current_stream(device);
+}
+
+StreamOrder::Home& StreamOrder::home_of(const Place& place) {
   auto* home =
       std::find_if(homes_.begin(), homes_.end(), [&](const Home& candidate) {
-        return candidate.device == device;
+        return candidate.place == place;
       });
   if (home != homes_.end()) {
     return *home;
   }
-  const c10::Stream stream = runtime_.current_stream(device);
-  const bool is_capturing = runtime_.is_capturing(stream);
+  const c10::Stream caller = stream_of_caller(place.device);
+  const bool is_capturing = runtime_.is_capturing(caller);
   homes_.push_back(
-      {device,
-       stream,
+      {place,
+       caller,
+       place.index < 0 ? caller : places_.stream_of(place),
        is_capturing,
-       is_capturing ? nullptr : events_.get(device),
+       is_capturing ? nullptr : events_.get(place.device),
        {}});
   return homes_.back();
 }
 
-void StreamOrder::enter(Slice& slice) {
-  if (slice.home.is_cpu()) {
+void StreamOrder::make_current(const Home& home) {
+  if (home.place.index >= 0) {
+    if (stream_.current_stream() != home.stream) {
+      stream_.reset_stream(home.stream);
+      hidden_ = home.caller;
+    }
     return;
   }
-  if (guard_.current_device() != slice.home) {
-    guard_.reset_device(slice.home);
+  if (hidden_) {
+    stream_.reset();
+    hidden_.reset();
   }
-  Home& home = home_of(slice.home);
+  if (device_.current_device() != home.place.device) {
+    device_.reset_device(home.place.device);
+  }
+}
+
+void StreamOrder::enter(Slice& slice, const Place& place) {
+  if (slice.home.device.is_cpu()) {
+    return;
+  }
+  Home& home = home_of(place);
+  make_current(home);
   if (home.is_capturing) {
     return;
   }
@@ -83,14 +105,16 @@ void StreamOrder::enter(Slice& slice) {
   timeline.event = home.done;
 }
 
-void StreamOrder::use(c10::Device home_device, c10::Device device) {
-  if (device == home_device || device.is_cpu()) {
+void StreamOrder::use(const Place& place, c10::Device device) {
+  if (device.is_cpu() || place.device.is_cpu() ||
+      (device == place.device && place.index < 0)) {
     return;
   }
-  Home& home = home_of(home_device);
-  const c10::Stream other = runtime_.current_stream(device);
-  if (std::find(home.others.begin(), home.others.end(), other) !=
-      home.others.end()) {
+  Home& home = home_of(place);
+  const c10::Stream other = stream_of_caller(device);
+  if (other == home.stream ||
+      std::find(home.others.begin(), home.others.end(), other) !=
+          home.others.end()) {
     return;
   }
   const auto event = events_.get(device);
@@ -99,17 +123,13 @@ void StreamOrder::use(c10::Device home_device, c10::Device device) {
   home.others.push_back(other);
 }
 
-c10::Stream StreamOrder::stream(c10::Device home) {
-  return home_of(home).stream;
-}
-
 void StreamOrder::end() {
   for (auto& home : homes_) {
     if (home.is_capturing && home.others.empty()) {
       continue;
     }
     if (home.done == nullptr) {
-      home.done = events_.get(home.device);
+      home.done = events_.get(home.place.device);
     }
     runtime_.record(*home.done, home.stream);
     for (const auto& other : home.others) {

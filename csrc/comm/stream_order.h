@@ -4,15 +4,19 @@
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "../entry.h"
 #include "../export.h"
+#include "../place.h"
 #include "../runtime.h"
+#include "places.h"
 
 namespace torchkv {
 
@@ -41,11 +45,12 @@ class TORCHKV_API EventPool {
 // Orders one call's work on accelerators with all other work on the same
 // memory, and makes the right device the current one.
 //
-// A slice is worked on on the current stream of its home. Where its last work
-// was on another stream, that stream is waited for. Tensors of the caller on
-// other devices are ordered with the current streams there, before the work and
-// after it, as PyTorch's own copies between devices do: the caller may write or
-// free them right after the call. The host waits for nothing.
+// A slice is worked on on the current stream of its home or, where that is one
+// of several places of a device, on the place's own. Where its last work was on
+// another stream, that stream is waited for. Tensors of the caller on other
+// devices are ordered with the current streams there, before the work and after
+// it, as PyTorch's own copies between devices do: the caller may write or free
+// them right after the call. The host waits for nothing.
 //
 // While the home's stream is captured into a CUDA graph, nothing outside of the
 // capture is waited for: that is up to who replays the graph, as with PyTorch's
@@ -55,41 +60,54 @@ class TORCHKV_API EventPool {
 // destroyed; one thread.
 class TORCHKV_API StreamOrder {
  public:
-  StreamOrder(Runtime& runtime, EventPool& events)
-      : runtime_(runtime), events_(events) {}
+  StreamOrder(Runtime& runtime, EventPool& events, Places& places)
+      : runtime_(runtime), events_(events), places_(places) {}
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
   StreamOrder(StreamOrder&&) = delete;
   StreamOrder& operator=(StreamOrder&&) = delete;
 
-  // Work that is enqueued from now on may touch the slice. Its home is the
-  // current device until the next enter(). Nothing to do on the CPU, where work
-  // is done when a call returns.
-  void enter(Slice& slice);
+  // Work of the slice's home that is enqueued from now on may touch the slice.
+  // The home's device and stream are the current ones until the next enter().
+  // Nothing to do on the CPU, where work is done when a call returns.
+  void enter(Slice& slice) {
+    enter(slice, slice.home);
+  }
+  // The same for work of another place, an accelerator's.
+  void enter(Slice& slice, const Place& home);
 
   // Work of `home`, which has been entered, may touch memory of a caller on
-  // `device` from now on.
-  void use(c10::Device home, c10::Device device);
+  // `device` from now on. Nothing to do where one of them is the CPU.
+  void use(const Place& home, c10::Device device);
 
   // The stream of the work on `home`, which has been entered.
-  c10::Stream stream(c10::Device home);
+  c10::Stream stream(const Place& home) {
+    return home_of(home).stream;
+  }
 
  private:
   struct Home {
-    c10::Device device;
-    c10::Stream stream;
+    Place place;
+    c10::Stream caller; // the current one there, but for this order
+    c10::Stream stream; // of the work
     bool is_capturing;
     std::shared_ptr<RuntimeEvent> done; // recorded at the end
     c10::SmallVector<c10::Stream, 4> others; // which wait for it
   };
-  Home& home_of(c10::Device device);
+  Home& home_of(const Place& place);
+  c10::Stream stream_of_caller(c10::Device device);
+  void make_current(const Home& home);
   void end();
 
   Runtime& runtime_;
   EventPool& events_;
+  Places& places_;
   c10::SmallVector<Home, 1> homes_;
-  c10::OptionalDeviceGuard guard_;
+  c10::OptionalDeviceGuard device_;
+  // While a place's own stream is the current one: the caller's there.
+  std::optional<c10::Stream> hidden_;
+  c10::OptionalStreamGuard stream_;
 };
 
 } // namespace torchkv

@@ -45,7 +45,7 @@ class BatchTest : public ::testing::Test {
   }
 
   CountingRuntime runtime_;
-  CommAten comm_{CommAten::Home::kCpu, runtime_};
+  CommAten comm_{Slices::Policy::kCpu, runtime_};
   Entries entries_;
 };
 
@@ -56,7 +56,7 @@ TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
   entries_[1]->optimizer = 6;
   entries_[1]->step = 9;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2);
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
   batch.plan(sgd, []() -> OptimizerPtr {
     ADD_FAILURE();
     return nullptr;
@@ -75,7 +75,7 @@ TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
   entries_[0]->optimizer = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2);
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
   batch.plan(old, [&] { return newer; });
   ASSERT_EQ(batch.steps.size(), 2);
   EXPECT_EQ(batch.steps[0].step, 5);
@@ -92,7 +92,7 @@ TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
   entries_[0]->optimizer = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2);
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
   batch.plan(old, [] { return nullptr; });
   EXPECT_EQ(batch.steps[0].step, 1);
   EXPECT_EQ(entries_[0]->optimizer, 7);
@@ -107,7 +107,7 @@ TEST_F(BatchTest, WithoutMemoryNothingMoves) {
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
   const auto push = [&] {
     const Tensors values = Tensors::one_each({strided, negated});
-    Batch batch(comm_, entries_, values, 0, 2);
+    Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
     batch.plan(sgd, [] { return nullptr; });
     comm_.reduce_update(batch.stepping);
   };

@@ -28,7 +28,7 @@ class DeviceRuleTest : public testing::RuleTest {};
 TEST_P(DeviceRuleTest, StepsOfTheCpu) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
     testing::RecordingRuntime runtime;
-    CommAten comm(CommAten::Home::kDevice, runtime);
+    CommAten comm(Slices::Policy::kCutAll, runtime);
     const auto random = [&] {
       return at::randn({33, 5}, at::toOpMathType(dtype)).to(dtype);
     };
@@ -40,8 +40,8 @@ TEST_P(DeviceRuleTest, StepsOfTheCpu) {
         at::empty({33, 5}, at::TensorOptions().device(at::kMeta));
     for (int t = 1; t <= 4; ++t) {
       if (t == 3) { // by now it has state
-        comm.place(Item{&entry, {}, somewhere, nullptr});
-        EXPECT_TRUE(entry.slices[0].home.is_meta());
+        comm.place(Item{&entry, {}, somewhere, nullptr}, /*may_cut=*/true);
+        EXPECT_TRUE(entry.slices[0].home.device.is_meta());
       }
       const std::vector<at::Tensor> gradients{random(), random()};
       store->push(1, Tensors::replicas(gradients));
@@ -87,12 +87,12 @@ INSTANTIATE_TEST_SUITE_P(
 // state included.
 TEST(OptimizerDeviceTest, StreamsKeepTheState) {
   testing::RecordingRuntime runtime;
-  CommAten comm(CommAten::Home::kDevice, runtime);
+  CommAten comm(Slices::Policy::kCutAll, runtime);
   Entry entry(1, {{4}, at::kHalf, 4});
   comm.store(entry, at::ones(4, at::kHalf));
   const at::Tensor somewhere =
       at::empty(4, at::TensorOptions().device(at::kMeta));
-  comm.place(Item{&entry, {}, somewhere, nullptr});
+  comm.place(Item{&entry, {}, somewhere, nullptr}, /*may_cut=*/true);
   const at::Tensor gradient = at::ones(4, at::kHalf);
   const Value value{Value::Form::kDense, &gradient};
   RuleStep step;

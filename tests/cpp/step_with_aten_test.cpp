@@ -52,7 +52,9 @@ TEST_P(StepWithAtenTest, StepsOfTheKernels) {
       batch.add(value, weight, dtype, step, state);
       const double norm = batch.squared_norm();
       EXPECT_NEAR(
-          squared_norm_with_aten(step, gradient.clone()), norm, 1e-6 * norm);
+          squared_norm_with_aten(step, gradient.clone()).item<double>(),
+          norm,
+          1e-6 * norm);
       batch.run();
       step_with_aten(step, gradient.clone(), weight_aten, states_aten);
       expect_close(weight_aten, weight, tolerance, c10::toString(dtype));

@@ -21,7 +21,7 @@ class StreamOrderTest : public ::testing::Test {
  protected:
   static Slice slice_on(c10::Device home) {
     Slice slice;
-    slice.home = home;
+    slice.home.device = home;
     slice.value = at::ones(1);
     return slice;
   }
@@ -30,7 +30,7 @@ class StreamOrderTest : public ::testing::Test {
   Log call(std::vector<Slice*> slices) {
     runtime_.log.clear();
     {
-      StreamOrder order(runtime_, events_);
+      StreamOrder order(runtime_, events_, places_);
       for (auto* slice : slices) {
         order.enter(*slice);
       }
@@ -40,6 +40,7 @@ class StreamOrderTest : public ::testing::Test {
 
   testing::RecordingRuntime runtime_;
   EventPool events_{runtime_};
+  Places places_{runtime_, ""};
 };
 
 TEST_F(StreamOrderTest, DoesNothingOnTheCpu) {
@@ -86,12 +87,12 @@ TEST_F(StreamOrderTest, ACallersTensorElsewhereIsOrderedBothWays) {
   Slice slice = slice_on(kHome);
   const c10::Device other(c10::kCUDA, 3);
   {
-    StreamOrder order(runtime_, events_);
+    StreamOrder order(runtime_, events_, places_);
     order.enter(slice);
-    order.use(kHome, other);
-    order.use(kHome, other);
-    order.use(kHome, kHome);
-    order.use(kHome, c10::kCPU);
+    order.use({kHome}, other);
+    order.use({kHome}, other);
+    order.use({kHome}, kHome);
+    order.use({kHome}, c10::kCPU);
     EXPECT_EQ(runtime_.log, (Log{"record 0 of 3", "wait 0"}));
   }
   EXPECT_EQ(

@@ -496,9 +496,13 @@ void CopyBatch::run() const {
 }
 
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
-  const auto sizes = a.sizes();
-  const auto a_strides = a.strides();
-  const auto b_strides = b.strides();
+  return lie_alike(a.sizes(), a.strides(), b.strides());
+}
+
+bool lie_alike(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef a_strides,
+    c10::IntArrayRef b_strides) {
   if (a_strides == b_strides) {
     return true;
   }

@@ -107,32 +107,6 @@ TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
   }
 }
 
-TEST_F(LaunchesTest, TheLargestValueGoesWhereTheLeastIs) {
-  const auto store = c10::make_intrusive<KVStore>("device");
-  const std::vector<int64_t> sizes{10, 70, 20, 100, 40};
-  Keys keys;
-  keys.single = false;
-  Tensors values;
-  Tensors replicas;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    keys.list.emplace_back(static_cast<int64_t>(i));
-    values.append(at::zeros({sizes[i]}));
-    values.end_group();
-    for (int d = 0; d < 3; ++d) {
-      replicas.append(at::zeros({sizes[i]}, at::device(cuda(d))));
-    }
-    replicas.end_group();
-  }
-  store->init(keys, values);
-  store->push(keys, replicas);
-  std::vector<int> homes;
-  for (const auto& value : store->pull(keys)) {
-    homes.push_back(value.device().index());
-  }
-  // 100 -> 0, 70 -> 1, 40 -> 2, 20 -> 2, 10 -> 2
-  EXPECT_EQ(homes, (std::vector<int>{2, 1, 2, 0, 2}));
-}
-
 // Launches that are full go out while another device is the current one.
 TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
   constexpr int kMany = 3000;

@@ -1,0 +1,30 @@
+#include "accumulation_type.h"
+
+#include <ATen/OpMathType.h>
+
+namespace torchkv {
+namespace {
+
+// PyTorch promotes fp8 with nothing but itself, and uint16, uint32 and uint64
+// with no integer. int64 holds the same bits of a sum of integers as any of
+// them.
+c10::ScalarType promotable(c10::ScalarType dtype) {
+  if (c10::isFloat8Type(dtype)) {
+    return c10::kFloat;
+  }
+  return c10::isBarebonesUnsignedType(dtype) ? c10::kLong : dtype;
+}
+
+} // namespace
+
+c10::ScalarType accumulation_type(
+    c10::ArrayRef<Value> values,
+    c10::ScalarType stored) {
+  c10::ScalarType dtype = promotable(stored);
+  for (const auto& value : values) {
+    dtype = c10::promoteTypes(dtype, promotable(value.data->scalar_type()));
+  }
+  return at::toOpMathType(dtype);
+}
+
+} // namespace torchkv

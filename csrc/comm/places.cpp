@@ -1,0 +1,92 @@
+#include "places.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+namespace torchkv {
+namespace {
+
+c10::Device parse_device(const std::string& name, const std::string& text) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error&) {
+    TORCH_CHECK_VALUE(
+        false,
+        "create: expected TORCHKV_PLACES to be a list of devices like "
+        "'cuda:0,cuda:0', but got '",
+        text,
+        "'");
+  }
+}
+
+} // namespace
+
+std::string Places::environment() {
+  const char* const text = std::getenv("TORCHKV_PLACES");
+  return text == nullptr ? "" : text;
+}
+
+Places::Places(Runtime& runtime, const std::string& text) : runtime_(runtime) {
+  std::istringstream names(text);
+  for (std::string name; std::getline(names, name, ',');) {
+    c10::Device device = parse_device(name, text);
+    if (!device.is_cpu() && !device.has_index()) {
+      device.set_index(0);
+    }
+    listed_.push_back({device, static_cast<int32_t>(listed_.size())});
+  }
+  streams_.resize(listed_.size());
+}
+
+// Adds the place of the `nth` tensor of a list on `device`.
+void Places::add(c10::Device device, size_t nth, List& result) const {
+  Place place{device};
+  size_t num_seen = 0;
+  for (const auto& candidate : listed_) {
+    if (candidate.device == device) {
+      place = candidate;
+      if (num_seen++ == nth) {
+        break;
+      }
+    }
+  }
+  const bool is_memory = place.device.is_cpu() && place.index < 0;
+  if (!is_memory &&
+      std::find(result.begin(), result.end(), place) == result.end()) {
+    result.push_back(place);
+  }
+}
+
+Places::List Places::of(const Item& item) const {
+  List result;
+  const auto nth = [](size_t i, const auto& device_of) {
+    size_t count = 0;
+    for (size_t j = 0; j < i; ++j) {
+      count += device_of(j) == device_of(i) ? 1 : 0;
+    }
+    return count;
+  };
+  const auto value = [&](size_t i) { return item.values[i].data->device(); };
+  const auto out = [&](size_t i) { return item.outs[i].device(); };
+  for (size_t i = 0; i < item.values.size(); ++i) {
+    add(value(i), are_logical() ? nth(i, value) : 0, result);
+  }
+  for (size_t i = 0; i < item.outs.size(); ++i) {
+    add(out(i), are_logical() ? nth(i, out) : 0, result);
+  }
+  return result;
+}
+
+c10::Stream Places::stream_of(const Place& place) {
+  const std::lock_guard lock(mutex_);
+  auto& stream = streams_.at(static_cast<size_t>(place.index));
+  if (!stream) {
+    stream = runtime_.new_stream(place.device);
+  }
+  return *stream;
+}
+
+} // namespace torchkv

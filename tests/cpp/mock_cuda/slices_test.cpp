@@ -1,0 +1,460 @@
+// Values that are cut over fake GPUs: what comes out, and that all is ordered.
+#include "comm/slices.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "broken_runtime.h"
+#include "devices_test.h"
+#include "kernels/cuda/library.h"
+#include "kvstore.h"
+#include "optimizer_helpers.h"
+#include "rule_cases.h"
+
+namespace torchkv {
+namespace {
+
+using mock_cuda::BrokenRuntime;
+using mock_cuda::counters;
+using mock_cuda::cuda;
+using mock_cuda::new_stream;
+using mock_cuda::num_nccl_operations;
+using mock_cuda::refusal;
+using testing::optimizer;
+
+using StorePtr = c10::intrusive_ptr<KVStore>;
+
+// A store sees it when it is made.
+class PlacesOfEnvironment {
+ public:
+  explicit PlacesOfEnvironment(const char* places) {
+    setenv("TORCHKV_PLACES", places, /*replace=*/1);
+  }
+  ~PlacesOfEnvironment() {
+    unsetenv("TORCHKV_PLACES");
+  }
+  PlacesOfEnvironment(const PlacesOfEnvironment&) = delete;
+  PlacesOfEnvironment& operator=(const PlacesOfEnvironment&) = delete;
+  PlacesOfEnvironment(PlacesOfEnvironment&&) = delete;
+  PlacesOfEnvironment& operator=(PlacesOfEnvironment&&) = delete;
+};
+
+StorePtr make_store(
+    const char* type = "device",
+    Runtime& runtime = default_runtime()) {
+  return c10::make_intrusive<KVStore>(type, runtime);
+}
+
+// stored += 2 * input.
+class AddTwice final : public OpaqueUpdater {
+ public:
+  void update(
+      const Key& /*key*/,
+      const at::Tensor& input,
+      const at::Tensor& stored) override {
+    EXPECT_EQ(stored.dim(), 2); // whole
+    stored.add_(input * 2);
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return std::nullopt;
+  }
+  at::Tensor serialize() const override {
+    return {};
+  }
+};
+
+struct Machine {
+  const char* name;
+  const char* type;
+  int num_devices;
+  mock_cuda::Topology topology;
+  bool has_kernels;
+  const char* places; // "" = the devices
+};
+
+void PrintTo(const Machine& machine, std::ostream* out) {
+  *out << machine.name;
+}
+
+// What a test does to a store on the fake GPUs, it does to one in CPU memory.
+class CutTest : public mock_cuda::DevicesTest,
+                public ::testing::WithParamInterface<Machine> {
+ protected:
+  CutTest() : environment_(GetParam().places) {
+    mock_cuda::reset(GetParam().num_devices, GetParam().topology);
+    if (!GetParam().has_kernels) {
+      kernels::cuda::set_table(nullptr);
+    }
+    store_ = make_store(GetParam().type);
+  }
+  ~CutTest() override {
+    store_.reset(); // before the devices are looked at
+  }
+
+  // Enough for each of 8 devices; not divisible by them.
+  static at::Tensor random(c10::ScalarType dtype = at::kFloat) {
+    return at::randint(-8, 8, {3, 190001}).to(dtype);
+  }
+  c10::Device device(size_t replica) const {
+    return cuda(static_cast<int>(replica) % GetParam().num_devices);
+  }
+  size_t num_replicas() const {
+    return GetParam().places[0] == 0
+        ? static_cast<size_t>(GetParam().num_devices)
+        : 4;
+  }
+
+  void init(const Key& key, const at::Tensor& value) {
+    store_->init(key, value.to(device(0)));
+    expected_->init(key, value);
+  }
+  void push(const Key& key, std::vector<at::Tensor> values) {
+    expected_->push(key, Tensors::replicas(values));
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = at::empty_like(values[i], device(i)).copy_(values[i]);
+    }
+    store_->push(key, Tensors::replicas(values));
+    for (const auto& value : values) {
+      value.zero_(); // the store has read it
+    }
+  }
+  void push(const Key& key, c10::ScalarType dtype = at::kFloat) {
+    std::vector<at::Tensor> values;
+    for (size_t i = 0; i < num_replicas(); ++i) {
+      values.push_back(random(dtype));
+    }
+    push(key, std::move(values));
+  }
+  void expect_pulled(const Key& key, double tolerance = 0) {
+    const at::Tensor expected = expected_->pull(key)[0];
+    std::vector<at::Tensor> outs;
+    for (size_t i = 0; i < num_replicas(); ++i) {
+      outs.push_back(at::empty_like(expected, device(i)));
+    }
+    outs.push_back(at::empty_like(expected));
+    outs.push_back(at::empty_like(expected.t(), device(1)).t());
+    outs.push_back(
+        at::empty_like(
+            expected,
+            at::device(device(0)).dtype(
+                at::promoteTypes(expected.scalar_type(), at::kDouble))));
+    store_->pull(key, Tensors::replicas(outs));
+    outs.push_back(store_->pull(key)[0]);
+    EXPECT_EQ(outs.back().device(), cuda(0)); // where it was initialised
+    for (const auto& out : outs) {
+      const at::Tensor result = out.cpu().to(expected.scalar_type());
+      EXPECT_TRUE(
+          tolerance == 0 ? at::equal(result, expected)
+                         : at::allclose(result, expected, tolerance, tolerance))
+          << "key " << key.context() << ' ' << out.device() << ' '
+          << out.dtype() << " is off by "
+          << (result - expected).abs().max().item<double>();
+    }
+  }
+
+  PlacesOfEnvironment environment_;
+  StorePtr expected_ = make_store("local");
+  StorePtr store_;
+};
+
+TEST_P(CutTest, SumsAndHandsOut) {
+  for (const auto dtype :
+       {at::kFloat, at::kHalf, at::kInt, at::kComplexFloat}) {
+    const Key key(static_cast<int64_t>(dtype));
+    init(key, random(dtype));
+    expect_pulled(key);
+    push(key, dtype);
+    expect_pulled(key);
+    push(key, dtype);
+    expect_pulled(key);
+  }
+}
+
+TEST_P(CutTest, TakesValuesOfAllSorts) {
+  init(3, random());
+  push(3);
+  auto values = std::vector<at::Tensor>{
+      random(),
+      random().t().contiguous().t(),
+      random(at::kHalf),
+      at::randint(-8, 8, {3, 1}).to(at::kFloat).expand({3, 190001})};
+  push(3, values);
+  expect_pulled(3);
+  std::vector<at::Tensor> mixed{random(), random().to(cuda(0)), random()};
+  store_->push(3, Tensors::replicas(mixed));
+  expected_->push(3, Tensors::replicas(mixed));
+  expect_pulled(3);
+}
+
+TEST_P(CutTest, ManyKeysOfACallAreCutAsOne) {
+  Keys keys;
+  keys.single = false;
+  Tensors values;
+  Tensors outs;
+  for (int64_t i = 0; i < 20; ++i) {
+    const int64_t size = 1 + 31337 * i;
+    store_->init(i, at::zeros({size}));
+    keys.list.emplace_back(i);
+    for (size_t j = 0; j < num_replicas(); ++j) {
+      values.append(at::full({size}, i + 1, at::device(device(j))));
+      outs.append(at::empty({size}, at::device(device(j))));
+    }
+    values.end_group();
+    outs.end_group();
+  }
+  for (int round = 0; round < 2; ++round) {
+    store_->push(keys, values);
+    store_->pull(keys, outs);
+    for (size_t i = 0; i < outs.flat.size(); ++i) {
+      const auto key = static_cast<double>(i / num_replicas());
+      const auto sum = static_cast<double>(num_replicas()) * (key + 1);
+      EXPECT_TRUE(outs.flat[i].cpu().eq(sum).all().item<bool>()) << i;
+    }
+  }
+}
+
+TEST_P(CutTest, OptimizersStepAndKeepTheirState) {
+  for (const auto* rule : {"sgd", "adam", "lamb"}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const Optimizer made = optimizer(
+          rule,
+          rule == std::string("sgd") ? NumbersByName{{"momentum", 0.5}}
+                                     : NumbersByName{{"lr", 0.1}},
+          {{"accumulate", 2}, {"max_norm", 1}});
+      const Key key(c10::str(rule, dtype));
+      init(key, random(dtype));
+      for (const auto& store : {store_, expected_}) {
+        store->set_optimizer(made);
+      }
+      for (int i = 0; i < 5; ++i) {
+        push(key);
+      }
+      // LAMB's norms are sums of 570,003 numbers, added in another order.
+      const double in_fp32 = rule == std::string("lamb") ? 1e-4 : 1e-5;
+      const double tolerance = dtype == at::kBFloat16 ? 1e-2 : in_fp32;
+      expect_pulled(key, tolerance);
+      const KeyState state = store_->optimizer_states(key)[0];
+      const KeyState expected = expected_->optimizer_states(key)[0];
+      EXPECT_EQ(state.step, expected.step);
+      EXPECT_EQ(state.num_accumulated, 1);
+      ASSERT_EQ(state.tensors.size(), expected.tensors.size());
+      for (const auto& [name, tensor] : expected.tensors) {
+        EXPECT_TRUE(
+            at::allclose(
+                state.tensors.at(name).cpu(), tensor, in_fp32, in_fp32))
+            << name;
+      }
+      store_->set_optimizer_states(key, {state}); // back onto the pieces
+      push(key);
+      expect_pulled(key, tolerance);
+    }
+  }
+}
+
+TEST_P(CutTest, AnUpdaterSeesTheWholeAndItsKeyIsCutAgain) {
+  init(3, random());
+  push(3); // cut
+  for (const auto& store : {store_, expected_}) {
+    store->set_updater(std::make_shared<AddTwice>());
+  }
+  push(3); // whole
+  expect_pulled(3);
+  for (const auto& store : {store_, expected_}) {
+    store->set_updater(nullptr);
+  }
+  push(3); // cut again
+  expect_pulled(3);
+}
+
+TEST_P(CutTest, StoresAreCopiedWhole) {
+  init(3, random());
+  push(3);
+  const auto copy = KVStore::from_state(store_->state());
+  EXPECT_TRUE(at::equal(copy->pull(3)[0].cpu(), expected_->pull(3)[0]));
+}
+
+TEST_P(CutTest, ThreadsOnStreamsOfTheirOwn) {
+  init(3, at::zeros({3, 190001}));
+  for (const auto& store : {store_, expected_}) {
+    store->set_optimizer(optimizer("sgd", {{"lr", 1}}));
+  }
+  const auto work = [&](double value) {
+    std::vector<c10::Stream> streams;
+    for (int i = 0; i < GetParam().num_devices; ++i) {
+      streams.push_back(new_stream(cuda(i)));
+    }
+    const c10::MultiStreamGuard guard(streams);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<at::Tensor> values;
+      for (size_t i = 0; i < num_replicas(); ++i) {
+        values.push_back(at::full({3, 190001}, value, at::device(device(i))));
+      }
+      store_->push(3, Tensors::replicas(values));
+      store_->pull(3, Tensors::replicas(values));
+    }
+  };
+  std::thread other(work, 2);
+  work(1);
+  other.join();
+  const auto replicas = static_cast<double>(num_replicas());
+  EXPECT_TRUE(store_->pull(3)[0].cpu().eq(-9 * replicas).all().item<bool>());
+}
+
+TEST_P(CutTest, ASteadyStateAllocatesNothing) {
+  if (!GetParam().has_kernels ||
+      GetParam().topology == mock_cuda::Topology::kNone ||
+      GetParam().topology == mock_cuda::Topology::kPairs) {
+    GTEST_SKIP() << "copies that are staged need memory";
+  }
+  store_->init(3, at::zeros({800000}));
+  store_->set_optimizer(optimizer("adam", {}));
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < num_replicas(); ++i) {
+    values.push_back(at::ones({800000}, at::device(device(i))));
+  }
+  const auto step = [&] {
+    store_->push(3, Tensors::replicas(values));
+    store_->pull(3, Tensors::replicas(values));
+  };
+  step();
+  const auto before = counters();
+  step();
+  EXPECT_EQ(counters().allocations, before.allocations);
+  EXPECT_EQ(counters().operators, before.operators);
+  EXPECT_EQ(counters().synchronizations, before.synchronizations);
+}
+
+using mock_cuda::Topology;
+INSTANTIATE_TEST_SUITE_P(
+    Machines,
+    CutTest,
+    ::testing::Values(
+        Machine{"two", "device", 2, Topology::kAll, true, ""},
+        Machine{"four", "device", 4, Topology::kAll, true, ""},
+        Machine{"four_in_pairs", "device", 4, Topology::kPairs, true, ""},
+        Machine{"four_apart", "device", 4, Topology::kNone, true, ""},
+        Machine{"eight", "device", 8, Topology::kAll, true, ""},
+        Machine{"operators", "device", 4, Topology::kAll, false, ""},
+        Machine{"nccl", "nccl", 4, Topology::kAll, true, ""},
+        Machine{"nccl_apart", "nccl", 8, Topology::kNone, true, ""},
+        Machine{
+            "logical",
+            "device",
+            1,
+            Topology::kAll,
+            true,
+            "cuda:0,cuda:0,cuda:0,cuda:0"},
+        Machine{
+            "two_by_two",
+            "device",
+            2,
+            Topology::kAll,
+            true,
+            "cuda:0,cuda:1,cuda:0,cuda:1"},
+        Machine{
+            "logical_operators",
+            "device",
+            1,
+            Topology::kAll,
+            false,
+            "cuda:0,cuda:0,cuda:0,cuda:0"}),
+    [](const auto& machine) { return machine.param.name; });
+
+using CutStreamsTest = mock_cuda::DevicesTest;
+
+std::vector<at::Tensor> on_devices(int64_t size, int num_devices) {
+  std::vector<at::Tensor> result;
+  for (int i = 0; i < num_devices; ++i) {
+    result.push_back(at::ones({size}, at::device(cuda(i))));
+  }
+  return result;
+}
+
+TEST_F(CutStreamsTest, EachDeviceTakesAShareOfTheLaunches) {
+  const auto store = make_store();
+  store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
+  const auto values = on_devices(1 << 20, 4);
+  store->push(3, Tensors::replicas(values));
+  const auto before = counters();
+  store->push(3, Tensors::replicas(values));
+  EXPECT_EQ(counters().launches - before.launches, 4);
+  // Each home waits for the three others, and they for it.
+  EXPECT_EQ(counters().waits - before.waits, 2 * 4 * 3);
+}
+
+TEST_F(CutStreamsTest, NcclScattersAndGathersEvenPieces) {
+  const auto store = make_store("nccl");
+  store->init(3, at::zeros({1 << 20}));
+  store->init(5, at::zeros({(1 << 20) + 3})); // the last piece is smaller
+  store->init(7, at::zeros({10}));
+  const auto run = [&](int64_t key, int64_t size) {
+    const auto values = on_devices(size, 4);
+    store->push(key, Tensors::replicas(values)); // places the key
+    const int before = num_nccl_operations();
+    store->push(key, Tensors::replicas(values));
+    const int pushed = num_nccl_operations();
+    store->pull(key, Tensors::replicas(values));
+    for (const auto& value : values) {
+      EXPECT_TRUE(value.cpu().eq(4).all().item<bool>());
+    }
+    return std::tuple(pushed - before, num_nccl_operations() - pushed);
+  };
+  EXPECT_EQ(run(3, 1 << 20), std::tuple(1, 1));
+  EXPECT_EQ(run(5, (1 << 20) + 3), std::tuple(4, 4));
+  EXPECT_EQ(run(7, 10), std::tuple(1, 1));
+}
+
+// A gradient is overwritten on its own device right after the push.
+TEST_F(CutStreamsTest, WithoutWaitsTheCheckerComplains) {
+  const auto overwrite_after_push = [](Runtime& runtime) {
+    return refusal([&] {
+      const auto store = make_store("device", runtime);
+      store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
+      const auto values = on_devices(1 << 20, 2);
+      store->push(3, Tensors::replicas(values));
+      values[1].fill_(2);
+      store->pull(3, Tensors::replicas(values));
+      values[0].add_(1);
+    });
+  };
+  BrokenRuntime runtime;
+  EXPECT_EQ(overwrite_after_push(runtime), "");
+  runtime.waits = false;
+  EXPECT_NE(
+      overwrite_after_push(runtime).find("nothing orders the two"),
+      std::string::npos);
+  refusal([] {}); // what was found when the tensors were freed
+}
+
+// The streams of places on one device, too.
+TEST_F(CutStreamsTest, PlacesOfOneDeviceWaitForItsStream) {
+  const PlacesOfEnvironment places("cuda:0,cuda:0");
+  const auto overwrite_after_push = [](Runtime& runtime) {
+    return refusal([&] {
+      const auto store = make_store("device", runtime);
+      store->init(3, at::zeros({64}, at::device(cuda(0))));
+      const std::vector<at::Tensor> values(
+          2, at::ones({64}, at::device(cuda(0))));
+      store->push(3, Tensors::replicas(values));
+      values[0].fill_(2);
+    });
+  };
+  BrokenRuntime runtime;
+  EXPECT_EQ(overwrite_after_push(runtime), "");
+  runtime.waits = false;
+  EXPECT_NE(
+      overwrite_after_push(runtime).find("nothing orders the two"),
+      std::string::npos);
+  refusal([] {}); // what was found when the tensors were freed
+}
+
+} // namespace
+} // namespace torchkv
