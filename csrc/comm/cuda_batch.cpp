@@ -180,9 +180,9 @@ bool CudaBatch::add_copy(
       source.scalar_type() != out.scalar_type() || !is_plain(out, source)) {
     return false;
   }
-  if (!source_.is_same(source)) {
+  if (source_ != &source) {
     flush_copy();
-    source_ = source;
+    source_ = &source;
     source_home_ = home;
   }
   order_.use(home, out.device());
@@ -192,13 +192,13 @@ bool CudaBatch::add_copy(
 
 void CudaBatch::flush_copy() {
   if (!outs_.empty()) {
-    const c10::DeviceGuard guard(source_.device()); // of an earlier slice
+    const c10::DeviceGuard guard(source_home_.device); // of an earlier slice
     launches_of(source_home_)
         .add_copy(
-            source_.const_data_ptr(),
+            source_->const_data_ptr(),
             outs_.data(),
             outs_.size(),
-            static_cast<int64_t>(source_.nbytes()));
+            static_cast<int64_t>(source_->nbytes()));
     outs_.clear();
   }
 }

@@ -41,7 +41,7 @@ class CudaBatch {
       const kernels::cpu::State& state = {});
 
   // Copies into an out of the same dtype that lies alike in memory, and returns
-  // true; else it does nothing. REQUIRES: as add().
+  // true; else it does nothing. REQUIRES: as add(); `source` outlives run().
   bool add_copy(
       const at::Tensor& source,
       const Place& home,
@@ -71,7 +71,7 @@ class CudaBatch {
   PeerAccess& peers_;
   std::vector<std::unique_ptr<Home>> homes_;
   std::vector<at::Tensor> staged_; // until the launch
-  at::Tensor source_; // of the copies to `outs_`
+  const at::Tensor* source_ = nullptr; // of the copies to `outs_`
   Place source_home_;
   c10::SmallVector<void*, 8> outs_;
 };

@@ -496,7 +496,8 @@ void CopyBatch::run() const {
 }
 
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
-  return lie_alike(a.sizes(), a.strides(), b.strides());
+  return a.strides() == b.strides() ||
+      lie_alike(a.sizes(), a.strides(), b.strides());
 }
 
 bool lie_alike(
