@@ -7,6 +7,9 @@ namespace torchkv::mock_cuda {
 // The real runtime, less what a test takes away: the checker must see it.
 class BrokenRuntime final : public testing::WrappedRuntime {
  public:
+  bool is_capturing(c10::Stream stream) override {
+    return sees_captures && WrappedRuntime::is_capturing(stream);
+  }
   void wait(RuntimeEvent& event, c10::Stream stream) override {
     if (waits) {
       WrappedRuntime::wait(event, stream);
@@ -18,6 +21,7 @@ class BrokenRuntime final : public testing::WrappedRuntime {
     }
   }
 
+  bool sees_captures = true;
   bool waits = true;
   bool keeps = true;
 };

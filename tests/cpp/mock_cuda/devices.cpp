@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "graph.h"
 #include "memory.h"
 
 namespace torchkv::mock_cuda {
@@ -19,11 +20,13 @@ struct StreamState {
   c10::Stream stream;
   Actor actor;
   Clock clock;
+  std::shared_ptr<Capture> capture;
 };
 
 struct Event {
   c10::DeviceIndex device;
   Clock clock;
+  Capture::Point captured; // instead, where it was recorded in a capture
 };
 
 struct Devices {
@@ -36,6 +39,7 @@ struct Devices {
   // Of each device, of low and of high priority.
   std::map<std::pair<c10::DeviceIndex, bool>, int> next_of_pool;
   std::set<std::pair<c10::DeviceIndex, c10::DeviceIndex>> peers;
+  int num_private_streams = 0;
   int64_t num_events = 0;
   std::string mistake;
 };
@@ -64,10 +68,23 @@ StreamState& state_of(c10::Stream stream) {
   const auto key = std::make_pair(stream.device_index(), stream.id());
   auto it = streams.find(key);
   if (it == streams.end()) {
-    it = streams.emplace(key, StreamState{stream, ++devices().last_actor, {}})
+    it = streams
+             .emplace(
+                 key, StreamState{stream, ++devices().last_actor, {}, nullptr})
              .first;
   }
   return it->second;
+}
+
+// Of the host: an event that was recorded in a capture stands for nothing.
+const Clock& clock_of(const char* call, void* event) {
+  check_not_capturing(call);
+  TORCH_CHECK(
+      static_cast<Event*>(event)->captured.capture == nullptr,
+      "mock_cuda: ",
+      call,
+      " of an event of a capture");
+  return static_cast<Event*>(event)->clock;
 }
 
 class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
@@ -138,13 +155,22 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
       *event = new Event();
       ++devices().num_events;
     }
-    state.clock.join(devices().host);
-    *static_cast<Event*>(*event) = {stream.device_index(), state.clock};
+    auto& recorded = *static_cast<Event*>(*event);
+    if (state.capture != nullptr) {
+      recorded = {stream.device_index(), {}, Capture::record(stream)};
+    } else {
+      recorded = {stream.device_index(), now_of(stream), {}};
+    }
     ++devices().counters.records;
   }
   void block(void* event, const c10::Stream& stream) const override {
     const std::lock_guard lock(mutex());
-    state_of(stream).clock.join(static_cast<Event*>(event)->clock);
+    const auto& recorded = *static_cast<Event*>(event);
+    if (recorded.captured.capture != nullptr || capture_of(stream) != nullptr) {
+      Capture::wait(stream, recorded.captured);
+    } else {
+      wait_for(stream, recorded.clock);
+    }
     ++devices().counters.waits;
   }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/)
@@ -157,15 +183,16 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   // What the host does not know to be done counts as under way.
   bool queryEvent(void* event) const override {
     const std::lock_guard lock(mutex());
-    return devices().host.covers(static_cast<Event*>(event)->clock);
+    return devices().host.covers(clock_of("cudaEventQuery", event));
   }
   bool queryStream(const c10::Stream& stream) const override {
     const std::lock_guard lock(mutex());
+    check_not_capturing("cudaStreamQuery");
     return devices().host.covers(state_of(stream).clock);
   }
   void synchronizeEvent(void* event) const override {
     const std::lock_guard lock(mutex());
-    devices().host.join(static_cast<Event*>(event)->clock);
+    devices().host.join(clock_of("cudaEventSynchronize", event));
     ++devices().counters.synchronizations;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -174,6 +201,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     const std::lock_guard lock(mutex());
+    check_not_capturing("cudaDeviceSynchronize");
     for (const auto& [key, state] : devices().streams) {
       if (key.first == device) {
         devices().host.join(state.clock);
@@ -198,6 +226,7 @@ std::recursive_mutex& mutex() {
 }
 
 void reset_devices(int num_devices, Topology topology) {
+  check_not_capturing("a reset");
   TORCH_CHECK(
       devices().num_events == 0,
       "mock_cuda: expected no event from before the reset, but got ",
@@ -227,6 +256,11 @@ void note_mistake(std::string text) {
 
 WorkPtr enqueue(c10::Stream stream, std::string name) {
   StreamState& state = state_of(stream);
+  TORCH_CHECK(
+      state.capture == nullptr,
+      "mock_cuda: ",
+      name,
+      " in a capture is not modelled");
   state.clock.join(devices().host);
   return std::make_shared<Work>(Work{
       std::move(name),
@@ -239,6 +273,25 @@ const Clock& clock_of(c10::Stream stream) {
   return state_of(stream).clock;
 }
 
+Clock now_of(c10::Stream stream) {
+  StreamState& state = state_of(stream);
+  state.clock.join(devices().host);
+  return state.clock;
+}
+
+void wait_for(c10::Stream stream, const Clock& time) {
+  state_of(stream).clock.join(time);
+}
+
+std::shared_ptr<Capture>& capture_of(c10::Stream stream) {
+  return state_of(stream).capture;
+}
+
+c10::Stream private_stream(c10::Device device) {
+  const int id = 2 * kStreamsPerPool + ++devices().num_private_streams;
+  return c10::Stream(c10::Stream::UNSAFE, device, id);
+}
+
 WorkPtr host_work(std::string name) {
   return std::make_shared<Work>(
       Work{std::move(name), "the host", kHost, devices().host.tick(kHost)});
@@ -249,6 +302,7 @@ const Clock& host_clock() {
 }
 
 void synchronize(c10::Stream stream) {
+  check_not_capturing("cudaStreamSynchronize");
   devices().host.join(state_of(stream).clock);
   ++devices().counters.synchronizations;
 }

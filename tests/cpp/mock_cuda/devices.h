@@ -4,6 +4,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -17,6 +18,8 @@
 // The host is one actor, whatever its threads: what one of them has waited for,
 // all know.
 namespace torchkv::mock_cuda {
+
+class Capture; // graph.h
 
 // Which pairs of devices can reach each other's memory.
 enum class Topology : uint8_t { kAll, kPairs /* 0-1, 2-3, ... */, kNone };
@@ -36,7 +39,7 @@ std::recursive_mutex& mutex();
 
 // Fresh devices, with no peer access enabled. The calling thread's current
 // device is cuda:0, its current streams are the default ones. REQUIRES: no
-// device memory in use, no event alive.
+// device memory in use, no event alive, no stream captured.
 void reset_devices(int num_devices, Topology topology);
 
 Counters& counters();
@@ -62,6 +65,14 @@ void note_mistake(std::string text);
 // the host has waited for.
 WorkPtr enqueue(c10::Stream stream, std::string name);
 const Clock& clock_of(c10::Stream stream);
+// What an event stands for that is recorded on the stream now.
+Clock now_of(c10::Stream stream);
+// What is enqueued on the stream next comes after `time`.
+void wait_for(c10::Stream stream, const Clock& time);
+// Null where the stream is not captured.
+std::shared_ptr<Capture>& capture_of(c10::Stream stream);
+// One that nobody else gets.
+c10::Stream private_stream(c10::Device device);
 // What the host does now.
 WorkPtr host_work(std::string name);
 const Clock& host_clock();

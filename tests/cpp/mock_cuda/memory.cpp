@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "devices.h"
+#include "graph.h"
 
 namespace torchkv::mock_cuda {
 namespace {
@@ -29,6 +30,7 @@ struct Block {
   bool is_live;
   History history; // since the allocation
   std::vector<c10::Stream> kept_for;
+  int num_owners = 1; // a tensor, and the graph that it was allocated for
 };
 
 struct Memory {
@@ -86,18 +88,26 @@ void check_free(const Block& block) {
   }
 }
 
-void free_block(void* data) {
-  if (data == nullptr) {
-    return;
-  }
+void let_go(void* data, bool is_idle) {
   const std::lock_guard lock(mutex());
   const uintptr_t address = address_of(data);
   Block& block = memory().blocks.at(address);
-  check_free(block);
+  if (--block.num_owners > 0) {
+    return;
+  }
+  if (!is_idle) {
+    check_free(block);
+  }
   std::memset(data, kPoison, block.num_bytes);
   block.is_live = false;
   --memory().num_live;
   memory().freed[size_of(block)].push_back(address);
+}
+
+void free_block(void* data) {
+  if (data != nullptr) {
+    let_go(data, /*is_idle=*/false);
+  }
 }
 
 void* allocate_block(size_t num_bytes, c10::Stream stream) {
@@ -105,6 +115,7 @@ void* allocate_block(size_t num_bytes, c10::Stream stream) {
   ++counters().allocations;
   ++memory().num_live;
   Block block{stream, num_bytes, true, {}, {}};
+  const auto& capture = capture_of(stream);
   auto& freed = memory().freed[size_of(block)];
   uintptr_t address = 0;
   if (freed.empty()) {
@@ -117,6 +128,10 @@ void* allocate_block(size_t num_bytes, c10::Stream stream) {
     freed.pop_back();
   }
   std::memset(pointer_to(address), kPoison, num_bytes);
+  if (capture != nullptr) {
+    capture->keep(pointer_to(address));
+    ++block.num_owners;
+  }
   memory().blocks.insert_or_assign(address, std::move(block));
   return pointer_to(address);
 }
@@ -204,6 +219,10 @@ void keep_until_done(const void* data, c10::Stream stream) {
   if (block != nullptr) { // else a tensor without elements
     block->kept_for.push_back(stream);
   }
+}
+
+void release(void* data) {
+  let_go(data, /*is_idle=*/true);
 }
 
 int64_t num_live_blocks() {

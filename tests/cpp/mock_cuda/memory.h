@@ -41,6 +41,10 @@ void access(
 // As the caching allocator's recordStream.
 void keep_until_done(const void* data, c10::Stream stream);
 
+// Frees memory that was allocated in a capture, or leaves it to the tensor that
+// has it. As by cudaFree: when nothing uses it any more.
+void release(void* data);
+
 int64_t num_live_blocks();
 // Gives all blocks back to the system. REQUIRES: none is live.
 void forget_blocks();

@@ -3,7 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <string>
 
+#include "graph.h"
 #include "host_memory.h"
 
 namespace torchkv::mock_cuda {
@@ -25,7 +27,7 @@ void launch(
     const char* kernel,
     void* native_stream,
     c10::ArrayRef<Range> ranges,
-    c10::function_ref<void()> run) {
+    const std::function<void()>& run) {
   const std::lock_guard lock(mutex());
   const c10::Stream stream = stream_of(native_stream);
   TORCH_CHECK(
@@ -37,11 +39,16 @@ void launch(
       " while the current device is ",
       current_device());
   ++counters().launches;
-  const WorkPtr work = enqueue(stream, kernel);
-  for (const auto& range : ranges) {
-    access(work, stream, range.begin, range.num_bytes, range.is_write);
-  }
-  run();
+  carry_out(
+      stream,
+      [name = std::string(kernel), touched = ranges.vec(), run](
+          c10::Stream on) {
+        const WorkPtr work = enqueue(on, name);
+        for (const auto& range : touched) {
+          access(work, on, range.begin, range.num_bytes, range.is_write);
+        }
+        run();
+      });
 }
 
 } // namespace torchkv::mock_cuda

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
-#include <c10/util/FunctionRef.h>
 
 #include <cstddef>
+#include <functional>
 
 #include "devices.h"
 #include "memory.h"
@@ -23,11 +23,11 @@ struct Range {
 
 // A launch of a kernel as CUDA sees it: on the current device, on a
 // cudaStream_t of it, with pointers to its memory and that of peers. `run`
-// carries it out.
+// carries it out, now or with each replay of the graph that it is captured for.
 void launch(
     const char* kernel,
     void* native_stream,
     c10::ArrayRef<Range> ranges,
-    c10::function_ref<void()> run);
+    const std::function<void()>& run);
 
 } // namespace torchkv::mock_cuda

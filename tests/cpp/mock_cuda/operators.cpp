@@ -8,14 +8,16 @@
 #include <c10/core/Event.h>
 #include <torch/library.h>
 
-#include <cstring>
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "arguments.h"
 #include "devices.h"
+#include "graph.h"
 #include "host_memory.h"
 #include "memory.h"
 
@@ -145,6 +147,102 @@ void resize_to(const at::Tensor& out, const at::Tensor& on_cpu) {
   cpu_view(out).copy_(on_cpu);
 }
 
+// Done with each replay. What only fills new tensors is done now, too, to know
+// their forms.
+void record(
+    const c10::OperatorHandle& op,
+    c10::ArrayRef<c10::IValue> arguments,
+    const torch::jit::Stack& on_cpu,
+    CpuViews& views,
+    c10::Stream stream,
+    torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  std::vector<at::Tensor> read;
+  std::vector<at::Tensor> written;
+  std::vector<at::Tensor> empty;
+  for_each_tensor(
+      schema, arguments, [&](const at::Tensor& tensor, bool writes) {
+        if (writes && tensor.numel() == 0) {
+          empty.push_back(tensor);
+        } else if (tensor.is_cuda()) {
+          (writes ? written : read).push_back(views.of(tensor));
+        }
+      });
+  const bool makes_any = std::any_of(
+      schema.returns().begin(),
+      schema.returns().end(),
+      [](const c10::Argument& result) {
+        return result.alias_info() == nullptr;
+      });
+  TORCH_CHECK(
+      written.empty() || (empty.empty() && !makes_any),
+      "mock_cuda: ",
+      schema.name(),
+      " in a capture is not modelled");
+
+  torch::jit::Stack results = on_cpu;
+  std::vector<at::Tensor> outs; // that were resized, on the CPU
+  std::vector<at::Tensor> made; // these, then what is returned
+  if (written.empty()) {
+    {
+      const OnTheCpu guards;
+      op.callBoxed(&results);
+    }
+    for (const auto& tensor : empty) {
+      const at::Tensor out = views.of(tensor);
+      if (out.numel() != 0) {
+        resize_to(tensor, out);
+        outs.push_back(out);
+        made.push_back(cpu_view(tensor));
+      }
+    }
+  }
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    if (schema.returns()[i].alias_info() != nullptr) {
+      stack->push_back(aliased(schema, schema.returns()[i], arguments));
+      continue;
+    }
+    if (!results[i].isTensor() && !results[i].isTensorList()) {
+      synchronize(stream);
+    }
+    stack->push_back(with_tensors(results[i], [&](const at::Tensor& tensor) {
+      at::Tensor result = empty_strided(
+          tensor.sizes(),
+          tensor.strides(),
+          tensor.scalar_type(),
+          {},
+          stream.device(),
+          {});
+      made.push_back(cpu_view(result));
+      return result;
+    }));
+  }
+
+  carry_out(stream, [=, name = schema.name()](c10::Stream on) {
+    const WorkPtr work = enqueue(on, name);
+    const auto touch = [&](const auto& tensors, bool is_write) {
+      for (const auto& tensor : tensors) {
+        access(work, on, tensor, is_write);
+      }
+    };
+    touch(read, /*is_write=*/false);
+    touch(written, /*is_write=*/true);
+    touch(made, /*is_write=*/true);
+    const OnTheCpu guards;
+    torch::jit::Stack again = on_cpu;
+    op.callBoxed(&again);
+    auto next = made.begin();
+    for (const auto& out : outs) {
+      (next++)->copy_(out);
+    }
+    for (const auto& result : again) {
+      with_tensors(result, [&](const at::Tensor& tensor) {
+        return next == made.end() ? tensor : (next++)->copy_(tensor);
+      });
+    }
+  });
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
@@ -160,23 +258,19 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   // To the end, so that work is done in the order in which it is enqueued.
   const std::lock_guard lock(mutex());
-  WorkPtr work;
-  if (!is_view(schema)) {
-    work = enqueue(stream, schema.name());
+  const bool is_work = !is_view(schema);
+  if (is_work) {
     ++counters().operators;
-    for_each_tensor(
-        schema, arguments, [&](const at::Tensor& tensor, bool writes) {
-          TORCH_CHECK(
-              tensor.is_cuda() || tensor.dim() == 0,
-              "mock_cuda: ",
-              work->text(),
-              " got a tensor of the CPU");
-          if (tensor.is_cuda()) {
-            access(work, stream, tensor, writes);
-          }
-        });
+    for_each_tensor(schema, arguments, [&](const at::Tensor& tensor, bool) {
+      TORCH_CHECK(
+          tensor.is_cuda() || tensor.dim() == 0,
+          "mock_cuda: ",
+          schema.name(),
+          " on ",
+          place_of(stream),
+          " got a tensor of the CPU");
+    });
   }
-
   CpuViews views;
   torch::jit::Stack on_cpu;
   for (const auto& argument : arguments) {
@@ -186,6 +280,21 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
             : with_tensors(argument, [&](const at::Tensor& tensor) {
                 return views.of(tensor);
               }));
+  }
+  if (is_work && capture_of(stream) != nullptr) {
+    record(op, arguments, on_cpu, views, stream, stack);
+    return;
+  }
+
+  WorkPtr work;
+  if (is_work) {
+    work = enqueue(stream, schema.name());
+    for_each_tensor(
+        schema, arguments, [&](const at::Tensor& tensor, bool writes) {
+          if (tensor.is_cuda()) {
+            access(work, stream, tensor, writes);
+          }
+        });
   }
   {
     const OnTheCpu guards;
@@ -238,23 +347,31 @@ void enqueue_copy(
     const at::Tensor& from,
     bool non_blocking) {
   const std::lock_guard lock(mutex());
-  const WorkPtr work = enqueue(stream, "aten::copy_");
   ++counters().operators;
-  const auto touch = [&](const at::Tensor& tensor, bool is_write) {
-    if (tensor.is_cuda()) {
-      access(work, stream, tensor, is_write, Reach::kAll);
-    } else {
-      access_host(work, stream, tensor, is_write);
-    }
-  };
-  touch(from, /*is_write=*/false);
-  touch(to, /*is_write=*/true);
-  {
+  const auto copy = [to_is_cuda = to.is_cuda(),
+                     from_is_cuda = from.is_cuda(),
+                     to = cpu_view(to),
+                     from = cpu_view(from)](c10::Stream on) {
+    const WorkPtr work = enqueue(on, "aten::copy_");
+    const auto touch =
+        [&](const at::Tensor& tensor, bool is_cuda, bool is_write) {
+          if (is_cuda) {
+            access(work, on, tensor, is_write, Reach::kAll);
+          } else {
+            access_host(work, on, tensor, is_write);
+          }
+        };
+    touch(from, from_is_cuda, /*is_write=*/false);
+    touch(to, to_is_cuda, /*is_write=*/true);
     const OnTheCpu guards;
-    cpu_view(to).copy_(cpu_view(from));
+    to.copy_(from);
+  };
+  if (to.is_cuda() && from.is_cuda()) {
+    carry_out(stream, copy);
+    return;
   }
-  const bool is_blocking = !non_blocking && !(to.is_cuda() && from.is_cuda());
-  if (is_blocking) {
+  copy(stream); // memory of the CPU is not modelled in a capture
+  if (!non_blocking) {
     synchronize(stream);
   }
 }

@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "emulated_table.h"
@@ -73,6 +76,26 @@ void add_memory(
   }
 }
 
+// `run` gets a copy of the parameters, as a kernel does.
+int launch_with(
+    const char* kernel,
+    void* stream,
+    const std::vector<Range>& ranges,
+    const void* params,
+    size_t params_bytes,
+    const std::function<int(const void*)>& run) {
+  const auto* bytes = static_cast<const char*>(params);
+  const auto error = std::make_shared<int>(0);
+  launch(
+      kernel,
+      stream,
+      ranges,
+      [run, error, copy = std::vector<char>(bytes, bytes + params_bytes)] {
+        *error = run(copy.data());
+      });
+  return *error;
+}
+
 int launch_sum(
     Variant variant,
     const void* params,
@@ -92,12 +115,11 @@ int launch_sum(
         return Range{begin, static_cast<size_t>(key.size) * bytes, is_own};
       });
   add_memory(ranges, params, bytes_of(variant.stored), /*is_write=*/true);
-  int error = 0;
-  launch("sum", stream, ranges, [&] {
-    error = testing::emulated_table().launch_sum(
-        variant, params, params_bytes, num_blocks, stream);
-  });
-  return error;
+  return launch_with(
+      "sum", stream, ranges, params, params_bytes, [=](const void* copy) {
+        return testing::emulated_table().launch_sum(
+            variant, copy, params_bytes, num_blocks, stream);
+      });
 }
 
 int launch_copy(
@@ -110,12 +132,11 @@ int launch_copy(
         return Range{begin, static_cast<size_t>(key.size), /*is_write=*/true};
       });
   add_memory(ranges, params, 1, /*is_write=*/false);
-  int error = 0;
-  launch("copy", stream, ranges, [&] {
-    error = testing::emulated_table().launch_copy(
-        params, params_bytes, num_blocks, stream);
-  });
-  return error;
+  return launch_with(
+      "copy", stream, ranges, params, params_bytes, [=](const void* copy) {
+        return testing::emulated_table().launch_copy(
+            copy, params_bytes, num_blocks, stream);
+      });
 }
 
 int num_multiprocessors(int /*device*/, int* result) {
@@ -123,8 +144,9 @@ int num_multiprocessors(int /*device*/, int* result) {
   return 0;
 }
 
-int is_capturing(void* /*stream*/, bool* result) {
-  *result = false;
+int is_capturing(void* stream, bool* result) {
+  const std::lock_guard lock(mutex());
+  *result = capture_of(stream_of(stream)) != nullptr;
   return 0;
 }
 
