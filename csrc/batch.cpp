@@ -10,6 +10,8 @@ Batch::Batch(
     size_t end,
     bool may_cut)
     : comm_(comm) {
+  items.reserve(end - begin);
+  values_.reserve(values.flat.size());
   for (size_t i = begin; i < end; ++i) {
     for (const auto& tensor : values.of(static_cast<int64_t>(i))) {
       values_.push_back({Value::Form::kDense, &tensor});
@@ -29,6 +31,7 @@ void Batch::plan(
     c10::function_ref<OptimizerPtr()> current) {
   OptimizerPtr newer;
   steps.reserve(items.size()); // items point to them
+  stepping.reserve(items.size());
   for (Item item : items) {
     Entry& entry = *item.entry;
     const Optimizer* own = &optimizer;

@@ -353,6 +353,7 @@ void KVStore::copy_out(
       [&](size_t i) { return moved_bytes(*entries[i], outs_of(i).size()); },
       [&](size_t begin, size_t end) {
         c10::SmallVector<Item, 1> items;
+        items.reserve(end - begin);
         for (size_t i = begin; i < end; ++i) {
           items.push_back({entries[i].get(), {}, outs_of(i), nullptr});
         }

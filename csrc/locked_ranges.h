@@ -3,6 +3,7 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -26,6 +27,7 @@ void for_each_locked(
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
+  locks.reserve(std::min(entries.size(), kMaxEntries));
   for (size_t begin = 0; begin < entries.size();) {
     locks.emplace_back(entries[begin]->mutex);
     int64_t bytes = num_bytes(begin);

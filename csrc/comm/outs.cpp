@@ -31,6 +31,7 @@ Extent extent_of(const at::Tensor& tensor) {
 bool may_overlap(c10::ArrayRef<Item> items) {
   c10::SmallVector<Extent, 4> extents;
   bool ascending = true;
+  extents.reserve(items.size());
   for (const auto& item : items) {
     for (const auto& out : item.outs) {
       extents.push_back(extent_of(out));

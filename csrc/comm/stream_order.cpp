@@ -86,6 +86,9 @@ void StreamOrder::enter(Slice& slice, const Place& place) {
     return;
   }
   Timeline& timeline = slice.timeline;
+  if (timeline.event == home.done) {
+    return; // entered before
+  }
   if (timeline.event != nullptr && timeline.stream != home.stream) {
     runtime_.wait(*timeline.event, home.stream);
     const auto keep = [&](const at::Tensor& tensor) {
@@ -117,6 +120,13 @@ void StreamOrder::use(const Place& place, c10::Device device) {
           home.others.end()) {
     return;
   }
+  TORCH_CHECK(
+      runtime_.is_capturing(other) == home.is_capturing,
+      "expected the current streams of ",
+      place.device,
+      " and ",
+      device,
+      " to take part in one CUDA graph, or in none");
   const auto event = events_.get(device);
   runtime_.record(*event, other);
   runtime_.wait(*event, home.stream);
