@@ -72,7 +72,8 @@ int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
 KVStore::KVStore(const std::string& type, Runtime& runtime)
     : type_(parse_store_type(type)),
       comm_(make_comm(type_, runtime)),
-      num_forks_(fork_count()) {}
+      num_forks_(fork_count()),
+      comm_streams_(runtime) {}
 
 bool KVStore::is_forked() const {
   return num_forks_ != fork_count();
@@ -152,15 +153,49 @@ void KVStore::broadcast(
     const Tensors& values,
     const Tensors& outs,
     int64_t /*priority*/) {
+  broadcast_in(nullptr, keys, values, outs);
+}
+
+WorkPtr KVStore::broadcast_async(
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs,
+    int64_t /*priority*/) {
+  AsyncScope scope(comm_streams_);
+  broadcast_in(&scope, keys, values, outs);
+  return scope.finish();
+}
+
+void KVStore::broadcast_in(
+    AsyncScope* scope,
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs) {
   constexpr auto* op = "broadcast";
   check_usable(op);
   const Entries entries = make_entries(op, keys, values);
   check_tensors(&check_out, op, keys, entries, outs);
+  if (scope != nullptr) {
+    scope->enter(entries, {&values, &outs});
+  }
   insert(op, entries, values);
   copy_out(entries, outs, updater());
 }
 
 void KVStore::push(const Keys& keys, Tensors values, int64_t /*priority*/) {
+  push_in(nullptr, keys, values);
+}
+
+WorkPtr KVStore::push_async(
+    const Keys& keys,
+    Tensors values,
+    int64_t /*priority*/) {
+  AsyncScope scope(comm_streams_);
+  push_in(&scope, keys, values);
+  return scope.finish();
+}
+
+void KVStore::push_in(AsyncScope* scope, const Keys& keys, Tensors& values) {
   constexpr auto* op = "push";
   check_usable(op);
   Entries entries = table_.find(op, keys);
@@ -168,15 +203,35 @@ void KVStore::push(const Keys& keys, Tensors values, int64_t /*priority*/) {
   const Updater updater = this->updater();
   check_dtypes(op, updater, entries);
   merge_repeats(entries, values);
+  if (scope != nullptr) {
+    scope->enter(entries, {&values});
+  }
   reduce_update(entries, values, updater);
 }
 
 void KVStore::pull(const Keys& keys, Tensors outs, int64_t /*priority*/) const {
+  pull_in(nullptr, keys, outs);
+}
+
+WorkPtr KVStore::pull_async(
+    const Keys& keys,
+    Tensors outs,
+    int64_t /*priority*/) const {
+  AsyncScope scope(comm_streams_);
+  pull_in(&scope, keys, outs);
+  return scope.finish();
+}
+
+void KVStore::pull_in(AsyncScope* scope, const Keys& keys, Tensors& outs)
+    const {
   constexpr auto* op = "pull";
   check_usable(op);
   Entries entries = table_.find(op, keys);
   check_tensors(&check_out, op, keys, entries, outs);
   merge_repeats(entries, outs);
+  if (scope != nullptr) {
+    scope->enter(entries, {&outs});
+  }
   copy_out(entries, outs, updater());
 }
 
@@ -203,6 +258,24 @@ void KVStore::pushpull(
     Tensors values,
     Tensors outs,
     int64_t /*priority*/) {
+  pushpull_in(nullptr, keys, values, outs);
+}
+
+WorkPtr KVStore::pushpull_async(
+    const Keys& keys,
+    Tensors values,
+    Tensors outs,
+    int64_t /*priority*/) {
+  AsyncScope scope(comm_streams_);
+  pushpull_in(&scope, keys, values, outs);
+  return scope.finish();
+}
+
+void KVStore::pushpull_in(
+    AsyncScope* scope,
+    const Keys& keys,
+    Tensors& values,
+    Tensors& outs) {
   constexpr auto* op = "pushpull";
   check_usable(op);
   Entries entries = table_.find(op, keys);
@@ -212,6 +285,9 @@ void KVStore::pushpull(
   check_dtypes(op, updater, entries);
   Entries distinct = entries;
   merge_repeats(distinct, values);
+  if (scope != nullptr) {
+    scope->enter(distinct, {&values, &outs});
+  }
   reduce_update(distinct, values, updater);
   merge_repeats(entries, outs);
   copy_out(entries, outs, updater);

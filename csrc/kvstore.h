@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "async_scope.h"
 #include "comm/comm.h"
 #include "export.h"
 #include "key_table.h"
@@ -20,6 +21,7 @@
 #include "store_state.h"
 #include "store_type.h"
 #include "updater.h"
+#include "work.h"
 
 namespace torchkv {
 
@@ -31,7 +33,7 @@ namespace torchkv {
 //
 // Invariants:
 // 1. A stored value never aliases a tensor of the caller; pushed tensors are
-//    only read, and not after the call.
+//    only read, and not after the call or, if it is asynchronous, its work.
 // 2. A call that is refused has changed nothing. Only an updater that throws
 //    leaves the keys before its own updated.
 // 3. A call waits for an entry's mutex only while it holds no other; more, for
@@ -47,7 +49,10 @@ namespace torchkv {
 //
 // Tensors on accelerators: work is enqueued on the calling thread's current
 // streams and the host is not blocked, except for copies to and from CPU
-// memory.
+// memory. The methods *_async check their arguments and throw as the others,
+// but enqueue on streams of the store's own, which go on after what the caller
+// has enqueued; the Work that they return (never null) says what the caller may
+// do until it has waited. Calls of either kind on one key take effect in order.
 class TORCHKV_API KVStore : public torch::CustomClassHolder {
  public:
   // As parse_store_type. The runtime outlives the store.
@@ -69,10 +74,13 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // appear. A larger priority goes first among operations that wait; a store on
   // one machine has none that wait.
   void push(const Keys& keys, Tensors values, int64_t priority = 0);
+  WorkPtr push_async(const Keys& keys, Tensors values, int64_t priority = 0);
 
   // Writes each key's value into all its tensors, in place.
   // Where outs of several keys share memory, the last key counts.
   void pull(const Keys& keys, Tensors outs, int64_t priority = 0) const;
+  WorkPtr pull_async(const Keys& keys, Tensors outs, int64_t priority = 0)
+      const;
   // A new tensor for each key, with the stored dtype, strides and device.
   std::vector<at::Tensor> pull(const Keys& keys, int64_t priority = 0) const;
 
@@ -82,9 +90,19 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       Tensors values,
       Tensors outs,
       int64_t priority = 0);
+  WorkPtr pushpull_async(
+      const Keys& keys,
+      Tensors values,
+      Tensors outs,
+      int64_t priority = 0);
 
   // init, then pull. Everything is checked before anything is stored.
   void broadcast(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      int64_t priority = 0);
+  WorkPtr broadcast_async(
       const Keys& keys,
       const Tensors& values,
       const Tensors& outs,
@@ -166,6 +184,19 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   Updater updater() const;
   // Frees the state of optimizers before `identity`.
   void replace_updater(const char* op, Updater next, uint64_t identity);
+  // The calls, in `scope` after all checks if there is one.
+  void push_in(AsyncScope* scope, const Keys& keys, Tensors& values);
+  void pull_in(AsyncScope* scope, const Keys& keys, Tensors& outs) const;
+  void pushpull_in(
+      AsyncScope* scope,
+      const Keys& keys,
+      Tensors& values,
+      Tensors& outs);
+  void broadcast_in(
+      AsyncScope* scope,
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs);
   Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
       const;
   void insert(const char* op, const Entries& entries, const Tensors& values);
@@ -193,6 +224,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   const StoreType type_;
   const std::unique_ptr<Comm> comm_;
   const uint64_t num_forks_; // before it was made
+
+  mutable CommStreams comm_streams_; // has its own synchronization
 
   KeyTable table_; // has its own synchronization
 

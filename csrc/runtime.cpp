@@ -28,6 +28,11 @@ class C10Runtime final : public Runtime {
     return c10::impl::VirtualGuardImpl(device.type()).getNewStream(device);
   }
 
+  c10::Stream exchange_stream(c10::Stream stream) override {
+    return c10::impl::VirtualGuardImpl(stream.device_type())
+        .exchangeStream(stream);
+  }
+
   bool is_capturing(c10::Stream stream) override {
     // Other devices have no graphs that c10 knows of.
     return stream.device().is_cuda() && kernels::cuda::is_capturing(stream);
@@ -43,6 +48,10 @@ class C10Runtime final : public Runtime {
 
   void wait(RuntimeEvent& event, c10::Stream stream) override {
     static_cast<C10Event&>(event).event.block(stream);
+  }
+
+  bool is_done(RuntimeEvent& event) override {
+    return static_cast<C10Event&>(event).event.query();
   }
 
   void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {

@@ -31,6 +31,9 @@ class TORCHKV_API Runtime {
   // A stream that is not the current one of any thread that did not ask for it.
   // It is to be kept: devices have a few dozen of them, which take turns.
   virtual c10::Stream new_stream(c10::Device device) = 0;
+  // Makes `stream` the calling thread's current one on its device, and returns
+  // the one before.
+  virtual c10::Stream exchange_stream(c10::Stream stream) = 0;
   // Whether work on `stream` goes into a graph instead of being done.
   virtual bool is_capturing(c10::Stream stream) = 0;
   virtual std::unique_ptr<RuntimeEvent> make_event(c10::Device device) = 0;
@@ -40,6 +43,8 @@ class TORCHKV_API Runtime {
   // Work enqueued on `stream` from now on runs after what `event` recorded.
   // Does not block the host.
   virtual void wait(RuntimeEvent& event, c10::Stream stream) = 0;
+  // Whether what `event` recorded is done. Does not block the host.
+  virtual bool is_done(RuntimeEvent& event) = 0;
   // `tensor`, when freed, is not reused before what `stream` holds is done.
   virtual void keep_until_done(
       const at::Tensor& tensor,

@@ -196,6 +196,59 @@ def test_threads_with_streams_of_their_own():
         assert_same(kv.pull(3).cpu(), filled(2 * count * pushes))
 
 
+# --- async_op -----------------------------------------------------------------
+
+
+def test_an_asynchronous_call_runs_beside_the_callers_stream():
+    def slow(key, input, stored):
+        torch.cuda._sleep(delays.pop())
+        stored.copy_(input)
+
+    delays = [LONG_DELAY, 0]  # the first call loads all kernels
+    value = filled(5).cuda()
+    out = torch.full((SIZE,), torch.nan, device="cuda")
+    computed, waited = torch.cuda.Event(), torch.cuda.Event()
+    with make_store() as kv:
+        kv.set_updater(slow)
+        kv.pushpull(3, value, out, async_op=True).wait()
+        out.fill_(torch.nan).add_(1)
+        torch.cuda.synchronize()
+
+        work = kv.pushpull(3, value, out, async_op=True)
+        torch.ones_like(value).add_(1)
+        computed.record()
+        computed.synchronize()
+        assert not work.is_completed()
+        work.wait()
+        waited.record()
+        assert not waited.query()  # nor has the host waited
+        waited.synchronize()
+        assert work.is_completed()
+        assert_same(out.cpu(), filled(5))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waited for", "dropped"])
+@pytest.mark.parametrize("updater", UPDATERS)
+def test_tensors_of_an_asynchronous_call_may_be_freed(streams, updater, waits):
+    total = 0
+    with make_store(updater) as kv:
+        for turn in range(REPEATS):
+            with torch.cuda.stream(streams[turn % 3]):
+                work = kv.push(3, [late(turn), late(1.0)], async_op=True)
+                others = [torch.full((SIZE,), torch.nan, device="cuda")]
+                if waits:
+                    work.wait()
+                del work
+                others += [torch.full_like(others[0], torch.nan) for _ in range(2)]
+            with torch.cuda.stream(streams[(turn + 1) % 3]):
+                out = late(torch.nan)
+                kv.pull(3, out=out, async_op=True).wait()
+                found = out.cpu()
+            total = turn + 1 if updater == "assign" else total + turn + 1
+            assert_same(found, filled(total), f"turn {turn}")
+            del others
+
+
 # --- the host -----------------------------------------------------------------
 
 
@@ -289,6 +342,13 @@ class Model:
         self.kv.push(self.keys, self.values)
         self.kv.pull(self.keys, out=self.outs)
 
+    def asynchronous_step(self):
+        pushed = self.kv.push(self.keys, self.values, async_op=True)
+        pulled = self.kv.pull(self.keys, out=self.outs, async_op=True)
+        pushed.wait()
+        pulled.wait()
+        return pushed.is_completed()
+
     def results(self):
         return [out.cpu() for out in itertools.chain(*self.outs)]
 
@@ -329,6 +389,20 @@ def test_replays_of_a_graph_do_what_eager_calls_do(streams, optimizer):
     compare(graph.replay)
     del graph
     compare(captured.step)
+
+
+def test_a_graph_of_asynchronous_calls():
+    captured, eager = Model(None), Model(None)
+    captured.asynchronous_step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert not captured.asynchronous_step()
+    for seed in range(10):
+        captured.change(seed)
+        eager.change(seed)
+        graph.replay() if seed % 2 else captured.asynchronous_step()
+        eager.step()
+        assert_same_results(captured, eager, f"seed {seed}")
 
 
 def test_two_graphs_of_one_store():

@@ -9,6 +9,7 @@ Importing the package registers the TorchScript class
 from importlib.metadata import PackageNotFoundError, version
 
 from torchkv import optim
+from torchkv._C import Work
 from torchkv.kvstore import KVStore, create, load
 from torchkv.replicas import Replicas, replicate
 from torchkv.trainer import Trainer
@@ -22,6 +23,7 @@ __all__ = [
     "KVStore",
     "Replicas",
     "Trainer",
+    "Work",
     "create",
     "load",
     "optim",

@@ -135,7 +135,13 @@ class KVStore:
         """
         self._impl.init(key, value)
 
-    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+    def push(
+        self,
+        key: Keys,
+        value: Values,
+        priority: int = 0,
+        async_op: bool = False,
+    ) -> _C.Work | None:
         """Adds up each key's values and hands the sum to the updater.
 
         Values are added left to right in the accumulation type (fp32 for fp16 and
@@ -147,15 +153,23 @@ class KVStore:
             key: keys of the store.
             value: tensors of the stored shape, on any device, of any strides, of
                 dtypes that convert to the stored one. They are only read, and
-                not after the call.
+                not after the call or, with ``async_op``, its work.
             priority: larger goes first among operations that wait at the same
                 time. It never changes a result.
+            async_op: enqueue on streams of the store's own, beside the caller's, so
+                that communication overlaps with computation. Calls on one key take
+                effect in the order in which they are made, with ``async_op`` or
+                without.
+
+        Returns:
+            None or, with ``async_op``, a :class:`torchkv.Work`: it says what to leave
+            alone until its ``wait()``.
 
         Raises:
             Exception: what the updater raises, as it is. Keys before its own have
                 been updated, keys after it have not.
         """
-        self._impl.push(key, value, priority)
+        return self._impl.push(key, value, priority, async_op)
 
     def pull(
         self,
@@ -163,6 +177,7 @@ class KVStore:
         out: Values | None = None,
         priority: int = 0,
         ignore_sparse: bool = True,
+        async_op: bool = False,
     ) -> Any:
         """Writes each key's value into tensors, or returns new ones.
 
@@ -174,12 +189,16 @@ class KVStore:
                 Several tensors per key are all filled.
             priority: as in :meth:`push`.
             ignore_sparse: skip row-sparse outs. There are none yet.
+            async_op: as in :meth:`push`.
 
         Returns:
-            None with ``out``. Without: a new tensor of the stored shape, dtype and
-            device or, for a list of keys, a list of them.
+            With ``out``: as :meth:`push`. Without: a new tensor of the stored shape,
+            dtype and device or, for a list of keys, a list of them.
+
+        Raises:
+            ValueError: ``async_op`` without ``out``.
         """
-        return self._impl.pull(key, out, priority)
+        return self._impl.pull(key, out, priority, async_op)
 
     def pushpull(
         self,
@@ -187,7 +206,8 @@ class KVStore:
         value: Values,
         out: Values | None = None,
         priority: int = 0,
-    ) -> None:
+        async_op: bool = False,
+    ) -> _C.Work | None:
         """Pushes, then pulls.
 
         Args:
@@ -196,12 +216,21 @@ class KVStore:
             out: as in :meth:`pull`. Without it the pulled value is written over
                 ``value``.
             priority: as in :meth:`push`.
+            async_op: as in :meth:`push`.
+
+        Returns:
+            As :meth:`push`.
         """
-        self._impl.pushpull(key, value, out, priority)
+        return self._impl.pushpull(key, value, out, priority, async_op)
 
     def broadcast(
-        self, key: Keys, value: Values, out: Values, priority: int = 0
-    ) -> None:
+        self,
+        key: Keys,
+        value: Values,
+        out: Values,
+        priority: int = 0,
+        async_op: bool = False,
+    ) -> _C.Work | None:
         """Initialises keys (rank 0's value counts), then pulls them to ``out``.
 
         Args:
@@ -209,8 +238,12 @@ class KVStore:
             value: as in :meth:`init`.
             out: as in :meth:`pull`.
             priority: as in :meth:`push`.
+            async_op: as in :meth:`push`.
+
+        Returns:
+            As :meth:`push`.
         """
-        self._impl.broadcast(key, value, out, priority)
+        return self._impl.broadcast(key, value, out, priority, async_op)
 
     def row_sparse_pull(
         self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None

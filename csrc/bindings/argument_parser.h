@@ -60,6 +60,16 @@ class ArgumentParser {
     return *std::move(result);
   }
 
+  // ValueError for an asynchronous call that would return new tensors, which
+  // nobody could use before its work is done.
+  void check_sync_without_out(const Keys& keys, bool async_op) const {
+    TORCH_CHECK_VALUE(
+        !async_op,
+        op_,
+        ": expected an out with async_op=True, but got none ",
+        keys.context());
+  }
+
   // The tensors of `keys`; `what` is "value" or "out", for messages. TypeError
   // for what is no tensor; ValueError for an empty list, a wrong number, lists
   // beside tensors and lists that are nested too deep.

@@ -18,6 +18,7 @@
 #include "../kvstore.h"
 #include "../script_updater.h"
 #include "../store_type.h"
+#include "../work.h"
 #include "argument_parser.h"
 
 namespace torchkv {
@@ -242,33 +243,46 @@ void init(const Self& self, py::handle key, py::handle value) {
   self->init(keys, values);
 }
 
-void push(
+// Null, which is None, where the call is not asynchronous.
+WorkPtr push(
     const Self& self,
     py::handle key,
     py::handle value,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("push");
   const Keys keys = parser.keys(key.ptr());
   Tensors values = parser.tensors(keys, value.ptr(), "value");
   const py::gil_scoped_release no_gil;
+  if (async_op) {
+    return self->push_async(keys, std::move(values), priority);
+  }
   self->push(keys, std::move(values), priority);
+  return {};
 }
 
 py::object pull(
     const Self& self,
     py::handle key,
     py::handle out,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("pull");
   const Keys keys = parser.keys(key.ptr());
   if (!out.is_none()) {
     Tensors outs = parser.tensors(keys, out.ptr(), "out");
+    WorkPtr work;
     {
       const py::gil_scoped_release no_gil;
-      self->pull(keys, std::move(outs), priority);
+      if (async_op) {
+        work = self->pull_async(keys, std::move(outs), priority);
+      } else {
+        self->pull(keys, std::move(outs), priority);
+      }
     }
-    return py::none();
+    return async_op ? py::cast(std::move(work)) : py::none();
   }
+  parser.check_sync_without_out(keys, async_op);
   std::vector<at::Tensor> pulled;
   {
     const py::gil_scoped_release no_gil;
@@ -284,33 +298,44 @@ py::object pull(
   return result;
 }
 
-void pushpull(
+WorkPtr pushpull(
     const Self& self,
     py::handle key,
     py::handle value,
     py::handle out,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key.ptr());
   Tensors values = parser.tensors(keys, value.ptr(), "value");
   Tensors outs =
       out.is_none() ? values : parser.tensors(keys, out.ptr(), "out");
   const py::gil_scoped_release no_gil;
+  if (async_op) {
+    return self->pushpull_async(
+        keys, std::move(values), std::move(outs), priority);
+  }
   self->pushpull(keys, std::move(values), std::move(outs), priority);
+  return {};
 }
 
-void broadcast(
+WorkPtr broadcast(
     const Self& self,
     py::handle key,
     py::handle value,
     py::handle out,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("broadcast");
   const Keys keys = parser.keys(key.ptr());
   const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const Tensors outs = parser.tensors(keys, out.ptr(), "out");
   const py::gil_scoped_release no_gil;
+  if (async_op) {
+    return self->broadcast_async(keys, values, outs, priority);
+  }
   self->broadcast(keys, values, outs, priority);
+  return {};
 }
 
 void erase(const Self& self, py::handle key) {
@@ -595,6 +620,27 @@ PYBIND11_MODULE(_C, m) {
   set_gil_hooks({&release_gil, &restore_gil});
 
   const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<Work, WorkPtr>(
+      m,
+      "Work",
+      "What a call with async_op=True has begun, as torch.distributed's.\n\n"
+      "On accelerators the call enqueues its work on streams of the store's\n"
+      "own, beside the caller's. Until wait(), do not overwrite what was\n"
+      "pushed, and do not use the outs; they may be freed. On the CPU the work\n"
+      "is done when the call returns. Any thread may call any method.")
+      .def(
+          "wait",
+          &Work::wait,
+          release,
+          "Makes the calling thread's current streams wait for the work.\n\n"
+          "What is enqueued on them from now on runs after it. The host does\n"
+          "not wait. May be repeated, on other streams, too.")
+      .def(
+          "is_completed",
+          &Work::is_completed,
+          release,
+          "Whether all is done; of work captured into a CUDA graph, False.")
+      .def("__repr__", &Work::repr, release);
   py::class_<KVStore, Self>(
       m, "KVStore", py::custom_type_setup(&make_collectable))
       .def(
@@ -605,22 +651,36 @@ PYBIND11_MODULE(_C, m) {
           py::arg("type"))
       .def_property_readonly("type", &KVStore::type)
       .def("init", &init, py::arg("key"), py::arg("value"))
-      .def("push", &push, py::arg("key"), py::arg("value"), py::arg("priority"))
-      .def("pull", &pull, py::arg("key"), py::arg("out"), py::arg("priority"))
+      .def(
+          "push",
+          &push,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("priority"),
+          py::arg("async_op") = false)
+      .def(
+          "pull",
+          &pull,
+          py::arg("key"),
+          py::arg("out"),
+          py::arg("priority"),
+          py::arg("async_op") = false)
       .def(
           "pushpull",
           &pushpull,
           py::arg("key"),
           py::arg("value"),
           py::arg("out"),
-          py::arg("priority"))
+          py::arg("priority"),
+          py::arg("async_op") = false)
       .def(
           "broadcast",
           &broadcast,
           py::arg("key"),
           py::arg("value"),
           py::arg("out"),
-          py::arg("priority"))
+          py::arg("priority"),
+          py::arg("async_op") = false)
       .def("delete", &erase, py::arg("key"))
       .def("keys", &keys)
       .def("contains", &contains, py::arg("key"))

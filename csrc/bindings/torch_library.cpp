@@ -5,12 +5,14 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
+#include "../work.h"
 #include "argument_parser.h"
 
 namespace torchkv {
@@ -58,14 +60,23 @@ void init(const Self& self, const IValue& key, const IValue& value) {
   self->init(keys, parser.tensors(keys, value, "value"));
 }
 
-void push(
+// None where the call is not asynchronous.
+using OptionalWork = std::optional<WorkPtr>;
+
+OptionalWork push(
     const Self& self,
     const IValue& key,
     const IValue& value,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("push");
   const Keys keys = parser.keys(key);
-  self->push(keys, parser.tensors(keys, value, "value"), priority);
+  Tensors values = parser.tensors(keys, value, "value");
+  if (async_op) {
+    return self->push_async(keys, std::move(values), priority);
+  }
+  self->push(keys, std::move(values), priority);
+  return {};
 }
 
 IValue pull(
@@ -73,13 +84,19 @@ IValue pull(
     const IValue& key,
     const IValue& out,
     int64_t priority,
-    bool /*ignore_sparse: there are no sparse outs yet*/) {
+    bool /*ignore_sparse: there are no sparse outs yet*/,
+    bool async_op) {
   const Parser parser("pull");
   const Keys keys = parser.keys(key);
   if (!out.isNone()) {
-    self->pull(keys, parser.tensors(keys, out, "out"), priority);
+    Tensors outs = parser.tensors(keys, out, "out");
+    if (async_op) {
+      return self->pull_async(keys, std::move(outs), priority);
+    }
+    self->pull(keys, std::move(outs), priority);
     return {};
   }
+  parser.check_sync_without_out(keys, async_op);
   std::vector<at::Tensor> pulled = self->pull(keys, priority);
   if (keys.single) {
     return pulled[0];
@@ -87,32 +104,41 @@ IValue pull(
   return pulled;
 }
 
-void pushpull(
+OptionalWork pushpull(
     const Self& self,
     const IValue& key,
     const IValue& value,
     const IValue& out,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key);
   Tensors values = parser.tensors(keys, value, "value");
   Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
+  if (async_op) {
+    return self->pushpull_async(
+        keys, std::move(values), std::move(outs), priority);
+  }
   self->pushpull(keys, std::move(values), std::move(outs), priority);
+  return {};
 }
 
-void broadcast(
+OptionalWork broadcast(
     const Self& self,
     const IValue& key,
     const IValue& value,
     const IValue& out,
-    int64_t priority) {
+    int64_t priority,
+    bool async_op) {
   const Parser parser("broadcast");
   const Keys keys = parser.keys(key);
-  self->broadcast(
-      keys,
-      parser.tensors(keys, value, "value"),
-      parser.tensors(keys, out, "out"),
-      priority);
+  const Tensors values = parser.tensors(keys, value, "value");
+  const Tensors outs = parser.tensors(keys, out, "out");
+  if (async_op) {
+    return self->broadcast_async(keys, values, outs, priority);
+  }
+  self->broadcast(keys, values, outs, priority);
+  return {};
 }
 
 void erase(const Self& self, const IValue& key) {
@@ -167,6 +193,12 @@ void set_optimizer(
 
 TORCH_LIBRARY(torchkv, m) {
   using torch::arg;
+  m.class_<Work>("Work")
+      .def("wait", [](const WorkPtr& self) { self->wait(); })
+      .def(
+          "is_completed",
+          [](const WorkPtr& self) { return self->is_completed(); })
+      .def("__repr__", [](const WorkPtr& self) { return self->repr(); });
   m.class_<KVStore>("KVStore")
       .def(
           torch::init([](const std::string& type) {
@@ -176,7 +208,14 @@ TORCH_LIBRARY(torchkv, m) {
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return std::string(self->type()); })
       .def("init", &init, "", {arg("key"), arg("value")})
-      .def("push", &push, "", {arg("key"), arg("value"), arg("priority") = 0})
+      .def(
+          "push",
+          &push,
+          "",
+          {arg("key"),
+           arg("value"),
+           arg("priority") = 0,
+           arg("async_op") = false})
       .def(
           "pull",
           &pull,
@@ -184,7 +223,8 @@ TORCH_LIBRARY(torchkv, m) {
           {arg("key"),
            arg("out") = IValue(),
            arg("priority") = 0,
-           arg("ignore_sparse") = true})
+           arg("ignore_sparse") = true,
+           arg("async_op") = false})
       .def(
           "pushpull",
           &pushpull,
@@ -192,12 +232,17 @@ TORCH_LIBRARY(torchkv, m) {
           {arg("key"),
            arg("value"),
            arg("out") = IValue(),
-           arg("priority") = 0})
+           arg("priority") = 0,
+           arg("async_op") = false})
       .def(
           "broadcast",
           &broadcast,
           "",
-          {arg("key"), arg("value"), arg("out"), arg("priority") = 0})
+          {arg("key"),
+           arg("value"),
+           arg("out"),
+           arg("priority") = 0,
+           arg("async_op") = false})
       .def("delete", &erase, "", {arg("key")})
       .def("keys", &keys)
       .def("__contains__", &contains, "", {arg("key")})

@@ -21,6 +21,11 @@ class RecordingRuntime final : public Runtime {
   c10::Stream new_stream(c10::Device device) override {
     return c10::Stream(c10::Stream::UNSAFE, device, 100 + num_streams++);
   }
+  c10::Stream exchange_stream(c10::Stream next) override {
+    const c10::Stream before = current_stream(next.device());
+    stream = next.id();
+    return before;
+  }
   bool is_capturing(c10::Stream /*stream*/) override {
     return capturing;
   }
@@ -33,6 +38,9 @@ class RecordingRuntime final : public Runtime {
   }
   void wait(RuntimeEvent& /*event*/, c10::Stream stream) override {
     log.push_back("wait " + name_of(stream));
+  }
+  bool is_done(RuntimeEvent& /*event*/) override {
+    return done;
   }
   void keep_until_done(const at::Tensor& /*tensor*/, c10::Stream stream)
       override {
@@ -61,6 +69,7 @@ class RecordingRuntime final : public Runtime {
 
   int64_t stream = 0;
   bool capturing = false;
+  bool done = false; // every event
   int num_events = 0; // that were made
   int num_streams = 0; // likewise; from 100
   std::vector<std::string> log;

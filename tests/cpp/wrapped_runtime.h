@@ -15,6 +15,9 @@ class WrappedRuntime : public Runtime {
   c10::Stream new_stream(c10::Device device) override {
     return real_.new_stream(device);
   }
+  c10::Stream exchange_stream(c10::Stream stream) override {
+    return real_.exchange_stream(stream);
+  }
   bool is_capturing(c10::Stream stream) override {
     return real_.is_capturing(stream);
   }
@@ -26,6 +29,9 @@ class WrappedRuntime : public Runtime {
   }
   void wait(RuntimeEvent& event, c10::Stream stream) override {
     real_.wait(event, stream);
+  }
+  bool is_done(RuntimeEvent& event) override {
+    return real_.is_done(event);
   }
   void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
     real_.keep_until_done(tensor, stream);

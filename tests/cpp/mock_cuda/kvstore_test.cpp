@@ -17,66 +17,29 @@
 #include "kernels/cuda/library.h"
 #include "rule_cases.h"
 #include "script_updater.h"
+#include "stores.h"
 
 namespace torchkv {
 namespace {
 
+using mock_cuda::AddTwice;
 using mock_cuda::BrokenRuntime;
+using mock_cuda::Carrier;
 using mock_cuda::cuda;
-using mock_cuda::current_stream;
+using mock_cuda::expect_full;
+using mock_cuda::full;
+using mock_cuda::make_optimizer;
+using mock_cuda::make_store;
 using mock_cuda::new_stream;
 using mock_cuda::order;
 using mock_cuda::refusal;
-
-using StorePtr = c10::intrusive_ptr<KVStore>;
-
-StorePtr make_store(const char* type = "device") {
-  return c10::make_intrusive<KVStore>(type);
-}
-
-at::Tensor full(double value, c10::Device device = c10::kCPU) {
-  return at::full({2, 3}, value, at::device(device).dtype(at::kFloat));
-}
-
-void expect_full(const at::Tensor& tensor, double value) {
-  EXPECT_TRUE(at::equal(tensor.cpu(), full(value))) << tensor.cpu();
-}
-
-Optimizer make_optimizer(const RuleSpec& rule) {
-  Optimizer optimizer;
-  optimizer.groups.push_back(rule);
-  return optimizer;
-}
-
-Optimizer make_optimizer(const char* rule) {
-  return make_optimizer(make_rule("test", rule, {{"lr", 1}}));
-}
-
-// stored += 2 * input, with temporaries of its own.
-class AddTwice final : public OpaqueUpdater {
- public:
-  void update(
-      const Key& /*key*/,
-      const at::Tensor& input,
-      const at::Tensor& stored) override {
-    EXPECT_EQ(mock_cuda::current_device(), stored.device());
-    stored.add_(input * 2);
-  }
-  std::optional<KeyKind> key_kind() const override {
-    return std::nullopt;
-  }
-  at::Tensor serialize() const override {
-    return {};
-  }
-};
+using mock_cuda::StorePtr;
 
 // With 2, 4 and 8 devices, of every topology.
 struct Machine {
   int num_devices;
   mock_cuda::Topology topology;
 };
-// Who carries and adds up.
-enum class Carrier : uint8_t { kOperators, kKernels, kNccl };
 
 class KVStoreDevicesTest
     : public mock_cuda::DevicesTest,
@@ -92,7 +55,7 @@ class KVStoreDevicesTest
 
   static StorePtr make_store() {
     const bool nccl = std::get<1>(GetParam()) == Carrier::kNccl;
-    return torchkv::make_store(nccl ? "nccl" : "device");
+    return mock_cuda::make_store(nccl ? "nccl" : "device");
   }
 
   static int num_devices() {

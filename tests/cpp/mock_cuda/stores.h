@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "devices.h"
+#include "kvstore.h"
+
+// What tests put into stores on the fake devices, and look for there.
+namespace torchkv::mock_cuda {
+
+// Who carries and adds up.
+enum class Carrier : uint8_t { kOperators, kKernels, kNccl };
+
+using StorePtr = c10::intrusive_ptr<KVStore>;
+
+inline StorePtr make_store(const char* type = "device") {
+  return c10::make_intrusive<KVStore>(type);
+}
+
+inline at::Tensor full(double value, c10::Device device = c10::kCPU) {
+  return at::full({2, 3}, value, at::device(device).dtype(at::kFloat));
+}
+
+inline void expect_full(const at::Tensor& tensor, double value) {
+  EXPECT_TRUE(at::equal(tensor.cpu(), full(value))) << tensor.cpu();
+}
+
+inline Optimizer make_optimizer(const RuleSpec& rule) {
+  Optimizer optimizer;
+  optimizer.groups.push_back(rule);
+  return optimizer;
+}
+
+inline Optimizer make_optimizer(const char* rule) {
+  return make_optimizer(make_rule("test", rule, {{"lr", 1}}));
+}
+
+// stored += 2 * input, with temporaries of its own.
+class AddTwice final : public OpaqueUpdater {
+ public:
+  void update(
+      const Key& /*key*/,
+      const at::Tensor& input,
+      const at::Tensor& stored) override {
+    EXPECT_EQ(mock_cuda::current_device(), stored.device());
+    stored.add_(input * 2);
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return std::nullopt;
+  }
+  at::Tensor serialize() const override {
+    return {};
+  }
+};
+
+} // namespace torchkv::mock_cuda
