@@ -81,9 +81,9 @@ Tensors Tensors::one_each(at::TensorList tensors) {
   return result;
 }
 
-void merge_repeats(Entries& entries, Tensors& tensors) {
+std::optional<Tensors> merge_repeats(Entries& entries, const Tensors& tensors) {
   if (!has_repeats(entries)) {
-    return;
+    return std::nullopt;
   }
   ska::flat_hash_map<const Entry*, size_t> group_of;
   Entries distinct;
@@ -100,7 +100,7 @@ void merge_repeats(Entries& entries, Tensors& tensors) {
     group.insert(group.end(), more.begin(), more.end());
   }
   entries = std::move(distinct);
-  tensors = Tensors(std::move(groups));
+  return Tensors(std::move(groups));
 }
 
 } // namespace torchkv

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -73,8 +74,10 @@ using Entries = c10::SmallVector<EntryPtr, 2>;
 
 // Makes one group of the groups that name one entry: `entries` keeps each entry
 // once, where it first appears, and its group holds the tensors of all its
-// appearances in the order given.
+// appearances in the order given. Nothing where no entry repeats.
 // REQUIRES: entries.size() == tensors.size()
-TORCHKV_API void merge_repeats(Entries& entries, Tensors& tensors);
+TORCHKV_API std::optional<Tensors> merge_repeats(
+    Entries& entries,
+    const Tensors& tensors);
 
 } // namespace torchkv

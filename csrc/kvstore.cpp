@@ -182,57 +182,64 @@ void KVStore::broadcast_in(
   copy_out(entries, outs, updater());
 }
 
-void KVStore::push(const Keys& keys, Tensors values, int64_t /*priority*/) {
+void KVStore::push(
+    const Keys& keys,
+    const Tensors& values,
+    int64_t /*priority*/) {
   push_in(nullptr, keys, values);
 }
 
 WorkPtr KVStore::push_async(
     const Keys& keys,
-    Tensors values,
+    const Tensors& values,
     int64_t /*priority*/) {
   AsyncScope scope(comm_streams_);
   push_in(&scope, keys, values);
   return scope.finish();
 }
 
-void KVStore::push_in(AsyncScope* scope, const Keys& keys, Tensors& values) {
+void KVStore::push_in(
+    AsyncScope* scope,
+    const Keys& keys,
+    const Tensors& values) {
   constexpr auto* op = "push";
   check_usable(op);
   Entries entries = table_.find(op, keys);
   check_tensors(&check_value, op, keys, entries, values);
   const Updater updater = this->updater();
   check_dtypes(op, updater, entries);
-  merge_repeats(entries, values);
+  const auto merged = merge_repeats(entries, values);
   if (scope != nullptr) {
     scope->enter(entries, {&values});
   }
-  reduce_update(entries, values, updater);
+  reduce_update(entries, merged ? *merged : values, updater);
 }
 
-void KVStore::pull(const Keys& keys, Tensors outs, int64_t /*priority*/) const {
+void KVStore::pull(const Keys& keys, const Tensors& outs, int64_t /*priority*/)
+    const {
   pull_in(nullptr, keys, outs);
 }
 
 WorkPtr KVStore::pull_async(
     const Keys& keys,
-    Tensors outs,
+    const Tensors& outs,
     int64_t /*priority*/) const {
   AsyncScope scope(comm_streams_);
   pull_in(&scope, keys, outs);
   return scope.finish();
 }
 
-void KVStore::pull_in(AsyncScope* scope, const Keys& keys, Tensors& outs)
+void KVStore::pull_in(AsyncScope* scope, const Keys& keys, const Tensors& outs)
     const {
   constexpr auto* op = "pull";
   check_usable(op);
   Entries entries = table_.find(op, keys);
   check_tensors(&check_out, op, keys, entries, outs);
-  merge_repeats(entries, outs);
+  const auto merged = merge_repeats(entries, outs);
   if (scope != nullptr) {
     scope->enter(entries, {&outs});
   }
-  copy_out(entries, outs, updater());
+  copy_out(entries, merged ? *merged : outs, updater());
 }
 
 std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
@@ -248,23 +255,23 @@ std::vector<at::Tensor> KVStore::pull(const Keys& keys, int64_t /*priority*/)
     outs.end_group();
   }
   std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
-  merge_repeats(entries, outs);
-  copy_out(entries, outs, updater());
+  const auto merged = merge_repeats(entries, outs);
+  copy_out(entries, merged ? *merged : outs, updater());
   return result;
 }
 
 void KVStore::pushpull(
     const Keys& keys,
-    Tensors values,
-    Tensors outs,
+    const Tensors& values,
+    const Tensors& outs,
     int64_t /*priority*/) {
   pushpull_in(nullptr, keys, values, outs);
 }
 
 WorkPtr KVStore::pushpull_async(
     const Keys& keys,
-    Tensors values,
-    Tensors outs,
+    const Tensors& values,
+    const Tensors& outs,
     int64_t /*priority*/) {
   AsyncScope scope(comm_streams_);
   pushpull_in(&scope, keys, values, outs);
@@ -274,8 +281,8 @@ WorkPtr KVStore::pushpull_async(
 void KVStore::pushpull_in(
     AsyncScope* scope,
     const Keys& keys,
-    Tensors& values,
-    Tensors& outs) {
+    const Tensors& values,
+    const Tensors& outs) {
   constexpr auto* op = "pushpull";
   check_usable(op);
   Entries entries = table_.find(op, keys);
@@ -284,13 +291,13 @@ void KVStore::pushpull_in(
   const Updater updater = this->updater();
   check_dtypes(op, updater, entries);
   Entries distinct = entries;
-  merge_repeats(distinct, values);
+  const auto merged_values = merge_repeats(distinct, values);
   if (scope != nullptr) {
     scope->enter(distinct, {&values, &outs});
   }
-  reduce_update(distinct, values, updater);
-  merge_repeats(entries, outs);
-  copy_out(entries, outs, updater);
+  reduce_update(distinct, merged_values ? *merged_values : values, updater);
+  const auto merged_outs = merge_repeats(entries, outs);
+  copy_out(entries, merged_outs ? *merged_outs : outs, updater);
 }
 
 void KVStore::reduce_update(

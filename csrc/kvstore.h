@@ -73,27 +73,32 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // updater, once per distinct key, in the order in which the keys first
   // appear. A larger priority goes first among operations that wait; a store on
   // one machine has none that wait.
-  void push(const Keys& keys, Tensors values, int64_t priority = 0);
-  WorkPtr push_async(const Keys& keys, Tensors values, int64_t priority = 0);
+  void push(const Keys& keys, const Tensors& values, int64_t priority = 0);
+  WorkPtr push_async(
+      const Keys& keys,
+      const Tensors& values,
+      int64_t priority = 0);
 
   // Writes each key's value into all its tensors, in place.
   // Where outs of several keys share memory, the last key counts.
-  void pull(const Keys& keys, Tensors outs, int64_t priority = 0) const;
-  WorkPtr pull_async(const Keys& keys, Tensors outs, int64_t priority = 0)
-      const;
+  void pull(const Keys& keys, const Tensors& outs, int64_t priority = 0) const;
+  WorkPtr pull_async(
+      const Keys& keys,
+      const Tensors& outs,
+      int64_t priority = 0) const;
   // A new tensor for each key, with the stored dtype, strides and device.
   std::vector<at::Tensor> pull(const Keys& keys, int64_t priority = 0) const;
 
   // push, then pull. Everything is checked before anything is pushed.
   void pushpull(
       const Keys& keys,
-      Tensors values,
-      Tensors outs,
+      const Tensors& values,
+      const Tensors& outs,
       int64_t priority = 0);
   WorkPtr pushpull_async(
       const Keys& keys,
-      Tensors values,
-      Tensors outs,
+      const Tensors& values,
+      const Tensors& outs,
       int64_t priority = 0);
 
   // init, then pull. Everything is checked before anything is stored.
@@ -185,13 +190,13 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Frees the state of optimizers before `identity`.
   void replace_updater(const char* op, Updater next, uint64_t identity);
   // The calls, in `scope` after all checks if there is one.
-  void push_in(AsyncScope* scope, const Keys& keys, Tensors& values);
-  void pull_in(AsyncScope* scope, const Keys& keys, Tensors& outs) const;
+  void push_in(AsyncScope* scope, const Keys& keys, const Tensors& values);
+  void pull_in(AsyncScope* scope, const Keys& keys, const Tensors& outs) const;
   void pushpull_in(
       AsyncScope* scope,
       const Keys& keys,
-      Tensors& values,
-      Tensors& outs);
+      const Tensors& values,
+      const Tensors& outs);
   void broadcast_in(
       AsyncScope* scope,
       const Keys& keys,

@@ -252,12 +252,12 @@ WorkPtr push(
     bool async_op) {
   const Parser parser("push");
   const Keys keys = parser.keys(key.ptr());
-  Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const py::gil_scoped_release no_gil;
   if (async_op) {
-    return self->push_async(keys, std::move(values), priority);
+    return self->push_async(keys, values, priority);
   }
-  self->push(keys, std::move(values), priority);
+  self->push(keys, values, priority);
   return {};
 }
 
@@ -270,14 +270,14 @@ py::object pull(
   const Parser parser("pull");
   const Keys keys = parser.keys(key.ptr());
   if (!out.is_none()) {
-    Tensors outs = parser.tensors(keys, out.ptr(), "out");
+    const Tensors outs = parser.tensors(keys, out.ptr(), "out");
     WorkPtr work;
     {
       const py::gil_scoped_release no_gil;
       if (async_op) {
-        work = self->pull_async(keys, std::move(outs), priority);
+        work = self->pull_async(keys, outs, priority);
       } else {
-        self->pull(keys, std::move(outs), priority);
+        self->pull(keys, outs, priority);
       }
     }
     return async_op ? py::cast(std::move(work)) : py::none();
@@ -307,15 +307,14 @@ WorkPtr pushpull(
     bool async_op) {
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key.ptr());
-  Tensors values = parser.tensors(keys, value.ptr(), "value");
-  Tensors outs =
+  const Tensors values = parser.tensors(keys, value.ptr(), "value");
+  const Tensors outs =
       out.is_none() ? values : parser.tensors(keys, out.ptr(), "out");
   const py::gil_scoped_release no_gil;
   if (async_op) {
-    return self->pushpull_async(
-        keys, std::move(values), std::move(outs), priority);
+    return self->pushpull_async(keys, values, outs, priority);
   }
-  self->pushpull(keys, std::move(values), std::move(outs), priority);
+  self->pushpull(keys, values, outs, priority);
   return {};
 }
 

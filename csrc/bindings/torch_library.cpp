@@ -71,11 +71,11 @@ OptionalWork push(
     bool async_op) {
   const Parser parser("push");
   const Keys keys = parser.keys(key);
-  Tensors values = parser.tensors(keys, value, "value");
+  const Tensors values = parser.tensors(keys, value, "value");
   if (async_op) {
-    return self->push_async(keys, std::move(values), priority);
+    return self->push_async(keys, values, priority);
   }
-  self->push(keys, std::move(values), priority);
+  self->push(keys, values, priority);
   return {};
 }
 
@@ -89,11 +89,11 @@ IValue pull(
   const Parser parser("pull");
   const Keys keys = parser.keys(key);
   if (!out.isNone()) {
-    Tensors outs = parser.tensors(keys, out, "out");
+    const Tensors outs = parser.tensors(keys, out, "out");
     if (async_op) {
-      return self->pull_async(keys, std::move(outs), priority);
+      return self->pull_async(keys, outs, priority);
     }
-    self->pull(keys, std::move(outs), priority);
+    self->pull(keys, outs, priority);
     return {};
   }
   parser.check_sync_without_out(keys, async_op);
@@ -113,13 +113,12 @@ OptionalWork pushpull(
     bool async_op) {
   const Parser parser("pushpull");
   const Keys keys = parser.keys(key);
-  Tensors values = parser.tensors(keys, value, "value");
-  Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
+  const Tensors values = parser.tensors(keys, value, "value");
+  const Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
   if (async_op) {
-    return self->pushpull_async(
-        keys, std::move(values), std::move(outs), priority);
+    return self->pushpull_async(keys, values, outs, priority);
   }
-  self->pushpull(keys, std::move(values), std::move(outs), priority);
+  self->pushpull(keys, values, outs, priority);
   return {};
 }
 
