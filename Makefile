@@ -41,9 +41,9 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test python-test cpp-test demo bench host-time bench-peers sanitize \
-  sanitize-address sanitize-thread check-sass gpu-check lint lint-format \
-  lint-python lint-types lint-spelling tidy format clean
+.PHONY: help env build test python-test cpp-test places-test demo bench host-time \
+  bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
+  lint-format lint-python lint-types lint-spelling tidy format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo 'make test        all Python tests, then the C++ tests'
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
+	@echo 'make places-test the Python tests with values cut over places of one device'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
 	@echo 'make host-time   what a call costs the host, on a GPU that is fake'
 	@echo 'make bench-peers MXNet, for the benchmarks, into $(MXNET)'
@@ -102,6 +103,11 @@ test:
 
 python-test: $(BUILT)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Once more, without a GPU, where every store of type device cuts its values.
+places-test: $(BUILT)
+	TORCHKV_PLACES=cpu,cpu,cpu $(BIN)/python -m pytest -m 'not slow' \
+	  $(patsubst %,--ignore=tests/%,benchmarks examples tools test_readme.py) $(PYTEST_ARGS)
 
 demo: $(BUILT)
 	$(BIN)/python examples/train_digits.py $(DEMO_ARGS)

@@ -65,6 +65,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def streams():
+    """Streams of their own, which begin after what was done so far."""
+    made = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    yield made
+    torch.cuda.synchronize()
+
+
 @pytest.fixture(params=["local", "device"])
 def store_type(request):
     """The store types of the contract battery."""

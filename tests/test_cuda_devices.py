@@ -1,5 +1,7 @@
 """Several GPUs: where values live, sums between cards, and NCCL as carrier."""
 
+import os
+
 import pytest
 import torch
 
@@ -14,6 +16,10 @@ NUM_DEVICES = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs"),
+    pytest.mark.skipif(
+        bool(os.environ.get("TORCHKV_PLACES")),
+        reason="TORCHKV_PLACES is set: values are shared out over its places instead",
+    ),
 ]
 
 DEVICES = [torch.device("cuda", index) for index in range(NUM_DEVICES)]

@@ -30,15 +30,6 @@ UPDATERS = {
 }
 
 
-@pytest.fixture
-def streams():
-    """Streams of their own, which begin after what was done so far."""
-    made = [torch.cuda.Stream() for _ in range(3)]
-    torch.cuda.synchronize()
-    yield made
-    torch.cuda.synchronize()
-
-
 def late(value, delay=DELAY):
     """A new tensor that has its value only after a while."""
     tensor = torch.full((SIZE,), torch.nan, device="cuda")

@@ -36,8 +36,9 @@ def scripted_subtract(kind):
 class Player:
     """Makes the same random calls on a store and on the model."""
 
-    def __init__(self, seed, store_type):
+    def __init__(self, seed, store_type, device="cpu"):
         self.random = random.Random(seed)
+        self.device = device
         self.kind = self.random.choice([int, str])
         self.store = torchkv.create(store_type)
         self.model = KVModel()
@@ -51,7 +52,7 @@ class Player:
         if dtype.is_floating_point and self.random.random() < 0.2:
             dtype = self.random.choice(DTYPES)
         values = [self.random.randint(-3, 3) for _ in range(torch.Size(shape).numel())]
-        tensor = torch.tensor(values, dtype=dtype).reshape(shape)
+        tensor = torch.tensor(values, dtype=dtype, device=self.device).reshape(shape)
         if tensor.dim() > 1 and self.random.random() < 0.3:
             tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
         if tensor.numel() and self.random.random() < 0.2:
@@ -89,12 +90,12 @@ class Player:
 
     def out_for(self, k):
         dtype = self.model.stored[k].dtype
-        return torch.full(self.model.stored[k].shape, 77).to(dtype)
+        return torch.full(self.model.stored[k].shape, 77, device=self.device).to(dtype)
 
     def both(self, op, *args):
         """Calls store and model with equal arguments; what they write must agree."""
         self.log.append((op, args))
-        theirs = clone(args)
+        theirs = on_cpu(args)
         actual = getattr(self.store, op)(*args)
         expected = getattr(self.model, op)(*theirs)
         pairs = zip(flat((args, actual)), flat((theirs, expected)), strict=True)
@@ -144,7 +145,7 @@ class Player:
             return made[k]
 
         def out_for(k):
-            return torch.zeros(shape, dtype=made[k].dtype)
+            return torch.zeros(shape, dtype=made[k].dtype, device=self.device)
 
         key, keys = self.keys(free, repeats=False)
         value = self.values(key, keys, make, replicas=False)
@@ -162,11 +163,12 @@ class Player:
             assert self.store.dtype(key) is value.dtype
 
 
-def clone(thing):
+def on_cpu(thing):
+    """A copy, with the tensors in CPU memory."""
     if isinstance(thing, torch.Tensor):
-        return thing.clone()
+        return thing.to("cpu", copy=True)
     if isinstance(thing, (list, tuple)):
-        return type(thing)(clone(member) for member in thing)
+        return type(thing)(on_cpu(member) for member in thing)
     return thing
 
 
@@ -179,16 +181,19 @@ def flat(thing):
     return []
 
 
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+)
 @pytest.mark.parametrize("seed", range(40))
-def test_random_calls_agree_with_the_model(seed, store_type):
-    player = Player(seed, store_type)
+def test_random_calls_agree_with_the_model(seed, store_type, device):
+    player = Player(seed, store_type, device)
     try:
         for _ in range(80):
             player.step()
             player.check()
     except Exception as error:
         recent = "\n".join(map(str, player.log[-3:]))
-        note = f"seed {seed}, {store_type}; last calls:\n{recent}"
+        note = f"seed {seed}, {store_type}, {device}; last calls:\n{recent}"
         raise AssertionError(note) from error
 
 

@@ -1,8 +1,9 @@
 """Everything that only a GPU can show, within minutes: `make gpu-check`.
 
 Builds torchkv in this tree for the GPU at hand, with the torch of this Python, and runs
-the CUDA tests, some of them under compute-sanitizer, and the CUDA benchmarks. Leaves a
-summary.txt, results.json, log.txt and the benchmarks' JSON in the folder it is given.
+the CUDA tests, once more with one GPU as four places, some of them under
+compute-sanitizer, and the CUDA benchmarks. Leaves a summary.txt, results.json, log.txt
+and the benchmarks' JSON in the folder it is given.
 """
 
 import argparse
@@ -21,6 +22,10 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = 540.0
+# One GPU as four, each with a stream of its own.
+PLACES = ",".join(["cuda:0"] * 4)
+# Tests of the store: values are cut at any size there, so none need be large.
+ON_PLACES = ["--ignore=tests/benchmarks", "--ignore=tests/examples", "-k", "not large"]
 # Tiny tests: a sanitizer slows kernels down a hundredfold. The dtypes left out run
 # through the same kernels as others, or through PyTorch's.
 SANITIZED = [
@@ -67,6 +72,19 @@ def plan(folder: Path, arch: str) -> list[Step]:
             {"TORCHKV_USE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch},
         ),
         Step("tests", pytest, 180, {"FAIL_WITHOUT_CUDA": "1"}),
+        Step(
+            "places",
+            [*pytest, *ON_PLACES],
+            90,
+            {"FAIL_WITHOUT_CUDA": "1", "TORCHKV_PLACES": PLACES},
+        ),
+        Step(
+            "digits",
+            [python, "examples/train_digits.py", "--devices", PLACES]
+            + ["--plot", str(folder / "digits.png")],
+            60,
+            {"TORCHKV_PLACES": PLACES},
+        ),
     ]
     for tool, options in SANITIZERS.items():
         sanitizer = ["compute-sanitizer", "--tool", tool, *options]

@@ -115,6 +115,14 @@ def test_weights_have_the_bits_of_a_plain_loop(store_type, device):
             assert_same(weight, plain, f"replica {r}, parameter {key}")
 
 
+@one_device
+@pytest.mark.usefixtures("reproducible_convolutions")
+def test_weights_that_are_cut_have_the_same_bits(device, monkeypatch):
+    """The device stands for as many as there are replicas."""
+    monkeypatch.setenv("TORCHKV_PLACES", ",".join([device] * NUM_REPLICAS))
+    test_weights_have_the_bits_of_a_plain_loop("device", device)
+
+
 def test_bits_show_the_order_of_the_sum():
     """Another order of the shards gives other bits, so the test above can fail."""
     _, batches = next(rates_and_batches(torch.float32))

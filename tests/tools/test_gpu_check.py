@@ -81,9 +81,16 @@ def test_missing_program(run_all):
 
 def test_plan():
     steps = {step.name: step for step in gpu_check.plan(gpu_check.ROOT, "9.0")}
-    assert list(steps)[:5] == ["build", "tests", "memcheck", "initcheck", "synccheck"]
+    sanitizers = ["memcheck", "initcheck", "synccheck"]
+    assert list(steps)[:7] == ["build", "tests", "places", "digits", *sanitizers]
     assert steps["build"].variables["TORCH_CUDA_ARCH_LIST"] == "9.0"
-    assert all(steps[n].variables["FAIL_WITHOUT_CUDA"] for n in list(steps)[1:5])
+    for name in ("tests", "places", *sanitizers):
+        assert steps[name].variables["FAIL_WITHOUT_CUDA"]
+    places = "cuda:0,cuda:0,cuda:0,cuda:0"
+    on_places = [n for n, s in steps.items() if s.variables.get("TORCHKV_PLACES")]
+    assert on_places == ["places", "digits"]
+    assert all(steps[n].variables["TORCHKV_PLACES"] == places for n in on_places)
+    assert places in steps["digits"].command
 
 
 def test_the_sanitizers_have_tests_of_sums_and_of_optimizers():
@@ -96,6 +103,18 @@ def test_the_sanitizers_have_tests_of_sums_and_of_optimizers():
     for name in ("test_sums[torch.int8-1-tiny]", "test_optimizers_of_every_dtype"):
         assert name in done.stdout
     assert "large" not in done.stdout
+
+
+def test_the_store_has_tests_on_places():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "cuda"]
+        + gpu_check.ON_PLACES,
+        cwd=gpu_check.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    for name in ("test_transcripts.py", "test_random_ops.py", "test_cuda_streams.py"):
+        assert f"tests/{name}::" in done.stdout
 
 
 def test_main_writes_the_results(monkeypatch, tmp_path):

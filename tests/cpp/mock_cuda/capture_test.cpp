@@ -14,6 +14,7 @@
 #include "graph.h"
 #include "kvstore.h"
 #include "rule_cases.h"
+#include "stores.h"
 
 namespace torchkv {
 namespace {
@@ -243,27 +244,11 @@ TEST_F(CaptureTest, AssignedSums) {
   }
 }
 
-// stored += 2 * input, with a temporary.
-class AddTwice final : public OpaqueUpdater {
- public:
-  void update(
-      const Key& /*key*/,
-      const at::Tensor& input,
-      const at::Tensor& stored) override {
-    stored.add_(input * 2);
-  }
-  std::optional<KeyKind> key_kind() const override {
-    return std::nullopt;
-  }
-  at::Tensor serialize() const override {
-    return {};
-  }
-};
-
 TEST_F(CaptureTest, AnOpaqueUpdater) {
   Pair pair(at::kFloat);
-  pair.set_up(
-      [](KVStore& store) { store.set_updater(std::make_shared<AddTwice>()); });
+  pair.set_up([](KVStore& store) {
+    store.set_updater(std::make_shared<mock_cuda::AddTwice>());
+  });
   pair.compare_calls();
   const auto graph = pair.capture();
   EXPECT_EQ(counters().allocations, kNumKeys); // the updater's
@@ -271,6 +256,25 @@ TEST_F(CaptureTest, AnOpaqueUpdater) {
     pair.compare_replay(*graph);
   }
   pair.compare_calls();
+}
+
+// Their streams take part, and go back to the captured one.
+TEST_F(CaptureTest, PlacesOfOneDevice) {
+  const mock_cuda::PlacesOfEnvironment places("cuda:0,cuda:0");
+  for (const bool has_state : {false, true}) {
+    Pair pair(at::kFloat);
+    if (has_state) {
+      pair.set_up([](KVStore& store) { set_sgd(store, 0.25); });
+    }
+    pair.compare_calls();
+    const auto graph = pair.capture();
+    EXPECT_EQ(counters().launches, 4); // a launch of each place, each way
+    EXPECT_EQ(counters().allocations, 0);
+    for (int i = 0; i < 3; ++i) {
+      pair.compare_replay(*graph);
+    }
+    pair.compare_calls();
+  }
 }
 
 // What the kernels do not take.

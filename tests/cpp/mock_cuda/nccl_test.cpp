@@ -20,7 +20,7 @@ constexpr int64_t kCount = 3;
 // numbers r * 100, r * 100 + 1, ... in the large one and r in the small one.
 class NcclTest : public DevicesTest {
  protected:
-  NcclTest() : comms(kRanks) {
+  NcclTest() {
     std::vector<int> devices;
     for (int rank = 0; rank < kRanks; ++rank) {
       devices.push_back(rank);
@@ -29,7 +29,7 @@ class NcclTest : public DevicesTest {
       small[rank] =
           at::full(kCount, rank, at::device(cuda(rank)).dtype(at::kFloat));
     }
-    EXPECT_EQ(functions.comm_init_all(comms.data(), kRanks, devices.data()), 0);
+    comms = nccl::clique(devices); // which is kept
   }
 
   void* stream_of(int rank) const {
@@ -88,7 +88,7 @@ class NcclTest : public DevicesTest {
   }
 
   const nccl::Functions& functions = nccl_functions();
-  std::vector<nccl::Comm> comms;
+  c10::ArrayRef<nccl::Comm> comms;
   std::map<int, at::Tensor> large; // by rank
   std::map<int, at::Tensor> small;
 };

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,59 +16,22 @@
 #include "kernels/cuda/library.h"
 #include "kvstore.h"
 #include "optimizer_helpers.h"
-#include "rule_cases.h"
+#include "stores.h"
 
 namespace torchkv {
 namespace {
 
+using mock_cuda::AddTwice;
 using mock_cuda::BrokenRuntime;
 using mock_cuda::counters;
 using mock_cuda::cuda;
+using mock_cuda::make_store;
 using mock_cuda::new_stream;
 using mock_cuda::num_nccl_operations;
+using mock_cuda::PlacesOfEnvironment;
 using mock_cuda::refusal;
+using mock_cuda::StorePtr;
 using testing::optimizer;
-
-using StorePtr = c10::intrusive_ptr<KVStore>;
-
-// A store sees it when it is made.
-class PlacesOfEnvironment {
- public:
-  explicit PlacesOfEnvironment(const char* places) {
-    setenv("TORCHKV_PLACES", places, /*replace=*/1);
-  }
-  ~PlacesOfEnvironment() {
-    unsetenv("TORCHKV_PLACES");
-  }
-  PlacesOfEnvironment(const PlacesOfEnvironment&) = delete;
-  PlacesOfEnvironment& operator=(const PlacesOfEnvironment&) = delete;
-  PlacesOfEnvironment(PlacesOfEnvironment&&) = delete;
-  PlacesOfEnvironment& operator=(PlacesOfEnvironment&&) = delete;
-};
-
-StorePtr make_store(
-    const char* type = "device",
-    Runtime& runtime = default_runtime()) {
-  return c10::make_intrusive<KVStore>(type, runtime);
-}
-
-// stored += 2 * input.
-class AddTwice final : public OpaqueUpdater {
- public:
-  void update(
-      const Key& /*key*/,
-      const at::Tensor& input,
-      const at::Tensor& stored) override {
-    EXPECT_EQ(stored.dim(), 2); // whole
-    stored.add_(input * 2);
-  }
-  std::optional<KeyKind> key_kind() const override {
-    return std::nullopt;
-  }
-  at::Tensor serialize() const override {
-    return {};
-  }
-};
 
 struct Machine {
   const char* name;

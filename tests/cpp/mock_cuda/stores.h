@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 
 #include "devices.h"
@@ -17,9 +18,26 @@ enum class Carrier : uint8_t { kOperators, kKernels, kNccl };
 
 using StorePtr = c10::intrusive_ptr<KVStore>;
 
-inline StorePtr make_store(const char* type = "device") {
-  return c10::make_intrusive<KVStore>(type);
+inline StorePtr make_store(
+    const char* type = "device",
+    Runtime& runtime = default_runtime()) {
+  return c10::make_intrusive<KVStore>(type, runtime);
 }
+
+// A store sees it when it is made.
+class PlacesOfEnvironment {
+ public:
+  explicit PlacesOfEnvironment(const char* places) {
+    setenv("TORCHKV_PLACES", places, /*replace=*/1);
+  }
+  ~PlacesOfEnvironment() {
+    unsetenv("TORCHKV_PLACES");
+  }
+  PlacesOfEnvironment(const PlacesOfEnvironment&) = delete;
+  PlacesOfEnvironment& operator=(const PlacesOfEnvironment&) = delete;
+  PlacesOfEnvironment(PlacesOfEnvironment&&) = delete;
+  PlacesOfEnvironment& operator=(PlacesOfEnvironment&&) = delete;
+};
 
 inline at::Tensor full(double value, c10::Device device = c10::kCPU) {
   return at::full({2, 3}, value, at::device(device).dtype(at::kFloat));
@@ -46,7 +64,10 @@ class AddTwice final : public OpaqueUpdater {
       const Key& /*key*/,
       const at::Tensor& input,
       const at::Tensor& stored) override {
-    EXPECT_EQ(mock_cuda::current_device(), stored.device());
+    if (stored.is_cuda()) {
+      EXPECT_EQ(mock_cuda::current_device(), stored.device());
+    }
+    EXPECT_EQ(input.sizes(), stored.sizes());
     stored.add_(input * 2);
   }
   std::optional<KeyKind> key_kind() const override {
