@@ -21,10 +21,11 @@ std::unique_ptr<Comm> make_comm(StoreType type, Runtime& runtime) {
   if (type == StoreType::kNccl) {
     return std::make_unique<CommNccl>(runtime);
   }
+  if (type == StoreType::kLocal) {
+    return std::make_unique<CommAten>(Slices::Policy::kCpu, runtime);
+  }
   return std::make_unique<CommAten>(
-      type == StoreType::kLocal ? Slices::Policy::kCpu
-                                : Slices::Policy::kCutAll,
-      runtime);
+      Slices::Policy::kCutAll, runtime, Places::environment());
 }
 
 using CheckTensor = void (*)(

@@ -25,10 +25,11 @@ namespace torchkv {
 // memory may be half done.
 class TORCHKV_API CommAten final : public Comm {
  public:
-  CommAten(Slices::Policy policy, Runtime& runtime)
-      : CommAten(policy, runtime, Places::environment()) {}
-  // `places` is the text of TORCHKV_PLACES.
-  CommAten(Slices::Policy policy, Runtime& runtime, const std::string& places)
+  // `places` as the text of TORCHKV_PLACES.
+  CommAten(
+      Slices::Policy policy,
+      Runtime& runtime,
+      const std::string& places = "")
       : runtime_(runtime),
         places_(runtime, places),
         slices_(policy, runtime, events_, places_) {}
@@ -69,19 +70,14 @@ class TORCHKV_API CommAten final : public Comm {
   Slices& slices() {
     return slices_;
   }
-  Places& places() {
-    return places_;
-  }
-  EventPool& events() {
-    return events_;
+  // For a call's work on the entries' slices.
+  StreamOrder make_order() {
+    return {runtime_, events_, places_};
   }
 
  private:
   struct Ready;
   struct Work;
-  StreamOrder make_order() {
-    return {runtime_, events_, places_};
-  }
   Ready ready(const Part& part, StreamOrder& order);
   std::vector<Ready> prepare(Parts& parts, StreamOrder& order);
   at::Tensor sum_of(

@@ -215,10 +215,9 @@ c10::SmallVector<const at::Tensor*, 8> one_for_each(
 
 } // namespace
 
-// NCCL takes a device once: it knows no places that share one.
+// NCCL takes a device once: no places that share one.
 CommNccl::CommNccl(Runtime& runtime)
-    : runtime_(runtime),
-      local_(Slices::Policy::kCutEach, runtime, /*places=*/"") {
+    : runtime_(runtime), local_(Slices::Policy::kCutEach, runtime) {
   TORCH_CHECK(
       nccl::functions() != nullptr,
       "create: expected NCCL for the type 'nccl', which PyTorch's CUDA builds "
@@ -234,7 +233,7 @@ struct CommNccl::Brought {
 // Sums the values of parts at the homes of their slices, where NCCL can.
 CommNccl::Brought CommNccl::bring_home(Parts& parts) {
   Brought brought;
-  StreamOrder order(runtime_, local_.events(), local_.places());
+  StreamOrder order = local_.make_order();
   Group group(runtime_);
   // Makes a sum the value of a part; returns its memory.
   const auto sum_for = [&](Part& part, c10::ScalarType dtype) {
@@ -340,7 +339,7 @@ void CommNccl::copy_out(c10::ArrayRef<Item> items) {
 // it returns.
 std::deque<std::vector<at::Tensor>> CommNccl::send_out(Parts& parts) {
   std::deque<std::vector<at::Tensor>> others;
-  StreamOrder order(runtime_, local_.events(), local_.places());
+  StreamOrder order = local_.make_order();
   Group group(runtime_);
   const auto bytes_of = [](const at::Tensor& tensor) {
     return Numbers{nccl::kUint8, static_cast<int64_t>(tensor.nbytes())};

@@ -88,7 +88,7 @@ void check(const char* what, Result result);
 // One communicator for each device of a list in ascending order, without
 // repeats. Made when it is first asked for, which takes seconds, and never
 // destroyed: it must not outlive the CUDA driver. Any thread.
-c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
+TORCHKV_API c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
 
 // Groups of several threads must not mix: the order of operations must be the
 // same on all devices of a clique. Held while a group is enqueued.
