@@ -1,5 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "devices_test.h"
 #include "wrapped_runtime.h"
 
 namespace torchkv::mock_cuda {
@@ -25,5 +30,17 @@ class BrokenRuntime final : public testing::WrappedRuntime {
   bool waits = true;
   bool keeps = true;
 };
+
+// The checker finds no mistake in the call, but one where streams do not wait.
+template <class Call>
+void expect_waits_matter(Call call) {
+  BrokenRuntime runtime;
+  EXPECT_EQ(refusal([&] { call(runtime); }), "");
+  runtime.waits = false;
+  EXPECT_NE(
+      refusal([&] { call(runtime); }).find("nothing orders the two"),
+      std::string::npos);
+  refusal([] {}); // what was found when tensors were freed
+}
 
 } // namespace torchkv::mock_cuda

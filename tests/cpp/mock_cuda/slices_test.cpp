@@ -22,14 +22,13 @@ namespace torchkv {
 namespace {
 
 using mock_cuda::AddTwice;
-using mock_cuda::BrokenRuntime;
 using mock_cuda::counters;
 using mock_cuda::cuda;
+using mock_cuda::expect_waits_matter;
 using mock_cuda::make_store;
 using mock_cuda::new_stream;
 using mock_cuda::num_nccl_operations;
 using mock_cuda::PlacesOfEnvironment;
-using mock_cuda::refusal;
 using mock_cuda::StorePtr;
 using testing::optimizer;
 
@@ -376,46 +375,28 @@ TEST_F(CutStreamsTest, NcclScattersAndGathersEvenPieces) {
 
 // A gradient is overwritten on its own device right after the push.
 TEST_F(CutStreamsTest, WithoutWaitsTheCheckerComplains) {
-  const auto overwrite_after_push = [](Runtime& runtime) {
-    return refusal([&] {
-      const auto store = make_store("device", runtime);
-      store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
-      const auto values = on_devices(1 << 20, 2);
-      store->push(3, Tensors::replicas(values));
-      values[1].fill_(2);
-      store->pull(3, Tensors::replicas(values));
-      values[0].add_(1);
-    });
-  };
-  BrokenRuntime runtime;
-  EXPECT_EQ(overwrite_after_push(runtime), "");
-  runtime.waits = false;
-  EXPECT_NE(
-      overwrite_after_push(runtime).find("nothing orders the two"),
-      std::string::npos);
-  refusal([] {}); // what was found when the tensors were freed
+  expect_waits_matter([](Runtime& runtime) {
+    const auto store = make_store("device", runtime);
+    store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
+    const auto values = on_devices(1 << 20, 2);
+    store->push(3, Tensors::replicas(values));
+    values[1].fill_(2);
+    store->pull(3, Tensors::replicas(values));
+    values[0].add_(1);
+  });
 }
 
 // The streams of places on one device, too.
 TEST_F(CutStreamsTest, PlacesOfOneDeviceWaitForItsStream) {
   const PlacesOfEnvironment places("cuda:0,cuda:0");
-  const auto overwrite_after_push = [](Runtime& runtime) {
-    return refusal([&] {
-      const auto store = make_store("device", runtime);
-      store->init(3, at::zeros({64}, at::device(cuda(0))));
-      const std::vector<at::Tensor> values(
-          2, at::ones({64}, at::device(cuda(0))));
-      store->push(3, Tensors::replicas(values));
-      values[0].fill_(2);
-    });
-  };
-  BrokenRuntime runtime;
-  EXPECT_EQ(overwrite_after_push(runtime), "");
-  runtime.waits = false;
-  EXPECT_NE(
-      overwrite_after_push(runtime).find("nothing orders the two"),
-      std::string::npos);
-  refusal([] {}); // what was found when the tensors were freed
+  expect_waits_matter([](Runtime& runtime) {
+    const auto store = make_store("device", runtime);
+    store->init(3, at::zeros({64}, at::device(cuda(0))));
+    const std::vector<at::Tensor> values(
+        2, at::ones({64}, at::device(cuda(0))));
+    store->push(3, Tensors::replicas(values));
+    values[0].fill_(2);
+  });
 }
 
 } // namespace
