@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -39,6 +40,15 @@ struct Slice {
   std::array<at::Tensor, kMaxStates> states;
   at::Tensor accumulated; // the sum of the pushes since the last step
   Timeline timeline; // orders the streams that touch the tensors above
+  std::shared_ptr<void>
+      load; // what the home's account has of it; gives it back
+};
+
+// How far calls of several devices have decided where a value lives.
+enum class Placing : uint8_t {
+  kNot, // where it began, or on the accelerator of a call of one device
+  kWhole, // on one of the devices, for an updater that needs the whole value
+  kCut, // cut over the devices, or whole because it is small
 };
 
 // One key of the store. `delete` unlinks it from the table; calls under way
@@ -62,7 +72,7 @@ struct Entry : c10::intrusive_ptr_target {
   c10::SmallVector<Slice, 1> slices;
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
   c10::Device device = c10::kCPU; // of new tensors like it
-  bool placed = false; // whether `slices` are where they will stay
+  Placing placing = Placing::kNot;
   int64_t version = 0; // number of updates since init
   // Of the optimizer whose state the slices hold; 0 = none.
   uint64_t optimizer = 0;

@@ -60,7 +60,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const std::string& type = "local",
       Runtime& runtime = default_runtime());
 
-  // "local" or "device". Never throws.
+  // "local", "device" or "nccl". Never throws.
   const char* type() const {
     return name(type_);
   }

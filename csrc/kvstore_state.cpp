@@ -149,6 +149,12 @@ void KVStore::take(KVStore& other) {
     updater_.swap(updater);
     num_skipped_ = other.num_skipped_.load();
   }
+  if (const auto entries = table_.entries_if_open()) {
+    for (const auto& entry : *entries) {
+      const std::lock_guard lock(entry->mutex);
+      comm_->adopt(*entry);
+    }
+  }
   other.close();
 }
 

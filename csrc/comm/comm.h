@@ -26,8 +26,11 @@ class TORCHKV_API Comm {
   // Gives a new entry its slices and their first value, a copy of `value`.
   virtual void store(Entry& entry, const at::Tensor& value) = 0;
 
-  // Moves entries that are not `placed` yet to where the values and outs of a
-  // call say that they belong. `may_cut`: the updater does not need to see
+  // Takes over an entry that another store's Comm has given its slices.
+  virtual void adopt(Entry& entry) = 0;
+
+  // Moves entries whose place is not decided yet to where the values and outs
+  // of a call say that they belong. `may_cut`: the updater does not need to see
   // whole values. REQUIRES: distinct entries.
   virtual void place(c10::ArrayRef<Item> items, bool may_cut) = 0;
 

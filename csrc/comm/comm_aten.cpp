@@ -137,6 +137,11 @@ CommAten::Ready CommAten::ready(const Part& part, StreamOrder& order) {
   Ready result;
   result.step = *part.step;
   if (!slice.home.device.is_cpu()) {
+    // Before there is state: a capture in which a device does not take part is
+    // refused here.
+    for (const auto& value : part.values) {
+      order.use(slice.home, value.data->device());
+    }
     result.way = Ready::Way::kDevice;
     return result;
   }

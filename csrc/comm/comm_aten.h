@@ -21,8 +21,8 @@ namespace torchkv {
 // Sums run left to right in the accumulation type (at::toOpMathType of the
 // promotion of all values and the stored value; fp8 counts as fp32) and are
 // rounded once, so the same values give the same bits on every run, wherever a
-// value is cut. On an accelerator, a step of an optimizer that runs out of
-// memory may be half done.
+// value is cut; only a norm may differ by where. On an accelerator, a step of
+// an optimizer that runs out of memory may be half done.
 class TORCHKV_API CommAten final : public Comm {
  public:
   // `places` as the text of TORCHKV_PLACES.
@@ -36,6 +36,9 @@ class TORCHKV_API CommAten final : public Comm {
 
   void store(Entry& entry, const at::Tensor& value) override {
     slices_.store(entry, value);
+  }
+  void adopt(Entry& entry) override {
+    slices_.adopt(entry);
   }
   void place(c10::ArrayRef<Item> items, bool may_cut) override {
     slices_.place(items, may_cut);

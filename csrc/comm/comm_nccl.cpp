@@ -374,13 +374,13 @@ std::deque<std::vector<at::Tensor>> CommNccl::send_out(Parts& parts) {
         rest.push_back(out);
       }
     }
-    part.outs = rest;
     if (!has_rank(home)) {
       void* const value = slice.value.mutable_data_ptr();
       ranks.push_back({home, value, value}); // in place
     }
     if (ranks.size() > 1) {
       group.add(Group::Kind::kBroadcast, ranks, home, bytes_of(slice.value));
+      part.outs = rest;
     }
   };
   parts.for_each_item([&](Part* begin, Part* end) {

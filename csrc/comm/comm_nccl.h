@@ -29,6 +29,9 @@ class TORCHKV_API CommNccl final : public Comm {
   void store(Entry& entry, const at::Tensor& value) override {
     local_.store(entry, value);
   }
+  void adopt(Entry& entry) override {
+    local_.adopt(entry);
+  }
   void place(c10::ArrayRef<Item> items, bool may_cut) override {
     local_.place(items, may_cut);
   }

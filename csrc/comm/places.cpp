@@ -9,16 +9,16 @@
 namespace torchkv {
 namespace {
 
-c10::Device parse_device(const std::string& name, const std::string& text) {
+// None where the name is no device's.
+std::optional<c10::Device> parse_device(const std::string& name) {
   try {
-    return c10::Device(name);
+    const c10::Device device(name);
+    if (device.is_cpu()) {
+      return c10::Device(c10::kCPU); // as its tensors say, without an index
+    }
+    return device.has_index() ? device : c10::Device(device.type(), 0);
   } catch (const c10::Error&) {
-    TORCH_CHECK_VALUE(
-        false,
-        "create: expected TORCHKV_PLACES to be a list of devices like "
-        "'cuda:0,cuda:0', but got '",
-        text,
-        "'");
+    return std::nullopt;
   }
 }
 
@@ -30,13 +30,19 @@ std::string Places::environment() {
 }
 
 Places::Places(Runtime& runtime, const std::string& text) : runtime_(runtime) {
-  std::istringstream names(text);
+  if (text.empty()) {
+    return;
+  }
+  std::istringstream names(text + ','); // so that a last comma is seen
   for (std::string name; std::getline(names, name, ',');) {
-    c10::Device device = parse_device(name, text);
-    if (!device.is_cpu() && !device.has_index()) {
-      device.set_index(0);
-    }
-    listed_.push_back({device, static_cast<int32_t>(listed_.size())});
+    const auto device = parse_device(name);
+    TORCH_CHECK_VALUE(
+        device.has_value(),
+        "create: expected TORCHKV_PLACES to be a list of devices like "
+        "'cuda:0,cuda:0', but got '",
+        text,
+        "'");
+    listed_.push_back({*device, static_cast<int32_t>(listed_.size())});
   }
   streams_.resize(listed_.size());
 }

@@ -40,14 +40,35 @@ int64_t bytes_of(const Entry& entry, const Slice& slice) {
 
 } // namespace
 
-int64_t& Slices::load(const Place& place) {
-  for (auto& [known, bytes] : loads_) {
+std::shared_ptr<Slices::Load> Slices::load_of(const Place& place) {
+  const std::lock_guard lock(loads_mutex_);
+  for (const auto& [known, load] : loads_) {
     if (known == place) {
-      return bytes;
+      return load;
     }
   }
-  loads_.emplace_back(place, 0);
+  loads_.emplace_back(place, std::make_shared<Load>(0));
   return loads_.back().second;
+}
+
+// Counts a slice at its home for as long as it is there. Without a lock at the
+// end, which may come in a forked child.
+void Slices::take_account(const Entry& entry, Slice& slice) {
+  slice.load.reset();
+  if (is_homeless(slice)) {
+    return;
+  }
+  const auto load = load_of(slice.home);
+  const int64_t bytes = bytes_of(entry, slice);
+  *load += bytes;
+  slice.load = std::shared_ptr<void>(
+      nullptr, [load, bytes](void* /*null*/) { *load -= bytes; });
+}
+
+void Slices::adopt(Entry& entry) {
+  for (auto& slice : entry.slices) {
+    take_account(entry, slice);
+  }
 }
 
 at::Tensor Slices::allocate_like(
@@ -110,19 +131,10 @@ void Slices::store(Entry& entry, const at::Tensor& value) {
   replace(entry, std::move(slices));
 }
 
-// Lets an entry have other slices; keeps account of them.
+// Lets an entry have other slices.
 void Slices::replace(Entry& entry, c10::SmallVector<Slice, 1> slices) {
-  {
-    const std::lock_guard lock(loads_mutex_);
-    const auto count = [&](c10::ArrayRef<Slice> counted, int64_t sign) {
-      for (const auto& slice : counted) {
-        if (!is_homeless(slice)) {
-          load(slice.home) += sign * bytes_of(entry, slice);
-        }
-      }
-    };
-    count(entry.slices, -1);
-    count(slices, 1);
+  for (auto& slice : slices) {
+    take_account(entry, slice);
   }
   entry.slices = std::move(slices);
   if (entry.device.is_cpu()) {
@@ -141,7 +153,8 @@ void Slices::place(c10::ArrayRef<Item> items, bool may_cut) {
   for (const auto& item : items) {
     const Entry& entry = *item.entry;
     const Slice& slice = entry.slices[0];
-    const bool stays = entry.placed || (!may_cut && !is_homeless(slice)) ||
+    const bool stays = entry.placing == Placing::kCut ||
+        (!may_cut && entry.placing == Placing::kWhole) ||
         (!places_.are_logical() && are_all_on(item, slice.home));
     if (stays) {
       continue;
@@ -155,7 +168,7 @@ void Slices::place(c10::ArrayRef<Item> items, bool may_cut) {
         places_of_group = std::move(places);
       }
       group.push_back(&item);
-    } else if (!places.empty() && is_homeless(slice)) {
+    } else if (places.size() > 1 || (!places.empty() && is_homeless(slice))) {
       whole.push_back(&item);
     }
   }
@@ -172,17 +185,21 @@ void Slices::place_whole(c10::SmallVectorImpl<const Item*>& items) {
                               : a < b; // in the call's order
   });
   for (const auto* item : items) {
-    Places::List places = places_.of(*item);
-    {
-      const std::lock_guard lock(loads_mutex_);
-      const auto* least = std::min_element(
-          places.begin(), places.end(), [&](const Place& a, const Place& b) {
-            return load(a) < load(b);
-          });
-      places = {*least};
+    const Places::List places = places_.of(*item);
+    const Place home = least_loaded(places);
+    Entry& entry = *item->entry;
+    move(entry, home, Piece{0, 0, 0, entry.meta.num_elements});
+    if (places.size() > 1) {
+      entry.placing = Placing::kWhole;
     }
-    move(*item->entry, places, {{0, 0, 0, item->entry->meta.num_elements}});
   }
+}
+
+Place Slices::least_loaded(c10::ArrayRef<Place> places) {
+  return *std::min_element(
+      places.begin(), places.end(), [&](const Place& a, const Place& b) {
+        return *load_of(a) < *load_of(b);
+      });
 }
 
 void Slices::cut(
@@ -197,11 +214,8 @@ void Slices::cut(
   }
   std::vector<Extent> extents;
   std::vector<int64_t> loads;
-  {
-    const std::lock_guard lock(loads_mutex_);
-    for (const auto& place : places) {
-      loads.push_back(load(place));
-    }
+  for (const auto& place : places) {
+    loads.push_back(*load_of(place));
   }
   for (const auto* item : items) {
     const Entry& entry = *item->entry;
@@ -225,7 +239,7 @@ void Slices::cut(
       ++count;
     }
     move(*items[i]->entry, places, rest.slice(0, count));
-    items[i]->entry->placed = true;
+    items[i]->entry->placing = Placing::kCut;
     rest = rest.slice(count);
   }
 }
@@ -283,9 +297,13 @@ void Slices::gather(Entry& entry) {
   if (entry.slices.size() == 1) {
     return;
   }
-  const Place home = entry.slices[0].home;
+  Places::List homes;
+  for (const auto& slice : entry.slices) {
+    homes.push_back(slice.home);
+  }
+  const Place home = least_loaded(homes);
   move(entry, home, Piece{0, 0, 0, entry.meta.num_elements});
-  entry.placed = false;
+  entry.placing = Placing::kWhole;
 }
 
 at::Tensor& Slices::merge_buffer(Slice& slice) {

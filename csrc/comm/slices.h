@@ -5,7 +5,9 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -50,8 +52,11 @@ class TORCHKV_API Slices {
   // As Comm::place.
   void place(c10::ArrayRef<Item> items, bool may_cut);
 
-  // Makes one slice of all, which is placed anew by the next call that may cut.
+  // Makes one slice of all, which the next call that may cut cuts again.
   void gather(Entry& entry);
+
+  // Takes over the entry of another store.
+  void adopt(Entry& entry);
 
   // The tensors of a slice, made where there are none. REQUIRES: a StreamOrder
   // has entered the slice.
@@ -90,6 +95,7 @@ class TORCHKV_API Slices {
       int64_t end,
       StreamOrder& order);
   void replace(Entry& entry, c10::SmallVector<Slice, 1> slices);
+  Place least_loaded(c10::ArrayRef<Place> places);
   void place_whole(c10::SmallVectorImpl<const Item*>& items);
   void cut(c10::ArrayRef<const Item*> items, c10::ArrayRef<Place> places);
   void move(
@@ -102,14 +108,16 @@ class TORCHKV_API Slices {
       c10::function_ref<const at::Tensor&(const Slice&)> member,
       c10::Device device);
   at::Tensor lying_as(const Entry& entry, const at::Tensor& tensor);
-  int64_t& load(const Place& place); // REQUIRES: loads_mutex_
+  using Load = std::atomic<int64_t>; // bytes of values
+  std::shared_ptr<Load> load_of(const Place& place);
+  void take_account(const Entry& entry, Slice& slice);
 
   const Policy policy_;
   Runtime& runtime_;
   EventPool& events_;
   Places& places_;
   std::mutex loads_mutex_; // guards loads_
-  std::vector<std::pair<Place, int64_t>> loads_; // bytes of values
+  std::vector<std::pair<Place, std::shared_ptr<Load>>> loads_;
 };
 
 } // namespace torchkv

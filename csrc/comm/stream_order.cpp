@@ -59,6 +59,13 @@ StreamOrder::Home& StreamOrder::home_of(const Place& place) {
   return homes_.back();
 }
 
+void StreamOrder::show_callers_stream() {
+  if (hidden_) {
+    stream_.reset();
+    hidden_.reset();
+  }
+}
+
 void StreamOrder::make_current(const Home& home) {
   if (home.place.index >= 0) {
     if (stream_.current_stream() != home.stream) {
@@ -67,22 +74,21 @@ void StreamOrder::make_current(const Home& home) {
     }
     return;
   }
-  if (hidden_) {
-    stream_.reset();
-    hidden_.reset();
-  }
+  show_callers_stream();
   if (device_.current_device() != home.place.device) {
     device_.reset_device(home.place.device);
   }
 }
 
 void StreamOrder::enter(Slice& slice, const Place& place) {
-  if (slice.home.device.is_cpu()) {
+  if (place.device.is_cpu()) {
+    // Copies between accelerators and the CPU are the caller's stream's.
+    show_callers_stream();
     return;
   }
   Home& home = home_of(place);
   make_current(home);
-  if (home.is_capturing) {
+  if (home.is_capturing || slice.home.device.is_cpu()) {
     return;
   }
   Timeline& timeline = slice.timeline;

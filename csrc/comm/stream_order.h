@@ -74,7 +74,8 @@ class TORCHKV_API StreamOrder {
   void enter(Slice& slice) {
     enter(slice, slice.home);
   }
-  // The same for work of another place, an accelerator's.
+  // The same for work of another place, an accelerator's unless the slice is in
+  // CPU memory, too.
   void enter(Slice& slice, const Place& home);
 
   // Work of `home`, which has been entered, may touch memory of a caller on
@@ -98,6 +99,7 @@ class TORCHKV_API StreamOrder {
   Home& home_of(const Place& place);
   c10::Stream stream_of_caller(c10::Device device);
   void make_current(const Home& home);
+  void show_callers_stream();
   void end();
 
   Runtime& runtime_;

@@ -68,7 +68,7 @@ TEST_F(SlicesTest, CutAValueAndGatherIt) {
         at::arange(60).to(at::kComplexDouble)}) {
     const auto entry = stored(value);
     place({entry});
-    EXPECT_TRUE(entry->placed);
+    EXPECT_EQ(entry->placing, Placing::kCut);
     EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0, 1, 2}));
     for (const auto& slice : entry->slices) {
       EXPECT_EQ(slice.value.dim(), 1);
@@ -78,7 +78,7 @@ TEST_F(SlicesTest, CutAValueAndGatherIt) {
     EXPECT_TRUE(at::equal(copy, value));
     slices_.gather(*entry);
     ASSERT_EQ(entry->slices.size(), 1);
-    EXPECT_FALSE(entry->placed);
+    EXPECT_EQ(entry->placing, Placing::kWhole);
     EXPECT_EQ(entry->slices[0].value.strides(), value.strides());
     EXPECT_TRUE(at::equal(entry->slices[0].value, value));
     place({entry}); // again
@@ -130,6 +130,21 @@ TEST_F(SlicesTest, WholeValuesOfAPlaceAreCutLater) {
   place({entry});
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0, 1, 2}));
   EXPECT_TRUE(at::equal(value_of(*entry), at::arange(60.0)));
+}
+
+TEST_F(SlicesTest, AdoptedValuesCount) {
+  Slices other(kCutAll, runtime_, events_, places_);
+  const auto entry = stored(at::zeros(10));
+  const at::Tensor out = at::empty(10);
+  other.adopt(*entry);
+  other.place(Item{entry.get(), {}, out, nullptr}, /*may_cut=*/true);
+  ASSERT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
+  for (const int32_t home : {2, 1}) { // before and after
+    const auto small = stored(at::zeros(4));
+    place({small});
+    EXPECT_EQ(homes_of(*small), (std::vector<int32_t>{home}));
+    slices_.adopt(*entry);
+  }
 }
 
 TEST_F(SlicesTest, OneTensorIsNoReasonToCut) {

@@ -430,6 +430,7 @@ TEST_F(CaptureTest, AHomeWhoseStreamDoesNotTakePart) {
   const auto push = [&] { store->push(1, Tensors::replicas({here, there})); };
   store->init(1, there);
   push();
+  set_sgd(*store, 0.25);
   const c10::Stream at_home = new_stream(cuda(1));
   order(current_stream(cuda(1)), at_home);
   {
@@ -438,6 +439,7 @@ TEST_F(CaptureTest, AHomeWhoseStreamDoesNotTakePart) {
       EXPECT_NE(refusal(push).find("to take part in one"), std::string::npos);
     });
   }
+  EXPECT_TRUE(store->optimizer_states(1)[0].tensors.empty());
   EXPECT_EQ(refusal(push), "");
 }
 

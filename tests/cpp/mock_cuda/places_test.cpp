@@ -60,7 +60,7 @@ TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
 }
 
 TEST_F(PlacesTest, MayBeOfTheCpu) {
-  const Places places(runtime_, "cpu,cpu");
+  const Places places(runtime_, "cpu,cpu:0");
   const c10::Device cpu(c10::kCPU);
   EXPECT_EQ(places_of(places, {cpu, cpu}), (List{{cpu, 0}, {cpu, 1}}));
 }
@@ -73,7 +73,8 @@ TEST_F(PlacesTest, EachHasAStreamOfItsOwn) {
 }
 
 TEST_F(PlacesTest, RefuseWhatIsNoListOfDevices) {
-  for (const auto* text : {"gpu:0", "cuda:0,,cuda:0", "cuda:0;cuda:1", " "}) {
+  for (const auto* text :
+       {"gpu:0", "cuda:0,,cuda:0", "cuda:0;cuda:1", " ", "cuda:0,"}) {
     EXPECT_EQ(
         testing::error_text([&] { Places(runtime_, text); }),
         std::string(

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -65,6 +67,9 @@ class CutTest : public mock_cuda::DevicesTest,
     return at::randint(-8, 8, {3, 190001}).to(dtype);
   }
   c10::Device device(size_t replica) const {
+    if (replica == 3 && std::strstr(GetParam().places, "cpu") != nullptr) {
+      return c10::kCPU;
+    }
     return cuda(static_cast<int>(replica) % GetParam().num_devices);
   }
   size_t num_replicas() const {
@@ -271,8 +276,7 @@ TEST_P(CutTest, ThreadsOnStreamsOfTheirOwn) {
 
 TEST_P(CutTest, ASteadyStateAllocatesNothing) {
   if (!GetParam().has_kernels ||
-      GetParam().topology == mock_cuda::Topology::kNone ||
-      GetParam().topology == mock_cuda::Topology::kPairs) {
+      GetParam().topology != mock_cuda::Topology::kAll || device(3).is_cpu()) {
     GTEST_SKIP() << "copies that are staged need memory";
   }
   store_->init(3, at::zeros({800000}));
@@ -321,6 +325,13 @@ INSTANTIATE_TEST_SUITE_P(
             true,
             "cuda:0,cuda:1,cuda:0,cuda:1"},
         Machine{
+            "with_the_cpu",
+            "device",
+            1,
+            Topology::kAll,
+            true,
+            "cuda:0,cuda:0,cpu"},
+        Machine{
             "logical_operators",
             "device",
             1,
@@ -349,6 +360,98 @@ TEST_F(CutStreamsTest, EachDeviceTakesAShareOfTheLaunches) {
   EXPECT_EQ(counters().launches - before.launches, 4);
   // Each home waits for the three others, and they for it.
   EXPECT_EQ(counters().waits - before.waits, 2 * 4 * 3);
+}
+
+int64_t launches_of_push(KVStore& store, const Key& key, int64_t size) {
+  const auto values = on_devices(size, 4);
+  store.push(key, Tensors::replicas(values)); // places the key
+  const auto before = counters().launches;
+  store.push(key, Tensors::replicas(values));
+  return counters().launches - before;
+}
+
+TEST_F(CutStreamsTest, ValuesOfALoadedStoreAreCut) {
+  const auto store = make_store();
+  store->init(1, at::zeros({1 << 20}, at::device(cuda(0))));
+  const auto loaded = make_store();
+  loaded->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
+  store->take(*loaded);
+  EXPECT_EQ(launches_of_push(*store, 3, 1 << 20), 4);
+}
+
+TEST_F(CutStreamsTest, DeletedKeysCountForNothing) {
+  const auto store = make_store();
+  for (int i = 0; i < 10; ++i) {
+    store->init(1, at::zeros({1 << 20}, at::device(cuda(0))));
+    store->erase(1);
+  }
+  store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
+  EXPECT_EQ(launches_of_push(*store, 3, 1 << 20), 4);
+}
+
+// Notes on which device each key's value is.
+class NoteHomes final : public OpaqueUpdater {
+ public:
+  void update(
+      const Key& /*key*/,
+      const at::Tensor& /*input*/,
+      const at::Tensor& stored) override {
+    ++num_keys[stored.device().index()];
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return std::nullopt;
+  }
+  at::Tensor serialize() const override {
+    return {};
+  }
+
+  std::map<int, int> num_keys; // by device
+};
+
+// Wherever they began, or were cut before.
+TEST_F(CutStreamsTest, AnUpdatersWholeValuesAreSpread) {
+  for (const auto* type : {"device", "nccl"}) {
+    for (const bool was_cut : {false, true}) {
+      const auto store = make_store(type);
+      Keys keys;
+      keys.single = false;
+      Tensors values;
+      for (int64_t i = 0; i < 8; ++i) {
+        keys.list.emplace_back(i);
+        store->init(i, at::zeros({1 << 18}, at::device(cuda(0))));
+        for (const auto& value : on_devices(1 << 18, 4)) {
+          values.append(value);
+        }
+        values.end_group();
+      }
+      if (was_cut) {
+        store->push(keys, values);
+      }
+      const auto updater = std::make_shared<NoteHomes>();
+      store->set_updater(updater);
+      for (int round = 1; round <= 2; ++round) {
+        store->push(keys, values);
+        EXPECT_EQ(updater->num_keys.size(), 4) << type << was_cut;
+        for (const auto& [device, count] : updater->num_keys) {
+          EXPECT_EQ(count, 2 * round) << type << was_cut << device;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CutStreamsTest, NcclFillsTheOutAtHomeBesideOneThatItCannotFill) {
+  const auto store = make_store("nccl");
+  store->init(3, at::ones({2, 5}, at::device(cuda(0))));
+  const at::Tensor at_home = at::zeros({2, 5}, at::device(cuda(0)));
+  for (const at::Tensor& other :
+       {at::zeros({2, 5}, at::device(cuda(1)).dtype(at::kDouble)),
+        at::zeros({5, 2}, at::device(cuda(1))).t()}) {
+    at_home.zero_();
+    store->pull(3, Tensors::replicas({at_home, other}));
+    EXPECT_TRUE(at_home.cpu().eq(1).all().item<bool>());
+    EXPECT_TRUE(other.cpu().eq(1).all().item<bool>());
+  }
 }
 
 TEST_F(CutStreamsTest, NcclScattersAndGathersEvenPieces) {
