@@ -137,6 +137,10 @@ void KVStore::take(KVStore& other) {
   constexpr auto* op = "load";
   check_usable(op);
   TORCHKV_INTERNAL_ASSERT(type_ == other.type_ && this != &other);
+  for (const auto& entry : other.table_.entries(op)) {
+    const std::lock_guard lock(entry->mutex);
+    comm_->adopt(*entry);
+  }
   // Both are freed after the lock is released, as in close().
   Updater updater = other.updater();
   std::vector<EntryPtr> replaced;
@@ -148,12 +152,6 @@ void KVStore::take(KVStore& other) {
     replaced = table_.take(op, other.table_);
     updater_.swap(updater);
     num_skipped_ = other.num_skipped_.load();
-  }
-  if (const auto entries = table_.entries_if_open()) {
-    for (const auto& entry : *entries) {
-      const std::lock_guard lock(entry->mutex);
-      comm_->adopt(*entry);
-    }
   }
   other.close();
 }
