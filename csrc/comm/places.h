@@ -23,8 +23,9 @@ namespace torchkv {
 //
 // TORCHKV_PLACES="cuda:0,cuda:0,cuda:0,cuda:0" lets one device stand for
 // several, for tests of the store type "device": the first tensor of a list is
-// at the first place of its device, the second at the second, and so on. Each
-// place works on a stream of its own. "cpu,cpu" is possible, too. Any thread.
+// at the first place of its device, the second at the second, and so on; those
+// beyond the last place are there, too. Each place works on a stream of its
+// own. "cpu,cpu" is possible, too. Any thread.
 class TORCHKV_API Places {
  public:
   // From the text of TORCHKV_PLACES. ValueError where it is no list of devices

@@ -57,7 +57,8 @@ class TORCHKV_API EventPool {
 // operators.
 //
 // REQUIRES: the mutexes of all entries whose slices are entered, until it is
-// destroyed; one thread.
+// destroyed; a slice is entered for one place only, and by no other StreamOrder
+// of that time: its event is recorded at the end. One thread.
 class TORCHKV_API StreamOrder {
  public:
   StreamOrder(Runtime& runtime, EventPool& events, Places& places)

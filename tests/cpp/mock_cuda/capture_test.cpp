@@ -33,12 +33,7 @@ using mock_cuda::refusal;
 constexpr int kNumKeys = 3;
 
 Keys all_keys() {
-  Keys keys;
-  keys.single = false;
-  for (int i = 0; i < kNumKeys; ++i) {
-    keys.list.emplace_back(i);
-  }
-  return keys;
+  return mock_cuda::first_keys(kNumKeys);
 }
 
 // A store on one device, with two gradients and an out for each key. Nothing

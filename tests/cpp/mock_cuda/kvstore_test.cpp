@@ -120,11 +120,9 @@ TEST_P(KVStoreDevicesTest, ALocalStoreStaysInCpuMemory) {
 
 TEST_P(KVStoreDevicesTest, KeysWithHomesOnAllDevices) {
   const auto store = make_store();
-  Keys keys;
-  keys.single = false;
+  const Keys keys = mock_cuda::first_keys(num_devices());
   Tensors values;
   for (int i = 0; i < num_devices(); ++i) {
-    keys.list.emplace_back(i);
     store->init(i, full(0, cuda(i)));
     for (const auto& value : replicas(i)) {
       values.append(value);

@@ -10,6 +10,7 @@
 #include "devices_test.h"
 #include "emulated_table.h"
 #include "kvstore.h"
+#include "stores.h"
 
 namespace torchkv {
 namespace {
@@ -17,18 +18,12 @@ namespace {
 using mock_cuda::counters;
 using mock_cuda::cuda;
 using mock_cuda::refusal;
-
-using StorePtr = c10::intrusive_ptr<KVStore>;
+using mock_cuda::StorePtr;
 
 constexpr int kNumKeys = 50;
 
 Keys all_keys() {
-  Keys keys;
-  keys.single = false;
-  for (int i = 0; i < kNumKeys; ++i) {
-    keys.list.emplace_back(i);
-  }
-  return keys;
+  return mock_cuda::first_keys(kNumKeys);
 }
 
 // A tensor for each key on each device.
@@ -110,12 +105,10 @@ TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
 TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
   constexpr int kMany = 3000;
   const auto store = c10::make_intrusive<KVStore>("device");
-  Keys keys;
-  keys.single = false;
+  const Keys keys = mock_cuda::first_keys(kMany);
   Tensors values;
   Tensors outs;
   for (int i = 0; i < kMany; ++i) {
-    keys.list.emplace_back(i);
     values.append(at::full({2}, i, at::device(cuda(i % 2))));
     values.end_group();
     outs.append(at::zeros({2}, at::device(cuda(i % 2)).dtype(at::kLong)));

@@ -161,14 +161,12 @@ TEST_P(CutTest, TakesValuesOfAllSorts) {
 }
 
 TEST_P(CutTest, ManyKeysOfACallAreCutAsOne) {
-  Keys keys;
-  keys.single = false;
+  const Keys keys = mock_cuda::first_keys(20);
   Tensors values;
   Tensors outs;
   for (int64_t i = 0; i < 20; ++i) {
     const int64_t size = 1 + 31337 * i;
     store_->init(i, at::zeros({size}));
-    keys.list.emplace_back(i);
     for (size_t j = 0; j < num_replicas(); ++j) {
       values.append(at::full({size}, i + 1, at::device(device(j))));
       outs.append(at::empty({size}, at::device(device(j))));
@@ -413,11 +411,9 @@ TEST_F(CutStreamsTest, AnUpdatersWholeValuesAreSpread) {
   for (const auto* type : {"device", "nccl"}) {
     for (const bool was_cut : {false, true}) {
       const auto store = make_store(type);
-      Keys keys;
-      keys.single = false;
+      const Keys keys = mock_cuda::first_keys(8);
       Tensors values;
       for (int64_t i = 0; i < 8; ++i) {
-        keys.list.emplace_back(i);
         store->init(i, at::zeros({1 << 18}, at::device(cuda(0))));
         for (const auto& value : on_devices(1 << 18, 4)) {
           values.append(value);

@@ -39,6 +39,16 @@ class PlacesOfEnvironment {
   PlacesOfEnvironment& operator=(PlacesOfEnvironment&&) = delete;
 };
 
+// 0, 1, ...
+inline Keys first_keys(int count) {
+  Keys keys;
+  keys.single = false;
+  for (int i = 0; i < count; ++i) {
+    keys.list.emplace_back(i);
+  }
+  return keys;
+}
+
 inline at::Tensor full(double value, c10::Device device = c10::kCPU) {
   return at::full({2, 3}, value, at::device(device).dtype(at::kFloat));
 }
