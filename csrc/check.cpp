@@ -1,5 +1,6 @@
 #include "check.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
@@ -7,6 +8,8 @@
 
 #include <algorithm>
 #include <string>
+
+#include "text.h"
 
 namespace torchkv {
 namespace {
@@ -22,6 +25,17 @@ bool can_add(c10::ScalarType dtype) {
       c10::isComplexType(dtype) || c10::isFloat8Type(dtype) ||
       dtype == c10::kHalf || dtype == c10::kBFloat16 || dtype == c10::kFloat ||
       dtype == c10::kDouble;
+}
+
+// Bytes from the beginning of the storage to the end of the last element.
+// A storage can be shrunk behind the back of the tensors that use it.
+size_t needed_storage_bytes(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? 0
+                             : at::detail::computeStorageNbytes(
+                                   tensor.sizes(),
+                                   tensor.strides(),
+                                   tensor.element_size(),
+                                   tensor.storage_offset());
 }
 
 void check_shape(
@@ -82,13 +96,16 @@ void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
       dtype_name(dtype),
       " ",
       key.context());
+  const size_t needed_bytes = needed_storage_bytes(tensor);
   TORCH_CHECK_VALUE(
-      tensor.numel() == 0 || tensor.storage().nbytes() != 0,
+      needed_bytes <= tensor.storage().nbytes(),
       op,
-      ": expected a tensor of ",
-      tensor.numel(),
-      " elements, but got one whose memory was freed (its storage was resized "
-      "to 0) ",
+      ": expected a tensor with a storage of at least ",
+      needed_bytes,
+      " bytes, which its shape, strides and offset need, but got one whose "
+      "storage was resized to ",
+      tensor.storage().nbytes(),
+      " bytes ",
       key.context());
 }
 
@@ -152,6 +169,25 @@ void check_optimizable(const char* op, const Key& key, const Meta& meta) {
       key.context());
 }
 
+void check_counter(
+    const char* op,
+    const Key& key,
+    const char* name,
+    int64_t count) {
+  constexpr int64_t kMost = int64_t{1} << 53; // fp64 counts so far
+  TORCH_CHECK_VALUE(
+      count >= 0 && count <= kMost,
+      op,
+      ": expected ",
+      name,
+      " to be from 0 to ",
+      kMost,
+      ", but got ",
+      count,
+      " ",
+      key.context());
+}
+
 void check_state(
     const char* op,
     const Key& key,
@@ -171,15 +207,13 @@ void check_state(
              return known != nullptr && name == known;
            });
   };
+  check_counter(op, key, "step", state.step);
+  check_counter(op, key, "num_accumulated", state.num_accumulated);
   TORCH_CHECK_VALUE(
-      state.step >= 0 && state.num_accumulated >= 0 &&
-          (state.num_accumulated == 0) ==
-              (state.tensors.count("accumulated") == 0),
+      (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
       op,
-      ": expected a step count of at least 0, and what has accumulated with its "
-      "count, but got step ",
-      state.step,
-      " and count ",
+      ": expected the state 'accumulated' exactly where num_accumulated is not "
+      "0, but got num_accumulated ",
       state.num_accumulated,
       " ",
       key.context());
@@ -189,9 +223,9 @@ void check_state(
         op,
         ": expected a state of the optimizer '",
         name_of(rule),
-        "', but got '",
-        name,
-        "' ",
+        "', but got ",
+        quoted(name),
+        " ",
         key.context());
     check_storable(op, key, tensor);
     check_shape(op, key, meta, tensor);

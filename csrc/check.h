@@ -39,6 +39,14 @@ void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 // is neither floating-point nor complex.
 void check_optimizable(const char* op, const Key& key, const Meta& meta);
 
+// Whether a count of updates, as `name`, leaves room to count on: ValueError
+// where not.
+void check_counter(
+    const char* op,
+    const Key& key,
+    const char* name,
+    int64_t count);
+
 // Whether `state` is one that the rule has of the key: ValueError where not.
 void check_state(
     const char* op,

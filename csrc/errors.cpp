@@ -15,4 +15,20 @@ void throw_unknown_key(const char* op, const Key& key) {
           key.context()));
 }
 
+void throw_unknown_option_key(
+    const char* op,
+    const Key& key,
+    const std::string& suggestion) {
+  throw UnknownKeyError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+      c10::str(
+          op,
+          ": expected the optimizer's options to name keys of the store, but got ",
+          key,
+          ", which was never initialised",
+          suggestion,
+          " ",
+          key.context()));
+}
+
 } // namespace torchkv

@@ -19,6 +19,13 @@ class TORCHKV_API UnknownKeyError : public c10::IndexError {
 // Throws UnknownKeyError: "<op>: expected a key of the store, but got ...".
 [[noreturn]] TORCHKV_API void throw_unknown_key(const char* op, const Key& key);
 
+// Throws UnknownKeyError for a key that options of an optimizer name.
+// `suggestion` as of did_you_mean.
+[[noreturn]] TORCHKV_API void throw_unknown_option_key(
+    const char* op,
+    const Key& key,
+    const std::string& suggestion);
+
 } // namespace torchkv
 
 // For a broken invariant of torchkv itself. TORCH_INTERNAL_ASSERT would tell

@@ -2,6 +2,8 @@
 
 #include <sstream>
 
+#include "text.h"
+
 namespace torchkv {
 
 const char* name(KeyKind kind) {
@@ -9,10 +11,8 @@ const char* name(KeyKind kind) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Key& key) {
-  if (key.kind() == KeyKind::kInt) {
-    return out << key.id();
-  }
-  return out << '\'' << key.text() << '\'';
+  return key.kind() == KeyKind::kInt ? out << key.id()
+                                     : out << quoted(key.text());
 }
 
 std::string Key::context() const {

@@ -51,7 +51,7 @@ class TORCHKV_API Key {
   KeyKind kind_ = KeyKind::kInt;
 };
 
-// 3 or 'w'.
+// 3 or 'w', as `quoted`.
 TORCHKV_API std::ostream& operator<<(std::ostream& out, const Key& key);
 
 struct KeyHash {

@@ -1,7 +1,9 @@
 // The pipeline of the store: parse -> check -> reduce -> update, and pull.
 #include "kvstore.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -13,6 +15,7 @@
 #include "in_progress.h"
 #include "locked_ranges.h"
 #include "process.h"
+#include "text.h"
 
 namespace torchkv {
 namespace {
@@ -58,6 +61,30 @@ void check_dtypes(
   }
   for (const auto& entry : entries) {
     check_optimizable(op, entry->key, entry->meta);
+  }
+}
+
+std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
+  std::vector<std::string> names;
+  for (const auto& entry : table.entries(op)) {
+    if (entry->key.kind() == KeyKind::kStr) {
+      names.push_back(entry->key.text());
+    }
+  }
+  return key.kind() == KeyKind::kStr ? did_you_mean(key.text(), names)
+                                     : std::string();
+}
+
+// Throws UnknownKeyError where one of the keys, which options were set for, is
+// not in the table.
+void check_known(
+    const char* op,
+    const KeyTable& table,
+    c10::ArrayRef<Key> keys) {
+  for (const auto& key : keys) {
+    if (!table.contains(op, key)) {
+      throw_unknown_option_key(op, key, similar_key(op, key, table));
+    }
   }
 }
 
@@ -209,6 +236,7 @@ void KVStore::push_in(
   check_tensors(&check_value, op, keys, entries, values);
   const Updater updater = this->updater();
   check_dtypes(op, updater, entries);
+  check_expected_keys(op);
   const auto merged = merge_repeats(entries, values);
   if (scope != nullptr) {
     scope->enter(entries, {&values});
@@ -291,6 +319,7 @@ void KVStore::pushpull_in(
   check_tensors(&check_out, op, keys, entries, outs);
   const Updater updater = this->updater();
   check_dtypes(op, updater, entries);
+  check_expected_keys(op);
   Entries distinct = entries;
   const auto merged_values = merge_repeats(distinct, values);
   if (scope != nullptr) {
@@ -345,7 +374,8 @@ void KVStore::step(
   };
   // Of the gradients that make a step now or, where an infinity is looked for,
   // of all.
-  const auto norm = [&](double clip_value, bool of_all) {
+  bool has_steps = false;
+  const auto squared_norm = [&](double clip_value, bool of_all, double scale) {
     double squared = 0;
     for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
       Batch batch(*comm_, entries, values, begin, end, may_cut);
@@ -353,12 +383,26 @@ void KVStore::step(
       for (auto& step : batch.steps) {
         step.clip_value = clip_value;
       }
-      squared += comm_->squared_norm(batch.stepping);
+      squared += comm_->squared_norm(batch.stepping, scale);
       if (of_all) {
-        squared += comm_->squared_norm(batch.accumulating);
+        squared += comm_->squared_norm(batch.accumulating, scale);
       }
+      has_steps = has_steps || !batch.stepping.empty();
     });
-    return std::sqrt(squared);
+    return squared;
+  };
+  const auto norm = [&](double clip_value, bool of_all) {
+    const double squared = squared_norm(clip_value, of_all, 1);
+    if (!std::isinf(squared)) {
+      return std::sqrt(squared);
+    }
+    // fp64 gradients are infinite, or only their squares.
+    constexpr double kScale = 0x1p-600;
+    const double scaled = squared_norm(clip_value, of_all, kScale);
+    return std::isfinite(scaled)
+        ? std::min(
+              std::sqrt(scaled) / kScale, std::numeric_limits<double>::max())
+        : scaled;
   };
   double last_scale = 1;
   double found = 0;
@@ -378,6 +422,11 @@ void KVStore::step(
   }
   if (skip) {
     ++num_skipped_;
+  }
+  if (has_steps) {
+    grad_norm_ = found;
+  } else if (!gradient.skip_nonfinite && gradient.max_norm == 0) {
+    grad_norm_ = kNoNorm;
   }
   for_each_locked(entries, num_bytes, [&](size_t begin, size_t end) {
     Batch batch(*comm_, entries, values, begin, end, may_cut);
@@ -484,7 +533,8 @@ std::optional<KeyKind> KVStore::key_kind() const {
 std::vector<int64_t> KVStore::shape(const Key& key) const {
   constexpr auto* op = "shape";
   check_usable(op);
-  const auto& sizes = table_.find(op, key)[0]->meta.sizes;
+  const Entries entries = table_.find(op, key); // keeps the entry alive
+  const auto& sizes = entries[0]->meta.sizes;
   return {sizes.begin(), sizes.end()};
 }
 
@@ -502,9 +552,27 @@ void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   replace_updater("set_updater", std::move(next), new_identity());
 }
 
-uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
+uint64_t KVStore::set_optimizer(
+    Optimizer optimizer,
+    bool keep_state,
+    bool check_keys) {
   constexpr auto* op = "set_optimizer";
+  check_usable(op);
   check_optimizer(op, optimizer);
+  Keys named;
+  if (check_keys) {
+    const Updater before = keep_state ? updater() : Updater();
+    const auto* known = std::get_if<OptimizerPtr>(&before);
+    for (const auto& [key, options] : optimizer.keys) {
+      if (known == nullptr || (*known)->keys.count(key) == 0) {
+        named.list.push_back(key);
+      }
+    }
+    if (table_.size(op) != 0) {
+      check_known(op, table_, named.list);
+      named.list.clear();
+    }
+  }
   const auto set = [&](uint64_t identity) {
     optimizer.identity = identity;
     return std::make_shared<const Optimizer>(std::move(optimizer));
@@ -512,9 +580,11 @@ uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
   if (!keep_state) {
     const uint64_t identity = new_identity();
     replace_updater(op, set(identity), identity);
+    if (named.size() != 0) {
+      expect_keys(named);
+    }
     return identity;
   }
-  check_usable(op);
   OptimizerPtr next; // the old one is freed after the lock is released
   const std::lock_guard lock(updater_mutex_);
   table_.check_open(op);
@@ -531,7 +601,56 @@ uint64_t KVStore::set_optimizer(Optimizer optimizer, bool keep_state) {
   const uint64_t identity = (*current)->identity;
   next = set(identity);
   current->swap(next);
+  if (named.size() != 0) {
+    expected_keys_.insert(
+        expected_keys_.end(), named.list.begin(), named.list.end());
+    expects_keys_ = true;
+  }
   return identity;
+}
+
+uint64_t KVStore::set_optimizer(
+    const std::string& name,
+    const NumbersByName& numbers) {
+  constexpr auto* op = "set_optimizer";
+  Optimizer optimizer = make_optimizer(op, name, numbers);
+  const Updater before = updater();
+  const auto* current = std::get_if<OptimizerPtr>(&before);
+  const bool keep_state =
+      current != nullptr && std::string(name_of((*current)->groups[0])) == name;
+  if (keep_state) {
+    const auto& groups = (*current)->groups;
+    optimizer.groups.insert(
+        optimizer.groups.end(), groups.begin() + 1, groups.end());
+    optimizer.keys = (*current)->keys;
+  }
+  return set_optimizer(std::move(optimizer), keep_state);
+}
+
+void KVStore::expect_keys(const Keys& keys) {
+  constexpr auto* op = "expect_keys";
+  check_usable(op);
+  table_.check_open(op);
+  const std::lock_guard lock(updater_mutex_);
+  expected_keys_.assign(keys.list.begin(), keys.list.end());
+  expects_keys_ = !expected_keys_.empty();
+}
+
+std::vector<Key> KVStore::expected_keys() const {
+  constexpr auto* op = "expected_keys";
+  check_usable(op);
+  const std::lock_guard lock(updater_mutex_);
+  return expected_keys_;
+}
+
+void KVStore::check_expected_keys(const char* op) {
+  if (!expects_keys_) {
+    return;
+  }
+  const std::lock_guard lock(updater_mutex_);
+  check_known(op, table_, expected_keys_);
+  expected_keys_.clear();
+  expects_keys_ = false;
 }
 
 Updater KVStore::current_updater() const {
@@ -548,6 +667,14 @@ int64_t KVStore::num_skipped() const {
   return num_skipped_;
 }
 
+std::optional<double> KVStore::grad_norm() const {
+  constexpr auto* op = "grad_norm";
+  check_usable(op);
+  table_.check_open(op);
+  const double norm = grad_norm_;
+  return norm == kNoNorm ? std::nullopt : std::optional(norm);
+}
+
 void KVStore::replace_updater(const char* op, Updater next, uint64_t identity) {
   check_usable(op);
   std::vector<EntryPtr> entries;
@@ -558,6 +685,9 @@ void KVStore::replace_updater(const char* op, Updater next, uint64_t identity) {
       check_key_kind(op, next, *kind);
     }
     updater_.swap(next); // the old one is freed after the lock is released
+    expected_keys_.clear();
+    expects_keys_ = false;
+    grad_norm_ = kNoNorm;
   }
   // A key that a call holds keeps its state until its next push: that call may
   // wait for this thread.

@@ -1,5 +1,9 @@
 #pragma once
 
+#if __has_include("built_for_torch.h")
+#include "built_for_torch.h" // of an installation: which torch it is for
+#endif
+
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
@@ -126,7 +130,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   c10::ScalarType dtype(const Key& key) const;
 
   // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot
-  // take the store's kind of keys. A push under way ends with the old updater.
+  // take the store's kind of keys. A push in flight keeps using the old updater.
+  // An updater must not call this store (RuntimeError), nor wait for another
+  // thread that does: that thread waits for the entry's mutex until the updater
+  // returns.
   void set_updater(std::shared_ptr<OpaqueUpdater> updater);
 
   // Makes a built-in optimizer the updater: pushed values are gradients, whose
@@ -135,14 +142,36 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // other numbers; else all keys start without state. ValueError for numbers
   // that make no sense. From then on TypeError by push where a key's dtype is
   // neither floating-point nor complex. Returns the optimizer's identity.
-  // A push under way ends with the old optimizer, but on keys that the new one
-  // has moved already with the new one. State that nobody needs any more is
-  // freed, of a key that another call holds at its next push.
-  uint64_t set_optimizer(Optimizer optimizer, bool keep_state = false);
+  // A push in flight keeps using the old optimizer, except for keys already
+  // updated by the new one. Stale state is freed immediately, or at the key's
+  // next push if the key is locked.
+  // With `check_keys`, keys with options of their own must be keys of the
+  // store: UnknownKeyError or, in a store without keys, as expect_keys. Keys
+  // that the optimizer being replaced by `keep_state` had are not checked.
+  uint64_t set_optimizer(
+      Optimizer optimizer,
+      bool keep_state = false,
+      bool check_keys = true);
+  // The same by name; see make_optimizer. Where the store has an optimizer of
+  // this name, only its numbers change: each key's state and options stay, and
+  // so do the groups after the first. So a schedule calls this at each step.
+  uint64_t set_optimizer(
+      const std::string& name,
+      const NumbersByName& numbers = {});
+  // The first push from now on throws UnknownKeyError, and changes nothing, as
+  // long as one of these is not a key of the store. Replaces the keys of an
+  // earlier call; another updater or optimizer clears them.
+  void expect_keys(const Keys& keys);
+  // Those that no push has found yet.
+  std::vector<Key> expected_keys() const;
   // What merges pushes now.
   Updater current_updater() const;
   // Calls without a step, because a gradient was not finite.
   int64_t num_skipped() const;
+  // The 2-norm of the gradients of the last push that made a step, all its keys
+  // together, before max_norm limited it. None where the optimizer has neither
+  // max_norm nor skip_nonfinite, which compute it.
+  std::optional<double> grad_norm() const;
   // Copies of what the optimizer has made of the keys. ValueError without an
   // optimizer.
   std::vector<KeyState> optimizer_states(const Keys& keys) const;
@@ -218,6 +247,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const Tensors& values,
       OpaqueUpdater& opaque);
   OptimizerPtr optimizer(const char* op) const;
+  void check_expected_keys(const char* op);
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
   at::Tensor empty_like(Entry& entry) const;
   void copy_out(
@@ -238,8 +268,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // the table. Taken before the table's lock.
   mutable std::mutex updater_mutex_;
   Updater updater_;
+  std::vector<Key> expected_keys_; // guarded by updater_mutex_
+  std::atomic<bool> expects_keys_{false}; // whether there are any
 
+  static constexpr double kNoNorm = -1;
   std::atomic<int64_t> num_skipped_{0};
+  std::atomic<double> grad_norm_{kNoNorm};
 };
 
 } // namespace torchkv

@@ -113,6 +113,7 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   for (size_t i = 0; i < keys.list.size(); ++i) {
     // One by one, so that a value is let go of before the next is copied.
     const Key& key = keys.list[i];
+    check_counter("load", key, "version", state.versions[i]);
     store->init(key, std::exchange(state.values[i], at::Tensor()));
     store->table_.find("load", key)[0]->version = state.versions[i];
   }
@@ -124,7 +125,11 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
     store->set_updater(load_updater(state.updater[0]));
   }
   if (state.optimizer) {
-    store->set_optimizer(*std::move(state.optimizer));
+    // A key that was deleted may have options.
+    store->set_optimizer(
+        *std::move(state.optimizer),
+        /*keep_state=*/false,
+        /*check_keys=*/false);
     if (keys.size() != 0) {
       keys.single = false;
       store->set_optimizer_states(keys, state.states);
@@ -151,7 +156,10 @@ void KVStore::take(KVStore& other) {
     }
     replaced = table_.take(op, other.table_);
     updater_.swap(updater);
+    expected_keys_.clear();
+    expects_keys_ = false;
     num_skipped_ = other.num_skipped_.load();
+    grad_norm_ = kNoNorm;
   }
   other.close();
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "errors.h"
+#include "text.h"
 
 namespace torchkv {
 
@@ -33,9 +34,8 @@ GradientSpec make_gradient(const char* op, const NumbersByName& numbers) {
           false,
           op,
           ": expected accumulate, rescale_grad, clip_value, max_norm or "
-          "skip_nonfinite, but got '",
-          name,
-          "'");
+          "skip_nonfinite, but got ",
+          quoted(name));
     }
   }
   return gradient;
@@ -48,6 +48,23 @@ NumbersByName numbers_of(const GradientSpec& gradient) {
       {"clip_value", gradient.clip_value},
       {"max_norm", gradient.max_norm},
       {"skip_nonfinite", gradient.skip_nonfinite ? 1 : 0}};
+}
+
+Optimizer make_optimizer(
+    const char* op,
+    const std::string& name,
+    const NumbersByName& numbers) {
+  const NumbersByName of_gradient = numbers_of(GradientSpec());
+  NumbersByName gradient;
+  NumbersByName rule;
+  for (const auto& [number_name, value] : numbers) {
+    (of_gradient.count(number_name) != 0 ? gradient : rule)[number_name] =
+        value;
+  }
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule(op, name, rule));
+  optimizer.gradient = make_gradient(op, gradient);
+  return optimizer;
 }
 
 RuleSpec Optimizer::rule_of(const Key& key) const {

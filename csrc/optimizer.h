@@ -63,6 +63,14 @@ struct KeyState {
   std::unordered_map<std::string, at::Tensor> tensors;
 };
 
+// An optimizer of one group, from its name and its hyperparameters (make_rule)
+// and gradient options (make_gradient) by name. ValueError for unknown names
+// and invalid numbers.
+TORCHKV_API Optimizer make_optimizer(
+    const char* op,
+    const std::string& name,
+    const NumbersByName& numbers);
+
 using OptimizerPtr = std::shared_ptr<const Optimizer>;
 
 // ValueError where the parts do not fit together or a number makes no sense.

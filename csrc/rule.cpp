@@ -2,34 +2,82 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
-#include <sstream>
+#include <vector>
+
+#include "text.h"
 
 namespace torchkv {
 namespace {
 
-// What a rule takes: its name, its options, and torch.optim's names of its
-// states.
+// What a rule takes: its name, torch.optim's names of its states, and its
+// hyperparameters besides lr, weight_decay and maximize, which all have.
 struct RuleInfo {
   RuleSpec::Id id;
   const char* name;
   std::array<const char*, kMaxStates> states;
+  std::array<const char*, 5> options;
 };
 
+// In the order of the ids.
 constexpr std::array<RuleInfo, 7> kRules{{
-    {RuleSpec::Id::kAssign, "assign", {}},
-    {RuleSpec::Id::kSgd, "sgd", {"momentum_buffer"}},
-    {RuleSpec::Id::kAdam, "adam", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
-    {RuleSpec::Id::kAdagrad, "adagrad", {"sum"}},
+    {RuleSpec::Id::kAssign, "assign", {}, {}},
+    {RuleSpec::Id::kSgd,
+     "sgd",
+     {"momentum_buffer"},
+     {"momentum", "dampening", "nesterov"}},
+    {RuleSpec::Id::kAdam,
+     "adam",
+     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+     {"beta1", "beta2", "eps", "amsgrad", "decoupled"}},
+    {RuleSpec::Id::kAdagrad,
+     "adagrad",
+     {"sum"},
+     {"eps", "lr_decay", "initial_accumulator_value"}},
     {RuleSpec::Id::kRmsprop,
      "rmsprop",
-     {"square_avg", "grad_avg", "momentum_buffer"}},
-    {RuleSpec::Id::kLion, "lion", {"exp_avg"}},
-    {RuleSpec::Id::kLamb, "lamb", {"exp_avg", "exp_avg_sq"}},
+     {"square_avg", "grad_avg", "momentum_buffer"},
+     {"alpha", "eps", "momentum", "centered"}},
+    {RuleSpec::Id::kLion, "lion", {"exp_avg"}, {"beta1", "beta2"}},
+    {RuleSpec::Id::kLamb,
+     "lamb",
+     {"exp_avg", "exp_avg_sq"},
+     {"beta1", "beta2", "eps"}},
 }};
+
+// Adam with decoupled weight decay.
+constexpr const char* kAdamw = "adamw";
 
 const RuleInfo& info_of(RuleSpec::Id id) {
   return kRules.at(static_cast<size_t>(id));
+}
+
+// The rule of a name; null where there is none.
+const RuleInfo* find_rule(const std::string& name) {
+  const std::string formula = name == kAdamw ? "adam" : name;
+  const auto* const found =
+      std::find_if(kRules.begin() + 1, kRules.end(), [&](const RuleInfo& info) {
+        return formula == info.name;
+      });
+  return found == kRules.end() ? nullptr : found;
+}
+
+bool has_option(const RuleInfo& info, const std::string& name) {
+  const auto is_name = [&](const char* option) {
+    return option != nullptr && name == option;
+  };
+  return name == "lr" || name == "weight_decay" || name == "maximize" ||
+      std::any_of(info.options.begin(), info.options.end(), is_name);
+}
+
+template <class Names>
+std::string listed(const Names& names) {
+  std::string result;
+  for (const auto& name : names) {
+    result += c10::str(result.empty() ? "'" : ", '", name, "'");
+  }
+  return result;
 }
 
 // The numbers, in the order in which messages list them. All are numbers of
@@ -67,9 +115,11 @@ constexpr std::array<Switch, 5> kSwitches{{
 }};
 
 // Numbers that are not given are those of torch.optim, or of the paper.
-RuleSpec with_defaults(RuleSpec::Id id) {
+RuleSpec with_defaults(RuleSpec::Id id, bool decoupled) {
   RuleSpec rule;
   rule.id = id;
+  rule.decoupled = decoupled;
+  rule.weight_decay = decoupled ? 1e-2 : 0;
   rule.lr = 1e-3;
   rule.beta1 = 0.9;
   rule.beta2 = 0.999;
@@ -96,20 +146,17 @@ RuleSpec with_defaults(RuleSpec::Id id) {
   return rule;
 }
 
-bool set_number(RuleSpec& rule, const std::string& name, double value) {
+void set_number(RuleSpec& rule, const std::string& name, double value) {
   for (const auto& number : kNumbers) {
     if (name == number.name) {
       rule.*number.member = value;
-      return true;
     }
   }
   for (const auto& option : kSwitches) {
     if (name == option.name) {
       rule.*option.member = value != 0;
-      return true;
     }
   }
-  return false;
 }
 
 } // namespace
@@ -133,55 +180,66 @@ std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
 }
 
 const char* name_of(const RuleSpec& rule) {
-  return info_of(rule.id).name;
+  return rule.decoupled ? kAdamw : info_of(rule.id).name;
 }
 
 RuleSpec make_rule(
     const char* op,
     const std::string& rule,
     const NumbersByName& numbers) {
-  RuleSpec result;
-  std::ostringstream names;
-  bool is_known = false;
-  for (const auto& info : kRules) {
-    if (info.id == RuleSpec::Id::kAssign) {
-      continue; // no optimizer
+  const RuleInfo* info = find_rule(rule);
+  if (info == nullptr) {
+    std::vector<std::string> names{kAdamw};
+    for (const auto& known : kRules) {
+      if (known.id != RuleSpec::Id::kAssign) {
+        names.emplace_back(known.name);
+      }
     }
-    if (rule == info.name) {
-      result = with_defaults(info.id);
-      is_known = true;
-    }
-    names << (info.id == RuleSpec::Id::kSgd ? "'" : ", '") << info.name << '\'';
-  }
-  TORCH_CHECK_VALUE(
-      is_known,
-      op,
-      ": expected an optimizer out of ",
-      names.str(),
-      ", but got '",
-      rule,
-      "'");
-  for (const auto& [name, value] : numbers) {
     TORCH_CHECK_VALUE(
-        set_number(result, name, value),
+        false,
         op,
-        ": expected a number that the optimizer '",
-        rule,
-        "' knows, but got '",
-        name,
-        "'");
+        ": unknown optimizer ",
+        quoted(rule),
+        "; expected one of ",
+        listed(names),
+        did_you_mean(rule, names));
+  }
+  RuleSpec result = with_defaults(info->id, rule == kAdamw);
+  for (const auto& [name, value] : numbers) {
+    if (!has_option(*info, name)) {
+      std::vector<std::string> names;
+      for (const auto& [known, number] : numbers_of(result)) {
+        names.push_back(known);
+      }
+      TORCH_CHECK_VALUE(
+          false,
+          op,
+          ": unexpected hyperparameter ",
+          quoted(name),
+          " for optimizer '",
+          rule,
+          "'; expected one of ",
+          listed(names),
+          did_you_mean(name, names));
+    }
+    set_number(result, name, value);
   }
   check_rule(op, result);
   return result;
 }
 
 NumbersByName numbers_of(const RuleSpec& rule) {
+  const RuleInfo& info = info_of(rule.id);
   NumbersByName result;
   for (const auto& number : kNumbers) {
-    result[number.name] = rule.*number.member;
+    if (has_option(info, number.name)) {
+      result[number.name] = rule.*number.member;
+    }
   }
   for (const auto& option : kSwitches) {
-    result[option.name] = rule.*option.member ? 1 : 0;
+    if (has_option(info, option.name)) {
+      result[option.name] = rule.*option.member ? 1 : 0;
+    }
   }
   return result;
 }

@@ -74,8 +74,10 @@ struct RuleStep {
 
 inline const RuleStep kAssignStep;
 
-// A rule's numbers by name; ValueError for a name that is none. Numbers without
-// a name are torch.optim's defaults.
+// A rule by its name ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lion" or
+// "lamb") and its hyperparameters by name; "adamw" is Adam whose weight decay
+// is decoupled. ValueError for a name that is unknown, or not one of this rule.
+// Hyperparameters that are not given have torch.optim's defaults.
 using NumbersByName = std::map<std::string, double>;
 TORCHKV_API RuleSpec make_rule(
     const char* op,

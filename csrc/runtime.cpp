@@ -74,7 +74,18 @@ class C10Runtime final : public Runtime {
 
   void copy(const at::Tensor& destination, const at::Tensor& source) override {
     const PlainDispatch plain;
-    destination.copy_(source);
+    if (destination.scalar_type() == source.scalar_type()) {
+      destination.copy_(source);
+      return;
+    }
+    // Some of PyTorch's conversions (float to half, say) drop the negative bit,
+    // so none of them is given a tensor with one.
+    const at::Tensor resolved = source.resolve_conj().resolve_neg();
+    if (destination.is_neg() || destination.is_conj()) {
+      destination.copy_(resolved.to(destination.scalar_type()));
+    } else {
+      destination.copy_(resolved);
+    }
   }
 };
 

@@ -107,7 +107,10 @@ void ScriptUpdater::update(
                                   : c10::IValue(key.text()));
   stack.emplace_back(input);
   stack.emplace_back(stored);
-  forward_(std::move(stack));
+  const c10::IValue returned = forward_(std::move(stack));
+  if (returned.isTensor()) {
+    check_returned(key, returned.toTensor(), stored);
+  }
 }
 
 at::Tensor ScriptUpdater::serialize() const {

@@ -19,8 +19,7 @@ namespace torchkv {
 class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
  public:
   // Throws TypeError, with the expected signature, where `forward` does not
-  // take (key: int or str, input: Tensor, stored: Tensor). What it returns is
-  // ignored.
+  // take (key: int or str, input: Tensor, stored: Tensor).
   explicit ScriptUpdater(const torch::jit::Module& module);
   explicit ScriptUpdater(const torch::jit::StrongFunctionPtr& function);
   // From serialize().

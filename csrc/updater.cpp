@@ -203,6 +203,21 @@ void apply_updater(
       key.context());
 }
 
+void check_returned(
+    const Key& key,
+    const at::Tensor& returned,
+    const at::Tensor& stored) {
+  const bool is_stored = returned.has_storage() &&
+      returned.storage().is_alias_of(stored.storage());
+  // The alias that the updater gets begins with version 0.
+  TORCH_CHECK_TYPE(
+      is_stored || stored._version() != 0,
+      "push: expected the updater to write the stored value in place, but it "
+      "returned a new tensor and left the stored value as it was; write "
+      "stored.copy_(result) instead of returning the result ",
+      key.context());
+}
+
 at::Tensor serialize_updater(OpaqueUpdater& updater) {
   check_not_running("save", updater);
   const std::lock_guard lock(updater.mutex());

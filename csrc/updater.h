@@ -32,7 +32,8 @@ class TORCHKV_API OpaqueUpdater {
 
   // Merges `input`, the sum, into `stored`, in place. Both have the stored
   // dtype and shape and live on one device, the current one; both end with the
-  // call. What it throws reaches the caller of push as it is.
+  // call. What it throws reaches the caller of push as it is. An implementation
+  // that gets a tensor back from the user's code passes it to check_returned.
   // REQUIRES: the mutex is held, no GIL; run through apply_updater.
   virtual void update(
       const Key& key,
@@ -94,6 +95,13 @@ void apply_updater(
     const Key& key,
     at::Tensor& input,
     at::Tensor& stored);
+
+// Throws TypeError where an updater has returned a new tensor and left
+// `stored`, the tensor that it was given, unwritten.
+TORCHKV_API void check_returned(
+    const Key& key,
+    const at::Tensor& returned,
+    const at::Tensor& stored);
 
 // serialize() under the updater's mutex. RuntimeError where this thread runs
 // the same object, which would wait for itself.

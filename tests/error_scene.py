@@ -30,6 +30,22 @@ def without_memory():
     return tensor
 
 
+def shrunk(num_bytes=20, tensor=None):
+    """A tensor whose storage was shrunk below what its sizes need."""
+    tensor = full(1) if tensor is None else tensor
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+def shrunk_view():
+    """Its own 24 bytes would fit, but they begin too late."""
+    return shrunk(24, torch.zeros(4, 3)[2:])
+
+
+def shrunk_columns():
+    return shrunk(24, torch.zeros(3, 4).t()[:2])
+
+
 def zero_tensor():
     """All zeros, without memory, as autograd makes them."""
     return torch._efficientzerotensor(2, 3)

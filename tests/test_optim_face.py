@@ -647,5 +647,5 @@ def test_torchscript_sets_one_with_torchs_defaults(kv):
     )
     mine.lr = 0.1  # on no store any more
     assert kv.optimizer.lr == 0.5
-    with pytest.raises(ValueError, match="expected an optimizer"):
+    with pytest.raises(ValueError, match="unknown optimizer 'assign'"):
         kv.script_object.set_optimizer("assign", {})

@@ -22,7 +22,7 @@ from helpers import (
     stored,
 )
 from torchkv import optim
-from torchkv.optim.files import write_whole
+from torchkv.files import write_whole
 
 KINDS = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1},
@@ -176,7 +176,7 @@ def test_a_killed_save_is_cleared_away_by_the_next(kv, name, tmp_path):
     (tmp_path / ".states.mine").touch()
     child = os.fork()
     if child == 0:
-        write_whole(str(tmp_path / "states"), lambda file: os._exit(0))
+        write_whole("save", tmp_path / "states", lambda file: os._exit(0))
     os.waitpid(child, 0)
     assert len(list(tmp_path.iterdir())) == 2
     kv.save_optimizer_states(tmp_path / "states")
@@ -190,7 +190,7 @@ def test_a_save_that_fails_leaves_the_old_file(kv, name, tmp_path):
 
     (tmp_path / "states").write_bytes(b"old")
     with pytest.raises(OSError, match="full"):
-        write_whole(str(tmp_path / "states"), fail)
+        write_whole("save", tmp_path / "states", fail)
     assert [p.name for p in tmp_path.iterdir()] == ["states"]
     assert (tmp_path / "states").read_bytes() == b"old"
 

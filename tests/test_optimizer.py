@@ -321,9 +321,16 @@ def test_it_is_set_in_torchscript(kv, function, expected):
     assert_same(stored(kv, 3), sgd_step([full(1)], full(8), *expected))
 
 
-@pytest.mark.parametrize("function", [unknown, unknown_number, negative])
-def test_torchscript_meets_the_same_errors(kv, function):
-    with pytest.raises(RuntimeError, match="set_optimizer: expected .+, but got .+"):
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (unknown, "unknown optimizer 'sdg'.*did you mean 'sgd'"),
+        (unknown_number, "unexpected hyperparameter 'learning_rate' for optimizer"),
+        (negative, "expected a lr of at least 0"),
+    ],
+)
+def test_torchscript_meets_the_same_errors(kv, function, message):
+    with pytest.raises(RuntimeError, match=f"set_optimizer: {message}"):
         script(function)(kv.script_object)
 
 
@@ -432,6 +439,6 @@ def test_a_damaged_optimizer_is_refused(kv, place, damage):
     saved[place] = damage(saved[place])
     state[-1] = tuple(saved)
     before = snapshot(kv)
-    with pytest.raises((ValueError, NotImplementedError), match="expected .+, but got"):
+    with pytest.raises((ValueError, NotImplementedError), match=": (expected|un).+"):
         load(state)
     assert snapshot(kv) == before

@@ -72,8 +72,68 @@ def test_tied_parameters_have_one_key():
     optimizer.step()
     assert copies[1][0].weight is copies[1][1].weight
     assert_near(weights(copies[1]), weights(plain), 1e-5)
-    weight = model[0].weight
-    assert len(torchkv.Trainer([weight, weight], "sgd").kvstore) == 1
+    alone = nn.Parameter(torch.ones(2))
+    assert len(torchkv.Trainer([alone, alone], "sgd").kvstore) == 1
+
+
+def test_a_module_list_is_a_module():
+    """Its layers, of one shape, are not replicas of each other."""
+    torch.manual_seed(3)
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    before = weights(layers)
+    trainer = torchkv.Trainer(layers, "sgd", {"learning_rate": 0.5})
+    assert trainer.kvstore.keys() == list(before)
+    assert_same_weights(weights(layers), before)
+    fill_gradients(layers)
+    layers[1].weight.grad.mul_(2)
+    trainer.step()
+    expected = {
+        name: weight - (1.0 if name == "1.weight" else 0.5)
+        for name, weight in before.items()
+    }
+    assert_same_weights(weights(layers), expected)
+
+
+def test_replicas_of_a_module_list_are_trained():
+    copies = torchkv.replicate(nn.ModuleList([nn.Linear(2, 2)] * 2), ["cpu"] * 2)
+    trainer = torchkv.Trainer(copies, "sgd", {"learning_rate": 0.5})
+    assert trainer.kvstore.keys() == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda m: m.children(), lambda m: m.modules(), lambda m: {m[0]}, iter],
+    ids=["children", "modules", "set", "iterator"],
+)
+def test_other_iterables_of_modules_are_not_replicas(form):
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="Trainer: .*replicas .*but got modules in a"):
+        torchkv.Trainer(form(layers), "sgd")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda copies: copies.parameters(),
+        lambda copies: copies.module,
+        lambda copies: copies[1],
+        lambda copies: [copies[0], copies[2]],
+        lambda copies: [copies[0].weight],
+    ],
+    ids=["parameters", "module", "a replica", "two of three", "a parameter"],
+)
+def test_some_replicas_without_the_others_are_refused(form):
+    copies = torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 3)
+    with pytest.raises(ValueError, match="expected the parameters of all replicas"):
+        torchkv.Trainer(form(copies), "sgd")
+    torchkv.Trainer(copies, "sgd")
+    torchkv.Trainer(tuple(copies), "sgd")
+
+
+def test_a_module_whose_replicas_are_gone_is_a_module():
+    model = nn.Linear(2, 2)
+    torchkv.replicate(model, ["cpu"] * 2)
+    assert len(torchkv.Trainer(model, "sgd").kvstore) == 2
 
 
 def test_replicas_begin_with_the_values_of_the_first():

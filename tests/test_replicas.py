@@ -1,11 +1,16 @@
 """torchkv.replicate: equal replicas, shards of a batch, gathered outputs."""
 
+import copy
 import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 import torchkv
 from helpers import assert_same
@@ -58,9 +63,9 @@ def test_outputs_and_gradients_are_those_of_the_whole_batch(devices):
 
 def test_scatter_and_gather():
     replicas = torchkv.replicate(make_model(), ["cpu"] * 3)
-    shards = replicas.scatter(torch.arange(7), "all", torch.arange(14).view(7, 2))
+    shards = replicas.scatter(torch.arange(7), None, torch.arange(14).view(7, 2))
     assert [shard[0].tolist() for shard in shards] == [[0, 1, 2], [3, 4], [5, 6]]
-    assert [shard[1] for shard in shards] == ["all"] * 3
+    assert [shard[1] for shard in shards] == [None] * 3
     assert [len(shard[2]) for shard in shards] == [3, 2, 2]
     assert replicas.gather([shard[0] for shard in shards]).tolist() == list(range(7))
     assert replicas.gather([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1, 2]
@@ -160,14 +165,249 @@ def test_errors():
     for call, kind, message in [
         (lambda: torchkv.replicate("model"), TypeError, "expected a module"),
         (lambda: torchkv.replicate(make_model(), []), ValueError, "one device"),
-        (lambda: replicas.scatter(torch.tensor(1)), ValueError, "dimension to cut"),
+        (lambda: torchkv.replicate(make_model(), ["meta"]), ValueError, "'meta'"),
+        (lambda: replicas.to("meta"), ValueError, "'meta'"),
+        (lambda: replicas.to(["cpu"] * 3), ValueError, "2 devices, .* but got 3"),
         (
-            lambda: replicas.scatter(torch.zeros(2), torch.zeros(3)),
+            lambda: replicas.scatter(torch.tensor(1)),
             ValueError,
-            "of one length, but got 2, 3",
+            r"dimension to split, but got one of shape \[\] as inputs\[0\]; .*repeat=",
+        ),
+        (
+            lambda: replicas.scatter(torch.zeros(2), {"y": [torch.zeros(3)]}),
+            ValueError,
+            r"of one length, but got 2 as inputs\[0\], 3 as inputs\[1\]\['y'\]\[0\]",
+        ),
+        (
+            lambda: replicas(torch.zeros(2, 3), scale=2.0),
+            TypeError,
+            r"but got float as kwargs\['scale'\]; .*repeat=\{'name': value\}",
+        ),
+        (
+            lambda: replicas({"x": torch.zeros(2, 3), "n": 2}),
+            TypeError,
+            r"but got int as args\[0\]\['n'\]",
+        ),
+        (
+            lambda: replicas.scatter(["a", "b"]),
+            TypeError,
+            r"got str as inputs\[0\]\[0\]",
+        ),
+        (
+            lambda: replicas.scatter(pack_sequence([torch.ones(2), torch.ones(1)])),
+            TypeError,
+            "got PackedSequence",
+        ),
+        (lambda: replicas(torch.zeros(2, 3), repeat=[1]), TypeError, "repeat: .*list"),
+        (
+            lambda: replicas(x=torch.zeros(2, 3), repeat={"x": 1}),
+            TypeError,
+            "'x' in both",
         ),
         (lambda: replicas.gather([]), ValueError, "at least one tensor"),
-        (lambda: replicas.gather([1]), TypeError, "but got int"),
+        (lambda: replicas.gather([1]), TypeError, "but got int as output"),
+        (
+            lambda: replicas.gather([{"x": torch.ones(1)}, {"y": torch.ones(1)}]),
+            ValueError,
+            "one structure everywhere, but got dict of 1 and dict of 1",
+        ),
+        (
+            lambda: replicas.gather([{"x": torch.ones(1)}, torch.ones(1)]),
+            ValueError,
+            "but got dict of 1 and Tensor",
+        ),
+        (lambda: replicas.gather([None, torch.ones(1)]), TypeError, "got NoneType"),
     ]:
         with pytest.raises(kind, match=message):
             call()
+
+
+# --- Nested batches
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    more: dict
+
+
+class Model(nn.Module):
+    """Takes a batch in any form, and returns a nest of its two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, *args, scale=None, **kwargs):
+        tensors = [*leaves_of(args), *leaves_of(kwargs)]
+        result = sum(self.linear(x) for x in tensors)
+        if scale is not None:
+            result = result * scale
+        return {"sum": result, "parts": (result[:, :1], [result[:, 1:], None])}
+
+
+def leaves_of(nest):
+    if isinstance(nest, torch.Tensor):
+        return [nest]
+    if isinstance(nest, dict):
+        nest = list(nest.values())
+    elif isinstance(nest, Batch):
+        nest = [nest.x, nest.more]
+    return [x for child in nest or () for x in leaves_of(child)]
+
+
+FORMS = {
+    "tensors": lambda x, y: ((x, y), {}),
+    "keywords": lambda x, y: ((), {"x": x, "y": y}),
+    "mixed": lambda x, y: ((x,), {"y": y}),
+    "dict": lambda x, y: (({"x": x, "y": y},), {}),
+    "list": lambda x, y: (([x, y],), {}),
+    "tuple": lambda x, y: (((x, y), None), {}),
+    "NamedTuple": lambda x, y: ((Pair(x, y),), {}),
+    "dataclass": lambda x, y: ((Batch(x, {"y": y}),), {}),
+    "OrderedDict": lambda x, y: ((OrderedDict(x=x, y=y),), {}),
+    "nested": lambda x, y: (({"a": [x, {"b": (y, None)}]},), {}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_nested_batches_are_scattered(form, devices):
+    torch.manual_seed(1)
+    model = Model()
+    plain = copy.deepcopy(model)
+    replicas = torchkv.replicate(model, devices)
+    x, y = torch.randn(10, 3), torch.randn(10, 3)
+    args, kwargs = form(x, y)
+    output = replicas(*args, **kwargs)
+    expected = plain(*args, **kwargs)
+    torch.testing.assert_close(output["sum"].cpu(), expected["sum"])
+    first, (second, nothing) = output["parts"]
+    assert isinstance(output["parts"], tuple) and nothing is None
+    torch.testing.assert_close(torch.cat([first, second], 1), output["sum"])
+    output["sum"].pow(2).sum().backward()
+    expected["sum"].pow(2).sum().backward()
+    assert_gradients(replicas, plain)
+
+    replicas.zero_grad()
+    plain.zero_grad()
+    losses = replicas.backward(
+        lambda m, *a, **k: m(*a, **k)["sum"].pow(2).sum(), *args, **kwargs
+    )
+    loss = plain(*args, **kwargs)["sum"].pow(2).sum()
+    loss.backward()
+    torch.testing.assert_close(losses.sum().cpu(), loss.detach())
+    assert_gradients(replicas, plain)
+
+
+def assert_gradients(replicas, plain):
+    """Those of all replicas add up to those of the whole batch."""
+    for expected, *copies in zip(
+        plain.parameters(), *(r.parameters() for r in replicas), strict=True
+    ):
+        total = sum(p.grad.cpu() for p in copies)
+        torch.testing.assert_close(total, expected.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_repeated_is_whole_and_on_each_device(devices):
+    replicas = torchkv.replicate(Model(), devices)
+    x = torch.randn(8, 3)
+    scale = torch.tensor(2.0, requires_grad=True)
+    output = replicas(x, repeat={"scale": scale})["sum"]
+    torch.testing.assert_close(
+        output.cpu(), 2 * replicas.module(x.to(devices[0]))["sum"].cpu()
+    )
+    output.sum().backward()
+    torch.testing.assert_close(scale.grad, output.sum().detach().cpu() / 2)
+
+    seen = []
+
+    def loss(module, x, *, options):
+        seen.append((len(x), options))
+        assert options["weight"].device == x.device
+        return module(x)["sum"].sum()
+
+    weight = torch.arange(5.0)
+    replicas.backward(loss, x, repeat={"options": {"weight": weight, "name": "ce"}})
+    assert [n for n, _ in seen] == [2] * 4
+    assert all(o["name"] == "ce" and len(o["weight"]) == 5 for _, o in seen)
+
+
+def test_a_nested_batch_of_fewer_rows_than_replicas():
+    replicas = torchkv.replicate(Model(), ["cpu"] * 4)
+    output = replicas({"x": torch.ones(2, 3), "y": None})
+    assert output["sum"].shape == (2, 2)
+    output["sum"].sum().backward()
+    assert all(p.grad is not None for r in replicas for p in r.parameters())
+    assert replicas({"x": torch.ones(0, 3)})["sum"].shape == (0, 2)
+
+
+# --- As of one module
+
+
+def test_a_replicas_face_is_that_of_its_module():
+    model = make_model()
+    replicas = torchkv.replicate(model, ["cpu"] * 3)
+    assert replicas.module is model
+    assert [id(p) for p in replicas.parameters()] == [id(p) for p in model.parameters()]
+    named = dict(replicas.named_parameters(prefix="a"))
+    assert list(named) == ["a.0.weight", "a.0.bias", "a.2.weight", "a.2.bias"]
+    assert replicas.training
+    assert replicas.eval() is replicas
+    assert not replicas.training and not replicas[2].training
+    assert replicas.train().training and replicas[2].training
+
+    replicas(torch.ones(6, 3)).sum().backward()
+    replicas.zero_grad(set_to_none=False)
+    assert all(p.grad.eq(0).all() for r in replicas for p in r.parameters())
+    replicas.zero_grad()
+    assert all(p.grad is None for r in replicas for p in r.parameters())
+
+
+def test_a_state_is_loaded_into_all_replicas():
+    replicas = torchkv.replicate(make_model(), ["cpu"] * 2)
+    state = make_model().state_dict()
+    result = replicas.load_state_dict(state)
+    assert result.missing_keys == result.unexpected_keys == []
+    for replica in replicas:
+        for name, value in replica.state_dict().items():
+            assert_same(value, state[name])
+    del state["0.bias"]
+    with pytest.raises(RuntimeError, match="0.bias"):
+        replicas.load_state_dict(state)
+    assert replicas.load_state_dict(state, strict=False).missing_keys == ["0.bias"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ((torch.float64,), {}),
+        (("cpu", torch.float64), {}),
+        ((["cpu", "cpu"], torch.float64), {}),
+        ((), {"dtype": torch.float64}),
+        ((), {"device": "cpu", "dtype": torch.float64}),
+        ((torch.ones(1, dtype=torch.float64),), {}),
+    ],
+)
+def test_to_casts_all_replicas(arguments):
+    args, kwargs = arguments
+    replicas = torchkv.replicate(make_model(), ["cpu"] * 2)
+    parameters = [p for r in replicas for p in r.parameters()]
+    assert replicas.to(*args, **kwargs) is replicas
+    assert all(p.dtype == torch.float64 for p in parameters)
+    assert replicas.devices == [torch.device("cpu")] * 2
+
+
+@pytest.mark.cuda
+def test_to_moves_all_replicas():
+    replicas = torchkv.replicate(make_model(), ["cpu"] * 2)
+    replicas.to(["cpu", "cuda:0"])
+    assert replicas.devices == [torch.device("cpu"), torch.device("cuda:0")]
+    assert [next(r.parameters()).device.type for r in replicas] == ["cpu", "cuda"]
+    replicas.to("cuda:0")
+    assert replicas.devices == [torch.device("cuda:0")] * 2
+    assert replicas(torch.ones(4, 3)).device == torch.device("cuda:0")

@@ -27,6 +27,59 @@ def failing_at(bad_key, error):
     return update
 
 
+def scripted_sum():
+    def update(key: int, input: torch.Tensor, stored: torch.Tensor):
+        return stored + input
+
+    return script(update)
+
+
+def scripted_in_place():
+    def update(key: int, input: torch.Tensor, stored: torch.Tensor):
+        return stored.add_(input)
+
+    return script(update)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda key, input, stored: stored + input,
+        lambda: lambda key, input, stored: input,
+        lambda: lambda key, input, stored: torch.ones(()),
+        scripted_sum,
+    ],
+    ids=["sum", "input", "constant", "scripted"],
+)
+def test_a_new_tensor_instead_of_a_write_is_an_error(kv, make):
+    kv.init([3, 5], [full(1)] * 2)
+    kv.set_updater(make())
+    with pytest.raises(TypeError, match=r"stored.copy_\(result\).*\(key 3\)"):
+        kv.push([3, 5], [full(1)] * 2)
+    assert_same(stored(kv, 3), full(1))
+    assert_same(stored(kv, 5), full(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda key, input, stored: stored.add_(input),
+        lambda: lambda key, input, stored: stored.view(-1).add_(input.view(-1)),
+        lambda: lambda key, input, stored: stored.data.add_(input),
+        lambda: lambda key, input, stored: (stored.add_(input), input)[1],
+        lambda: lambda key, input, stored: (stored.add_(input), "done"),
+        scripted_in_place,
+    ],
+    ids=["add_", "of a view", "of data", "input", "tuple", "scripted"],
+)
+def test_what_an_updater_that_writes_returns_does_not_matter(kv, make):
+    kv.init(3, full(1))
+    kv.set_updater(make())
+    kv.push(3, full(1))
+    kv.push(3, [full(1), full(1)])
+    assert_same(stored(kv, 3), full(4))
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -82,7 +82,7 @@ STORAGE_SIZES = [0, 4, 15, 1000]
 def updater_of(replace, which):
     """An updater that does it to one of its tensors; scripted if `replace` is."""
     if not isinstance(replace, torch.jit.ScriptFunction):
-        return lambda key, input, stored: replace(stored if which else input)
+        return lambda key, input, stored: (replace(stored if which else input), None)[1]
 
     class Replaces(torch.nn.Module):
         def __init__(self):

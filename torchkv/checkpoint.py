@@ -41,6 +41,7 @@ from torchkv.content import (
     optimizer_from_dict,
     take,
 )
+from torchkv.files import check_path, open_regular
 from torchkv.optim.built_in import BuiltIn
 from torchkv.tensor_files import DamagedFileError, Written
 
@@ -95,6 +96,7 @@ def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
         impl: the store.
         path: the folder; it is made where there is none.
     """
+    check_path("save", path)
     content = Content.of(impl)  # throws before anything is written
     folder = Path(path)
     _make_folder(folder)
@@ -112,6 +114,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         FileNotFoundError: there is no such folder.
         ValueError: it holds no store, or a damaged one.
     """
+    check_path("load", path)
     folder = Path(path)
     if not folder.exists():
         raise FileNotFoundError(
@@ -119,6 +122,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         )
     with _locked(folder, fcntl.LOCK_SH) if folder.is_dir() else _unlocked():
         manifest = _read_manifest(folder / MANIFEST)
+        _check_keys(manifest)  # before anything large is read
         return _content(manifest, _read_files(folder, manifest["files"]))
 
 
@@ -288,7 +292,8 @@ def _grouped(
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        data = path.read_bytes()
+        with open_regular("load", path) as file:
+            data = file.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise ValueError(
             f"load: expected a folder with a saved store, but {path.parent} has no "
@@ -306,7 +311,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "(its checksum does not fit)"
         )
     try:
-        manifest: dict[str, Any] = json.loads(b"{" + rest)
+        manifest: dict[str, Any] = json.loads(
+            b"{" + rest, object_pairs_hook=tensor_files.distinct
+        )
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"load: {path.name} is no JSON: {error}") from error
     if expect(manifest, dict, "the manifest").get("format") != FORMAT:
@@ -315,14 +322,29 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{manifest.get('format')}; a newer torchkv may read it"
         )
     expect_fields(manifest, _FIELDS, "the manifest")
+    names = set()
     for item in expect(manifest["files"], list, "'files'"):
         expect_fields(item, ["name", *Written._fields], "a file of the manifest")
         # No path: nothing outside the folder is read.
         if not _DATA_FILE.fullmatch(expect(item["name"], str, "a file's name")):
             raise ValueError(f"load: expected a data file, but got {item['name']!r}")
+        if item["name"] in names:
+            raise ValueError(
+                f"load: expected each file once, but got {item['name']} twice"
+            )
+        names.add(item["name"])
         for field in Written._fields:
             expect(item[field], int, f"a file's {field!r}")
     return manifest
+
+
+def _check_keys(manifest: dict[str, Any]) -> None:
+    kind = expect_kind(manifest["key_kind"])
+    names = expect(manifest["keys"], list, "'keys'")
+    for name in names:
+        expect_key(name, kind)
+    if len(set(names)) != len(names):
+        raise ValueError("load: expected distinct keys, but got one twice")
 
 
 def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -348,10 +370,7 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _content(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
-    kind = expect_kind(manifest["key_kind"])
-    names = expect(manifest["keys"], list, "'keys'")
-    for name in names:
-        expect_key(name, kind)
+    kind, names = manifest["key_kind"], manifest["keys"]
     numbers = [_numbers(manifest, field, len(names)) for field in _PER_KEY]
     _restore(tensors, manifest)
 

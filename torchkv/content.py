@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchkv import _C
 from torchkv.optim.built_in import BuiltIn, on_stores
+from torchkv.optim.groups import shown
 from torchkv.optim.rules import after_load, kind_of
 
 _FORMAT = 2  # of the C++ store's tuple
@@ -95,7 +96,7 @@ class Content:
                 if not (state.is_floating_point() or state.is_complex()):
                     raise ValueError(
                         f"load: expected a floating-point or complex tensor as "
-                        f"{name!r}, but got {state.dtype} (key {key!r})"
+                        f"{name!r}, but got {state.dtype} (key {shown(key)})"
                     )
         try:
             return _C.KVStore.from_state(self._as_tuple(type))
@@ -289,7 +290,7 @@ def expect_kind(value: object) -> str:
 def expect_key(key: object, kind: str) -> int | str:
     """The key, of the kind."""
     if type(key) not in KINDS[kind]:
-        raise ValueError(f"load: expected keys of kind {kind!r}, but got {key!r}")
+        raise ValueError(f"load: expected keys of kind {kind!r}, but got {shown(key)}")
     return expect(key, int, "a key") if kind == "int" else expect(key, str, "a key")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, TypeAlias, cast
 
@@ -16,9 +17,9 @@ from typing import Any, Self, SupportsIndex, TypeAlias, cast
 import torch
 
 from torchkv import _C, checkpoint
+from torchkv.files import read_state, write_whole
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
-from torchkv.optim.files import read_state, write_whole
 from torchkv.optim.groups import as_keys
 from torchkv.optim.rules import on_store
 from torchkv.state_dict import load_state_dict, state_dict
@@ -61,11 +62,14 @@ class KVStore:
     * ``KeyError``: a key that ``init`` has not seen (``IndexError`` from
       TorchScript and C++).
     * ``ValueError``: a shape that differs from the stored one, a number of values
-      that differs from the number of keys, an empty list, lists nested too deep.
+      that differs from the number of keys, an empty list, lists nested too deep, a
+      tensor whose storage is smaller than its sizes need.
     * ``NotImplementedError``: a tensor that is sparse, quantised, without data
       (``meta``), or a wrapper around another (a FakeTensor, a DTensor).
     * ``RuntimeError``: a store that was closed, that was made before this process
-      was forked, or that is called from inside its own updater.
+      was forked, that is called from inside its own updater, or that is called while
+      a tracer (``torch.jit.trace``, ``torch.fx``, ``make_fx``, ``torch.export``)
+      records operators, which would lose the call.
 
     A call that is refused by one of these has changed nothing. What an updater
     raises reaches the caller of ``push`` as it is, after the keys before its own
@@ -198,7 +202,7 @@ class KVStore:
         Raises:
             ValueError: ``async_op`` without ``out``.
         """
-        return self._impl.pull(key, out, priority, async_op)
+        return self._impl.pull(key, out, priority, ignore_sparse, async_op)
 
     def pushpull(
         self,
@@ -294,10 +298,13 @@ class KVStore:
         """Sets what merges a pushed sum into a stored value.
 
         It is called as ``updater(key, input, stored)`` and writes ``stored`` in
-        place; what it returns is ignored. ``input`` is the sum, in the stored dtype.
-        Both tensors are its own only while it runs: to keep one, clone it. It runs
-        under ``torch.no_grad`` and never in two threads at once. It must not call
-        the same store; where it calls another one, that one's updater must not
+        place. ``input`` is the sum, in the stored dtype. Both tensors are its own only
+        while it runs: to keep one, clone it. It runs under ``torch.no_grad`` and never
+        in two threads at once.
+
+        It must not call the same store, which is a RuntimeError, and must not wait for
+        another thread that calls the same store: that thread waits for the updater to
+        end, so both hang. Where it calls another store, that one's updater must not
         call this one back, or two threads may wait for each other.
 
         The store holds the updater until another is set or the store is closed. An
@@ -315,7 +322,9 @@ class KVStore:
 
         Raises:
             TypeError: neither of these, or a TorchScript updater of another
-                signature or for the other kind of keys.
+                signature or for the other kind of keys. From then on :meth:`push`
+                raises it, too, where the updater returns a new tensor and has not
+                written ``stored``.
         """
         self._impl.set_updater(updater)
 
@@ -413,11 +422,12 @@ class KVStore:
                 weights_only=True)`` reads it.
 
         Raises:
-            ValueError: there is no optimizer.
+            ValueError: there is no optimizer, or the path is empty.
             OSError: what writing raised.
         """
-        state = self._required_optimizer("save_optimizer_states").state_dict()
-        write_whole(os.fspath(path), lambda file: torch.save(state, file))
+        op = "save_optimizer_states"
+        state = self._required_optimizer(op).state_dict()
+        write_whole(op, path, lambda file: torch.save(state, file))
 
     def load_optimizer_states(
         self, path: str | os.PathLike[str], strict: bool = True
@@ -525,7 +535,12 @@ class KVStore:
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
 
-    # -- the other doors
+    # -- the other bindings
+
+    @property
+    def capsule(self) -> Any:
+        """For TorchScript, which reads it to script a module that has a store."""
+        return self._impl.capsule
 
     @property
     def script_object(self) -> torch.ScriptObject:
@@ -582,16 +597,25 @@ class KVStore:
         # and those of a snapshot are gone by then.
         buffer = io.BytesIO()
         torch.save(self._impl.state(), buffer)
+        state = buffer.getvalue()
         # The third member is what a subclass added, in pickle's form for slots.
         return (
             self.__class__._unpickle,
-            (buffer.getvalue(), self._extras()),
+            (state, zlib.crc32(state), self._extras()),
             (None, self._attributes()),
         )
 
     @classmethod
-    def _unpickle(cls, state: bytes, extras: Sequence[Mapping[str, Any]] = ()) -> Self:
-        loaded = torch.load(io.BytesIO(state), weights_only=True)
+    def _unpickle(
+        cls, state: bytes, crc32: int, extras: Sequence[Mapping[str, Any]]
+    ) -> Self:
+        if zlib.crc32(state) != crc32:
+            raise ValueError(
+                "load: expected the store as it was pickled, but its checksum differs: "
+                "the pickle is damaged"
+            )
+        with torch.device("cpu"):  # torch.load would take the default device
+            loaded = torch.load(io.BytesIO(state), weights_only=True)
         store = cls._of(_C.KVStore.from_state(loaded))
         store._restore_extras(extras)
         return store
@@ -612,6 +636,11 @@ class KVStore:
         attributes = {**(in_dict or {}), **in_slots}
         del attributes["_impl"], attributes["_optimizer"]
         return attributes
+
+
+# So torch.jit.script takes this class as torch.classes.torchkv.KVStore: as an
+# attribute of a module, in an annotation, as an argument.
+torch.jit._state._add_script_class(KVStore, _C.KVStore.script_class())
 
 
 def create(type: str = "local") -> KVStore:

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from torchkv.optim.groups import StoreKey
+from torchkv.optim.groups import StoreKey, shown
+from torchkv.replicas import Replicas, existing
 
 Params: TypeAlias = (
     nn.Module
@@ -17,7 +18,8 @@ Params: TypeAlias = (
     | Iterable[nn.Module]
 )
 """A module, what its ``parameters()`` or ``named_parameters()`` gives, a dict of
-parameters by name, or replicas: a list of modules, one per device."""
+parameters by name, or replicas: what :func:`torchkv.replicate` made, or a list or tuple
+of modules, one per device."""
 
 
 def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
@@ -28,17 +30,27 @@ def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
 
     Raises:
         ValueError: no parameters, one that is no leaf or not initialised yet, a name
-            that stands twice, replicas that differ or share a parameter.
+            that stands twice, replicas that differ or share a parameter, or parameters
+            of some replicas without those of the others.
         TypeError: another form.
     """
-    if isinstance(params, nn.Module) and not isinstance(params, nn.ModuleList):
-        params = [params]
+    result = _collected(params)
+    _check_all_replicas(result)
+    return result
+
+
+def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
+    if isinstance(params, nn.Module):
+        return _of_replicas([params])
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise _wrong_form(type(params).__name__)
     items = list(params.items() if isinstance(params, Mapping) else params)
     if not items:
         raise ValueError("Trainer: expected at least one parameter, but got none")
     if all(isinstance(item, nn.Module) for item in items):
+        # Any other iterable is more likely one over layers, such as children().
+        if not isinstance(params, list | tuple | Replicas):
+            raise _wrong_form(f"modules in a {type(params).__name__}")
         return _of_replicas(items)
     if all(isinstance(item, Tensor) for item in items):
         return _distinct(list(enumerate(items)))
@@ -56,8 +68,22 @@ def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
 def _wrong_form(actual: str) -> TypeError:
     return TypeError(
         "Trainer: expected a module, parameters(), named_parameters(), a dict of "
-        f"parameters by name, or a list of modules, but got {actual}"
+        "parameters by name, or replicas (of torchkv.replicate, or a list of modules), "
+        f"but got {actual}"
     )
+
+
+def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:
+    """ValueError where replicas are left out: nobody would keep them equal."""
+    given = {id(p) for copies in parameters.values() for p in copies}
+    for replicas in list(existing):
+        for copies in zip(*(module.parameters() for module in replicas), strict=False):
+            if 0 < sum(id(p) in given for p in copies) < len(copies):
+                raise ValueError(
+                    "Trainer: expected the parameters of all replicas, but got those "
+                    f"of one of {len(copies)}; hand over the Replicas that "
+                    "torchkv.replicate returned"
+                )
 
 
 def _distinct(
@@ -69,18 +95,19 @@ def _distinct(
         if nn.parameter.is_lazy(parameter):
             raise ValueError(
                 "Trainer: expected parameters that have values, but got one of a lazy "
-                f"module; run a batch through the model first (key {key!r})"
+                f"module; run a batch through the model first (key {shown(key)})"
             )
         if not parameter.is_leaf:
             raise ValueError(
                 "Trainer: expected parameters, but got the result of an operation "
-                f"(key {key!r})"
+                f"(key {shown(key)})"
             )
         if id(parameter) in seen:
             continue
         if key in result:
             raise ValueError(
-                f"Trainer: expected distinct names, but got one twice (key {key!r})"
+                "Trainer: expected distinct names, but got one twice "
+                f"(key {shown(key)})"
             )
         seen.add(id(parameter))
         result[key] = [parameter]
@@ -99,7 +126,7 @@ def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
             if expected != actual:
                 raise ValueError(
                     f"Trainer: expected replicas of the same parameters, but got "
-                    f"{actual} beside {expected} (key {key!r}, replica {i})"
+                    f"{actual} beside {expected} (key {shown(key)}, replica {i})"
                 )
     result: dict[StoreKey, list[Tensor]] = {
         key: [replica[key][0] for replica in replicas] for key in first
@@ -108,7 +135,7 @@ def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
         if len({id(parameter) for parameter in copies}) < len(copies):
             raise ValueError(
                 "Trainer: expected replicas with parameters of their own, but got two "
-                f"that share one (key {key!r}); torchkv.replicate makes copies"
+                f"that share one (key {shown(key)}); torchkv.replicate makes copies"
             )
     return result
 

@@ -5,12 +5,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from torchkv.nests import map_nests
+
 Device: TypeAlias = torch.device | str | int
+
+# All that exist, for a Trainer to tell whose parameters it gets.
+existing: WeakSet[Replicas] = WeakSet()
+
+
+class _Call(NamedTuple):
+    """The arguments of a module; their names are those of messages."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class Replicas(Sequence[nn.Module]):
@@ -28,6 +41,13 @@ class Replicas(Sequence[nn.Module]):
     one device, one after the other, so that random numbers (dropout) are drawn in the
     same order every time.
 
+    A batch may be nested: dicts, lists, tuples, named tuples and dataclasses are
+    scattered tensor by tensor, and outputs gathered likewise. What is not part of the
+    batch, such as a flag, a weight of each class or a mask for all rows, is passed by
+    name in ``repeat``::
+
+        output = replicas(**batch, repeat={"return_dict": True})
+
     Parameters are kept equal by :class:`torchkv.Trainer`. Buffers are not: each
     replica's BatchNorm counts its own shards, and the first replica's buffers, which
     are the module's, are those that :meth:`state_dict` has.
@@ -37,6 +57,12 @@ class Replicas(Sequence[nn.Module]):
         """Holds modules that are on `devices` already; see :func:`replicate`."""
         self._modules = list(modules)
         self._devices = [torch.device(device) for device in devices]
+        existing.add(self)
+
+    @property
+    def module(self) -> nn.Module:
+        """The first replica: the module that was replicated."""
+        return self._modules[0]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -62,83 +88,156 @@ class Replicas(Sequence[nn.Module]):
     # -- data
 
     def scatter(self, *inputs: Any) -> list[tuple[Any, ...]]:
-        """Cuts tensors along dimension 0, into a shard for each replica's device.
+        """Splits tensors along dimension 0 into a shard for each replica's device.
 
-        Shards differ by one row at most, and may have none. What is no tensor goes to
-        each replica as it is. Autograd knows of it all.
+        Shards differ by one row at most, and may have none. Autograd records it.
+
+        Args:
+            *inputs: tensors, None, and dicts, lists, tuples, named tuples and
+                dataclasses of these, nested or not.
 
         Returns:
-            For each replica its shards of the inputs.
+            For each replica its shards of the inputs, nested as they are.
 
         Raises:
             ValueError: a tensor without dimensions, or tensors of different length.
+            TypeError: anything else, which cannot be split.
         """
-        lengths = set()
-        for x in inputs:
-            if isinstance(x, Tensor):
-                if x.dim() == 0:
-                    raise ValueError(
-                        "scatter: expected tensors with a dimension to cut, but got "
-                        "one of shape []"
-                    )
-                lengths.add(len(x))
-        if len(lengths) > 1:
-            raise ValueError(
-                "scatter: expected tensors of one length, but got "
-                f"{', '.join(map(str, sorted(lengths)))}"
-            )
-        count = len(self)
-        columns = [
-            [
-                shard.to(device, non_blocking=True)
-                for shard, device in zip(
-                    x.tensor_split(count), self._devices, strict=True
-                )
-            ]
-            if isinstance(x, Tensor)
-            else [x] * count
-            for x in inputs
-        ]
-        return [tuple(column[i] for column in columns) for i in range(count)]
+        return self._scatter(inputs, "inputs")
 
-    def gather(self, outputs: Sequence[Tensor]) -> Tensor:
+    def _scatter(self, nest: Any, path: str) -> list[Any]:
+        if self._num_rows(nest, path) is None:
+            return [nest] * len(self)
+
+        def shard_of(i: int) -> Any:
+            def shard(_: str, leaves: Sequence[Any]) -> Tensor | None:
+                (x,) = leaves
+                if x is None:
+                    return None
+                shards: Sequence[Tensor] = x.tensor_split(len(self))
+                return shards[i].to(self._devices[i], non_blocking=True)
+
+            return map_nests(shard, [nest], path)
+
+        return [shard_of(i) for i in range(len(self))]
+
+    def _num_rows(self, nest: Any, path: str) -> int | None:
+        """The length of all tensors; None where there are none."""
+        lengths: dict[int, str] = {}
+
+        def check(path: str, leaves: Sequence[Any]) -> None:
+            (x,) = leaves
+            if x is None:
+                return
+            path = path.removeprefix(".")
+            if not isinstance(x, Tensor):
+                raise TypeError(
+                    "scatter: expected tensors in dicts, lists, tuples and "
+                    f"dataclasses, but got {type(x).__name__} as {path}; pass what all "
+                    "replicas get as repeat={'name': value}"
+                )
+            if x.dim() == 0:
+                raise ValueError(
+                    "scatter: expected tensors with a dimension to split, but got one "
+                    f"of shape [] as {path}; pass what all replicas get as "
+                    "repeat={'name': value}"
+                )
+            lengths.setdefault(len(x), path)
+
+        map_nests(check, [nest], path)
+        if len(lengths) > 1:
+            told = ", ".join(f"{n} as {path}" for n, path in sorted(lengths.items()))
+            raise ValueError(f"scatter: expected tensors of one length, but got {told}")
+        return next(iter(lengths), None)
+
+    def _repeated(self, repeat: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """For each replica what all get, with tensors on its device."""
+        if repeat is not None and not isinstance(repeat, Mapping):
+            raise TypeError(
+                "repeat: expected a dict of arguments by name, but got "
+                f"{type(repeat).__name__}"
+            )
+
+        def repeated_on(device: torch.device) -> dict[str, Any]:
+            def move(_: str, leaves: Sequence[Any]) -> Any:
+                (x,) = leaves
+                return x.to(device) if isinstance(x, Tensor) else x
+
+            moved: dict[str, Any] = map_nests(move, [dict(repeat or {})], "repeat")
+            return moved
+
+        return [repeated_on(device) for device in self._devices]
+
+    def gather(self, outputs: Sequence[Any]) -> Any:
         """Joins tensors along dimension 0, on the first replica's device.
 
-        Tensors without dimensions (losses) become a vector. Autograd knows of it.
+        Tensors without dimensions (losses) become a vector. Autograd records it.
+
+        Args:
+            outputs: one per replica, all nested alike; see :meth:`scatter`.
+
+        Returns:
+            The joined tensors, nested as each output is.
 
         Raises:
-            ValueError: no tensors.
-            TypeError: something else than tensors.
+            ValueError: no outputs, or outputs of different structure.
+            TypeError: something else than tensors, nests of tensors, and None.
         """
         if not outputs:
             raise ValueError("gather: expected at least one tensor, but got none")
-        for output in outputs:
-            if not isinstance(output, Tensor):
-                raise TypeError(
-                    f"gather: expected tensors, but got {type(output).__name__}"
-                )
         device = self._devices[0]
-        moved = [output.to(device) for output in outputs]
-        if all(output.dim() == 0 for output in moved):
-            return torch.stack(moved)
-        return torch.cat(moved)
+
+        def join(path: str, leaves: Sequence[Any]) -> Tensor | None:
+            if all(x is None for x in leaves):
+                return None
+            for x in leaves:
+                if not isinstance(x, Tensor):
+                    raise TypeError(
+                        f"gather: expected tensors, but got {type(x).__name__} as "
+                        f"{path}"
+                    )
+            moved = [x.to(device) for x in leaves]
+            if all(x.dim() == 0 for x in moved):
+                return torch.stack(moved)
+            return torch.cat(moved)
+
+        return map_nests(join, outputs, "output")
 
     # -- work
 
-    def __call__(self, *inputs: Any) -> Tensor:
+    def __call__(
+        self, *inputs: Any, repeat: Mapping[str, Any] | None = None, **keywords: Any
+    ) -> Any:
         """Runs each replica on its shard of a batch, and joins the outputs.
 
         So one ``backward`` of a loss of the output leaves gradients in all replicas.
 
         Args:
             *inputs: as in :meth:`scatter`.
+            repeat: arguments by name that each replica gets whole: tensors are copied
+                to its device, all else is passed as it is.
+            **keywords: as in :meth:`scatter`.
+
+        Returns:
+            As :meth:`gather`.
 
         Raises:
             Exception: what a module raises.
         """
-        return self.gather(self._run(lambda module, *shard: module(*shard), inputs))
 
-    def backward(self, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        def work(module: nn.Module, call: _Call) -> Any:
+            return module(*call.args, **call.kwargs)
+
+        return self.gather(self._run(work, _Call(inputs, keywords), repeat))
+
+    def backward(
+        self,
+        loss: Callable[..., Tensor],
+        /,
+        *inputs: Any,
+        repeat: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Tensor:
         """Computes and differentiates each replica's loss on its shard of a batch.
 
         The gradients stay in the replicas, for :meth:`torchkv.Trainer.step`, which adds
@@ -152,8 +251,10 @@ class Replicas(Sequence[nn.Module]):
             trainer.step(len(images))
 
         Args:
-            loss: called as ``loss(replica, *shards)``; returns one number.
+            loss: called as ``loss(replica, *shards, **shards)``; returns one number.
             *inputs: as in :meth:`scatter`.
+            repeat: as in calls of the replicas.
+            **keywords: as in :meth:`scatter`.
 
         Returns:
             The losses, one per replica that had a row, without gradients, on the first
@@ -164,26 +265,43 @@ class Replicas(Sequence[nn.Module]):
                 gradients by then.
         """
 
-        def work(module: nn.Module, *shard: Any) -> Tensor:
-            value = loss(module, *shard)
+        def work(module: nn.Module, call: _Call) -> Tensor:
+            value = loss(module, *call.args, **call.kwargs)
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
-        return self.gather(self._run(work, inputs))
+        losses: Tensor = self.gather(self._run(work, _Call(inputs, keywords), repeat))
+        return losses
 
     def _run(
-        self, function: Callable[..., Tensor], inputs: Sequence[Any]
-    ) -> list[Tensor]:
-        shards = self.scatter(*inputs)
+        self,
+        function: Callable[[nn.Module, _Call], Any],
+        call: _Call,
+        repeat: Mapping[str, Any] | None,
+    ) -> list[Any]:
+        for name in call.kwargs:
+            if repeat is not None and name in repeat:
+                raise TypeError(
+                    f"repeat: expected other arguments than those of the batch, but "
+                    f"got {name!r} in both"
+                )
+        num_rows = self._num_rows(call, "")
+        shards = [
+            _Call(shard.args, {**shard.kwargs, **more})
+            for shard, more in zip(
+                self._scatter(call, ""), self._repeated(repeat), strict=True
+            )
+        ]
         by_device: dict[torch.device, list[int]] = {}
-        for i, shard in enumerate(shards):
-            if i > 0 and any(isinstance(x, Tensor) and len(x) == 0 for x in shard):
+        for i in range(len(self)):
+            # Rows come to the first replicas first.
+            if num_rows is not None and i >= max(num_rows, 1):
                 _leave_zeros(self._modules[i])
             else:
                 by_device.setdefault(self._devices[i], []).append(i)
 
-        def run_all(places: list[int]) -> list[Tensor]:
-            return [function(self._modules[i], *shards[i]) for i in places]
+        def run_all(places: list[int]) -> list[Any]:
+            return [function(self._modules[i], shards[i]) for i in places]
 
         if len(by_device) == 1:
             (places,) = by_device.values()
@@ -203,6 +321,64 @@ class Replicas(Sequence[nn.Module]):
 
     # -- as of one module
 
+    @property
+    def training(self) -> bool:
+        """Whether the module is set to training."""
+        return self.module.training
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The module's parameters: those of the first replica.
+
+        A :class:`torchkv.Trainer` copies what is written to them to the others. It
+        takes the replicas themselves, since it adds up the gradients of all.
+        """
+        return self.module.parameters(recurse)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """As :meth:`parameters`, with their names in the module."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of all replicas, or with False fills them with zeros."""
+        for module in self._modules:
+            module.zero_grad(set_to_none)
+
+    def to(self, *args: Any, **kwargs: Any) -> Replicas:
+        """Moves and casts all replicas, in place, as :meth:`torch.nn.Module.to`.
+
+        Args:
+            *args: as of ``Module.to``. The device may be a list with one for each
+                replica; a single one is that of all.
+            **kwargs: likewise.
+
+        Raises:
+            ValueError: another number of devices than of replicas, or ``meta``.
+        """
+        place = args[0] if args else kwargs.pop("device", None)
+        if isinstance(place, Tensor):
+            place = [place.device] * len(self)
+        elif isinstance(place, str | int | torch.device):
+            place = [torch.device(place)] * len(self)
+        elif not isinstance(place, list | tuple):  # a dtype, or none
+            for module in self._modules:
+                module.to(*args, **kwargs)
+            return self
+        devices = _checked_devices("to", place)
+        if len(devices) != len(self):
+            raise ValueError(
+                f"to: expected {len(self)} devices, one for each replica, but got "
+                f"{len(devices)}"
+            )
+        for module, device in zip(self._modules, devices, strict=True):
+            if args and isinstance(args[0], Tensor):
+                module.to(*args, **kwargs)
+            else:
+                module.to(device, *args[1:], **kwargs)
+        self._devices = devices
+        return self
+
     def train(self, mode: bool = True) -> Replicas:
         """Sets all replicas to training, or with False to evaluation."""
         for module in self._modules:
@@ -217,14 +393,23 @@ class Replicas(Sequence[nn.Module]):
         """The first replica's state, that is, the module's."""
         return self._modules[0].state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> Any:
         """Loads a module's state into all replicas.
+
+        Args:
+            state_dict: of the module.
+            strict: whether its names must be those of the module.
+
+        Returns:
+            The names that were missing and those that were unexpected, as
+            :meth:`torch.nn.Module.load_state_dict`.
 
         Raises:
             RuntimeError: a state that does not fit the module.
         """
-        for module in self._modules:
-            module.load_state_dict(state_dict)
+        return [module.load_state_dict(state_dict, strict) for module in self][0]
 
     def __repr__(self) -> str:
         """``Replicas(Sequential, devices=['cuda:0', 'cuda:1'])``."""
@@ -242,7 +427,7 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
             ``["cpu", "cpu"]``. None: all GPUs or, where there are none, the CPU once.
 
     Raises:
-        ValueError: no devices.
+        ValueError: no devices, or ``meta``, where tensors have no data.
         TypeError: something else than a module.
     """
     if not isinstance(module, nn.Module):
@@ -256,9 +441,19 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
         devices = [devices]
     if not devices:
         raise ValueError("replicate: expected at least one device, but got none")
-    first, *others = devices
+    first, *others = devices = _checked_devices("replicate", devices)
     copies = [copy.deepcopy(module).to(device) for device in others]
     return Replicas([module.to(first), *copies], devices)
+
+
+def _checked_devices(op: str, devices: Sequence[Device]) -> list[torch.device]:
+    checked = [torch.device(device) for device in devices]
+    for device in checked:
+        if device.type == "meta":
+            raise ValueError(
+                f"{op}: expected devices whose tensors have data, but got 'meta'"
+            )
+    return checked
 
 
 class _Modes:
@@ -275,9 +470,9 @@ class _Modes:
     def run(
         self,
         device: torch.device,
-        function: Callable[[list[int]], list[Tensor]],
+        function: Callable[[list[int]], list[Any]],
         places: list[int],
-    ) -> list[Tensor]:
+    ) -> list[Any]:
         """Calls a function as the caller's thread would."""
         (cpu, cpu_on, cpu_dtype), (cuda, cuda_on, cuda_dtype) = self._autocast
         index = device.index if device.type == "cuda" else None

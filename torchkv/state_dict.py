@@ -39,6 +39,7 @@ from torchkv.content import (
     take,
 )
 from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.groups import listed, shown
 from torchkv.tensor_files import memory_of
 
 FORMAT = 1
@@ -188,7 +189,7 @@ def _parse_updater(text: object) -> Tensor | None:
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data
-        else torch.empty(0, dtype=torch.uint8)
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
 
 
@@ -201,12 +202,12 @@ def _parse_key(text: object, kind: str) -> int | str:
     except ValueError:
         number = None
     if number is None or str(number) != key:
-        raise ValueError(f"load: expected keys of kind {kind!r}, but got {key!r}")
+        raise ValueError(f"load: expected keys of kind {kind!r}, but got {shown(key)}")
     return expect(number, int, "a key")
 
 
 def _parse_item(key: int | str, item: object) -> KeyContent:
-    where = f"(key {key!r})"
+    where = f"(key {shown(key)})"
     fields = expect_fields(item, _KEY_FIELDS, f"the state {where}")
     version, step, num_accumulated = (
         expect(fields[name], int, f"{name!r} {where}")
@@ -256,7 +257,7 @@ def _check_names(
     unexpected = [key for key in content.keys if key not in known]
     for what, names in [("missing", missing), ("unexpected", unexpected)]:
         if names:
-            some = ", ".join(map(repr, names[:10])) + (", ..." * (len(names) > 10))
+            some = listed(names, 10)
             raise ValueError(
                 "load_state_dict: expected the keys of the store, but got a state with "
                 f"{len(names)} {what} (key {some}); strict=False takes those that both "
@@ -270,5 +271,5 @@ def _check_like(impl: _C.KVStore, key: int | str, value: Tensor) -> None:
         raise ValueError(
             f"load_state_dict: expected a value of {expected[0]} and shape "
             f"{list(expected[1])}, but got {value.dtype} and {list(value.shape)} "
-            f"(key {key!r})"
+            f"(key {shown(key)})"
         )

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torchkv.files import open_regular
+
 MAX_HEADER_BYTES = 100_000_000  # what safetensors' package takes
 _PIECE_BYTES = 16 << 20  # what is written, or read, at a time
 # So much of a file goes to the disk, and leaves memory, at a time: memory that has
@@ -148,7 +150,7 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
         DamagedFileError: it is not the file that was written.
     """
     name = path.name
-    with open(path, "rb", buffering=0) as file:
+    with open_regular("load", path) as file:
         size = os.fstat(file.fileno()).st_size
         if size != written.size:
             raise DamagedFileError(
@@ -174,12 +176,20 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
             "(its checksum does not fit)"
         )
     try:
-        return _tensors(json.loads(header), flat)
+        return _tensors(json.loads(header, object_pairs_hook=distinct), flat)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFileError(
             f"load: expected a safetensors file, but got a wrong header in {name}: "
             f"{error}"
         ) from error
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for json.loads; ValueError where a name comes twice."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return result
 
 
 def memory_of(tensor: Tensor) -> memoryview:

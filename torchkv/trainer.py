@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
+from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn, kept_dtype
-from torchkv.optim.files import read_state
-from torchkv.optim.groups import StoreKey, as_number
+from torchkv.optim.groups import StoreKey, as_number, listed, shown
 from torchkv.parameters import Params, collected
 
 # Of optimizers whose rescale_grad a trainer has set: what it was, and what was set.
@@ -60,11 +60,14 @@ class Trainer:
 
         trainer.zero_grad()  # a step that the scaler skipped has left its gradients
         scaler.scale(loss).backward()
-        scaler.unscale_(trainer)  # only to look at gradients, or to cut them
+        scaler.unscale_(trainer)  # only to look at gradients, or to clip them
+        trainer.clip_grad_norm_(1.0)
         scaler.step(trainer)
         scaler.update()
 
     An infinity or NaN in a gradient of any replica skips the step of all parameters.
+    ``torch.nn.utils.clip_grad_norm_`` would clip by the norm of one replica's share of
+    a gradient; :meth:`clip_grad_norm_` takes that of the sum.
     """
 
     def __init__(
@@ -80,8 +83,9 @@ class Trainer:
 
         Args:
             params: a module, its ``parameters()`` or ``named_parameters()``, a dict by
-                name, or replicas (:func:`torchkv.replicate`, or a list of modules of
-                the same parameters). The other replicas get the first one's values.
+                name, or replicas: what :func:`torchkv.replicate` returned, or a list or
+                tuple of modules of the same parameters. The other replicas get the
+                first one's values. A ``ModuleList`` is a module.
             optimizer: as in :meth:`torchkv.KVStore.set_optimizer`: one of
                 :mod:`torchkv.optim`, MXNet's name of one, or a class of
                 :mod:`torch.optim`.
@@ -97,8 +101,9 @@ class Trainer:
 
         Raises:
             ValueError: no parameters, one that is no leaf or not initialised yet,
-                replicas that differ, a store that is not empty or has an optimizer,
-                or what ``set_optimizer`` refuses.
+                replicas that differ, one replica without the others, a store that is
+                not empty or has an optimizer, or what ``set_optimizer`` refuses.
+            KeyError: an optimizer whose groups or multipliers name no parameter.
             TypeError: params of another form, or arguments of another type.
             NotImplementedError: ``compression_params``, or a store type that is not
                 there yet.
@@ -131,8 +136,13 @@ class Trainer:
         # MXNet's: each step sets the optimizer's to this / batch_size.
         self._rescale = _own_rescale(self.optimizer)
         self._stamps: dict[StoreKey, tuple[int, int]] = {}
+        # First replica's gradients that are the sum of all, with their versions.
+        self._sums: dict[StoreKey, tuple[ref[Tensor], int]] = {}
+        self._clipped_norm: Tensor | None = None  # of the next step
+        self._last_norm: Tensor | None = None
         self._copy_first_to_others()
         self._take_weights(self._trained())
+        self.optimizer._know("Trainer", self._parameters)  # frozen ones, too
         if self._kvstore is not None and not self._update_on_kvstore:
             self._kvstore.set_updater(None)
             self._enter_gradients(self._trained())
@@ -217,7 +227,9 @@ class Trainer:
             RuntimeError: the optimizer runs on the store.
         """
         self._check_local("allreduce_grads")
-        self._reduce(*self._fresh("allreduce_grads", True))
+        keys, gradients = self._fresh("allreduce_grads", True)
+        self._reduce(keys, gradients)
+        self._note_sums(zip(keys, gradients, strict=True))
 
     def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Steps all parameters with the gradients that :meth:`allreduce_grads` left.
@@ -237,8 +249,74 @@ class Trainer:
         keys, gradients = self._fresh("update", ignore_stale_grad)
         self._step(keys, [copies[:1] for copies in gradients], size)
 
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """Clips the next step by the norm of the gradients that it adds up.
+
+        As :func:`torch.nn.utils.clip_grad_norm_`, for any number of replicas: the norm
+        is that of the sum over replicas, of all parameters together, and every
+        replica's gradients are multiplied in place by ``max_norm / (norm + 1e-6)`` if
+        that is less than 1. A ``batch_size`` of :meth:`step` divides afterwards. With
+        ``torch.amp.GradScaler``, call ``scaler.unscale_(trainer)`` before.
+
+        Args:
+            max_norm: the norm to clip to.
+            norm_type: the p of the p-norm; ``inf`` is the largest absolute value.
+            error_if_nonfinite: whether an infinite or NaN norm is an error.
+
+        Returns:
+            The norm before clipping, on the first replica's device. See
+            :attr:`grad_norm`, too.
+
+        Raises:
+            RuntimeError: `error_if_nonfinite`, and the norm is infinite or NaN.
+                Nothing has changed.
+            ValueError: a `max_norm` that is negative or NaN.
+        """
+        op = "clip_grad_norm_"
+        limit = as_number(op, "max_norm", max_norm)
+        if not limit >= 0:
+            raise ValueError(
+                f"{op}: expected a max_norm of at least 0, but got {max_norm!r}"
+            )
+        keys, gradients = self._fresh(op, True)
+        sums, norms = [], []
+        for key, copies in zip(keys, gradients, strict=True):
+            grad, version = self._sums.get(key, (None, 0))
+            if grad and grad() is copies[0] and version == copies[0]._version:
+                sums.append((key, copies))
+                total = copies[0]
+            else:
+                total = _sum_of(copies)
+            dtype = kept_dtype(total.dtype)
+            norms.append(torch.linalg.vector_norm(total, norm_type, dtype=dtype))
+        norm = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
+        parameters = [p for copies in self._parameters.values() for p in copies]
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        self._note_sums(sums)  # clipped, they still are
+        self._clipped_norm = norm
+        return norm
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the last step's gradients, before they were clipped.
+
+        What :meth:`clip_grad_norm_` returned for it or, without a call of that, the
+        optimizer's :attr:`~torchkv.optim.StoreOptimizer.grad_norm`. None where neither
+        was computed. Waits for the device that has it.
+        """
+        if self._last_norm is not None:
+            return float(self._last_norm)
+        return self.optimizer.grad_norm
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of all replicas, or with False fills them with zeros."""
+        self._clipped_norm = None
         for copies in self._parameters.values():
             for parameter in copies:
                 if set_to_none:
@@ -274,11 +352,10 @@ class Trainer:
         self._take_weights(self._changed(self._trained()))
         saved, trained = state.get("state"), set(self._store.keys())
         if isinstance(saved, Mapping) and saved.keys() != trained:
-            some = sorted(saved.keys() ^ trained, key=str)[:5]
+            some = listed(sorted(saved.keys() ^ trained, key=str))
             raise ValueError(
                 f"{op}: expected the state of the trainer's {len(trained)} parameters, "
-                f"but got that of {len(saved)}; only one of them has "
-                f"{', '.join(map(repr, some))}"
+                f"but got that of {len(saved)}; only one of them has {some}"
             )
         self.optimizer.load_state_dict(state)
 
@@ -315,9 +392,9 @@ class Trainer:
                 replica = [p.grad is None for p in copies].index(True)
                 raise UserWarning(
                     f"{op}: expected a gradient from backward() since the last step, "
-                    f"but got none (key {key!r}, replica {replica}); if the model uses "
-                    "only some of its parameters on purpose, ignore_stale_grad=True "
-                    "skips those without a gradient"
+                    f"but got none (key {shown(key)}, replica {replica}); if the model "
+                    "uses only some of its parameters on purpose, "
+                    "ignore_stale_grad=True skips those without a gradient"
                 )
             if found:
                 keys.append(key)
@@ -350,10 +427,14 @@ class Trainer:
                 _rescaled[optimizer] = self._rescale, rescale
         weights = [self._parameters[key] for key in keys]
         self._store.pushpull(keys, gradients, weights)
+        self._last_norm, self._clipped_norm = self._clipped_norm, None
         for key, copies in zip(keys, weights, strict=True):
             self._stamps[key] = _stamp(copies[0])
             for parameter in copies:
                 parameter.grad = None
+
+    def _note_sums(self, sums: Iterable[tuple[StoreKey, list[Tensor]]]) -> None:
+        self._sums = {key: (ref(first), first._version) for key, (first, *_) in sums}
 
     # -- between model and store
 
@@ -419,6 +500,17 @@ def _times(scale: float, gradients: list[Tensor]) -> list[Tensor]:
     """Gradients, scaled in the dtype in which they will be added up."""
     kept = [gradient.to(kept_dtype(gradient.dtype)) for gradient in gradients]
     return list(torch._foreach_mul(kept, scale))
+
+
+def _sum_of(copies: list[Tensor]) -> Tensor:
+    """The sum of replicas' gradients, as the store adds them up."""
+    first, *others = copies
+    if not others:
+        return first
+    total = first.to(kept_dtype(first.dtype), copy=True)
+    for other in others:
+        total += other.to(total.device, total.dtype)
+    return total
 
 
 def _own_rescale(optimizer: StoreOptimizer) -> float:

@@ -4,25 +4,56 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../errors.h"
 #include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
 #include "../store_type.h"
+#include "../text.h"
 #include "../work.h"
 #include "argument_parser.h"
+#include "bound.h"
+#include "tracing.h"
 
 namespace torchkv {
 namespace {
+
+// REQUIRES: a str.
+std::string utf8_of(const char* op, const char* what, PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text, &size);
+  if (bytes == nullptr) {
+    PyErr_Clear();
+    TORCH_CHECK_VALUE(
+        false,
+        op,
+        ": expected a str that UTF-8 can encode as ",
+        what,
+        ", but got one with a lone surrogate");
+  }
+  return {bytes, static_cast<size_t>(size)};
+}
+
+void check_fits(const char* op, bool fits, const char* actual) {
+  TORCH_CHECK_VALUE(
+      fits,
+      op,
+      ": expected a key that fits in 64 bits, but got a ",
+      actual,
+      " int");
+}
 
 struct PythonDoor {
   using Object = PyObject*; // borrowed
@@ -30,17 +61,7 @@ struct PythonDoor {
   // Anything with __index__ counts as int, except a bool.
   static std::optional<Key> as_key(const char* op, Object object) {
     if (PyUnicode_Check(object)) {
-      Py_ssize_t size = 0;
-      const char* text = PyUnicode_AsUTF8AndSize(object, &size);
-      if (text == nullptr) {
-        PyErr_Clear();
-        TORCH_CHECK_VALUE(
-            false,
-            op,
-            ": expected a str key that UTF-8 can encode, but got one with a lone "
-            "surrogate");
-      }
-      return Key(std::string(text, size));
+      return Key(utf8_of(op, "key", object));
     }
     if (PyBool_Check(object) || !PyIndex_Check(object)) {
       return std::nullopt;
@@ -50,6 +71,11 @@ struct PythonDoor {
       if (tensor->numel() != 1 ||
           !c10::isIntegralType(tensor->scalar_type(), /*includeBool=*/false)) {
         return std::nullopt;
+      }
+      if (tensor->scalar_type() == c10::kUInt64) { // __index__ overflows
+        const uint64_t id = tensor->item().toUInt64();
+        check_fits(op, id <= std::numeric_limits<int64_t>::max(), "larger");
+        return Key(static_cast<int64_t>(id));
       }
     }
     // __index__ may run Python code that drops the list the object is in.
@@ -61,12 +87,7 @@ struct PythonDoor {
     }
     int overflow = 0;
     const int64_t id = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    TORCH_CHECK_VALUE(
-        overflow == 0,
-        op,
-        ": expected a key that fits in 64 bits, but got a ",
-        overflow > 0 ? "larger" : "smaller",
-        " int");
+    check_fits(op, overflow == 0, overflow > 0 ? "larger" : "smaller");
     return Key(id);
   }
   static const at::Tensor* as_tensor(Object object) {
@@ -102,6 +123,14 @@ py::object to_python(const Key& key) {
   return py::str(key.text());
 }
 
+py::list to_python(const std::vector<Key>& keys) {
+  py::list result;
+  for (const auto& key : keys) {
+    result.append(to_python(key));
+  }
+  return result;
+}
+
 py::object to_python(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
@@ -128,7 +157,11 @@ class PythonUpdater final : public OpaqueUpdater {
   void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
       override {
     const py::gil_scoped_acquire gil;
-    callable_(to_python(key), to_python(input), to_python(stored));
+    const py::object returned =
+        callable_(to_python(key), to_python(input), to_python(stored));
+    if (const at::Tensor* tensor = PythonDoor::as_tensor(returned.ptr())) {
+      check_returned(key, *tensor, stored);
+    }
   }
   std::optional<KeyKind> key_kind() const override {
     return std::nullopt;
@@ -228,15 +261,86 @@ void translate_exception(std::exception_ptr pointer) {
     if (!raise_script_error(error)) {
       throw; // to torch's own translator
     }
+  } catch (const py::builtin_exception& error) {
+    error.set_error(); // a std::exception, too
   } catch (const std::exception&) {
     torch::translate_exception_to_python(pointer);
   }
 }
 
 using Self = c10::intrusive_ptr<KVStore>;
+using Store = Bound<KVStore>;
 
-void init(const Self& self, py::handle key, py::handle value) {
-  const Parser parser("init");
+// What torchkv.tracing knows of torch.fx; set at import, never freed.
+struct FxTracing {
+  py::handle names; // where some thread's tracing is noted
+  py::handle flag;
+  py::handle is_symbolic_trace;
+};
+FxTracing fx_tracing;
+
+void find_fx_tracing() {
+  const auto module = py::module_::import("torchkv.tracing");
+  fx_tracing.names = module.attr("FX_NAMES").cast<py::dict>().release();
+  fx_tracing.flag = py::str("_is_fx_tracing_flag").release();
+  fx_tracing.is_symbolic_trace =
+      py::object(module.attr("is_symbolic_trace")).release();
+}
+
+void refuse_tracing(const char* op) {
+  if (torch::jit::tracer::isTracing()) {
+    throw_traced(op, "torch.jit.trace");
+  }
+  refuse_graph_capture(op);
+  const PyObject* some_thread_traces =
+      PyDict_GetItemWithError(fx_tracing.names.ptr(), fx_tracing.flag.ptr());
+  if (some_thread_traces == Py_True &&
+      fx_tracing.is_symbolic_trace().cast<bool>()) {
+    throw_traced(op, "torch.fx.symbolic_trace");
+  }
+}
+
+// pybind11's own conversions take None and numpy's numbers for these.
+bool as_bool(const char* op, const char* name, py::handle value) {
+  TORCH_CHECK_TYPE(
+      PyBool_Check(value.ptr()),
+      op,
+      ": expected True or False as ",
+      name,
+      ", but got ",
+      PythonDoor::type_name(value.ptr()));
+  return value.ptr() == Py_True;
+}
+
+int64_t as_int64(const char* op, const char* name, py::handle value) {
+  TORCH_CHECK_TYPE(
+      PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()),
+      op,
+      ": expected an int as ",
+      name,
+      ", but got ",
+      PythonDoor::type_name(value.ptr()));
+  const auto index =
+      py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (!index) {
+    throw py::error_already_set();
+  }
+  int overflow = 0;
+  const int64_t result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  TORCH_CHECK_VALUE(
+      overflow == 0,
+      op,
+      ": expected ",
+      name,
+      " to fit in 64 bits, but got ",
+      py::str(index).cast<std::string>());
+  return result;
+}
+
+void init(const Store& self, py::handle key, py::handle value) {
+  constexpr auto* op = "init";
+  refuse_tracing(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const py::gil_scoped_release no_gil;
@@ -245,12 +349,16 @@ void init(const Self& self, py::handle key, py::handle value) {
 
 // Null, which is None, where the call is not asynchronous.
 WorkPtr push(
-    const Self& self,
+    const Store& self,
     py::handle key,
     py::handle value,
-    int64_t priority,
-    bool async_op) {
-  const Parser parser("push");
+    py::handle priority_object,
+    py::handle async_object) {
+  constexpr auto* op = "push";
+  refuse_tracing(op);
+  const int64_t priority = as_int64(op, "priority", priority_object);
+  const bool async_op = as_bool(op, "async_op", async_object);
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const py::gil_scoped_release no_gil;
@@ -262,12 +370,18 @@ WorkPtr push(
 }
 
 py::object pull(
-    const Self& self,
+    const Store& self,
     py::handle key,
     py::handle out,
-    int64_t priority,
-    bool async_op) {
-  const Parser parser("pull");
+    py::handle priority_object,
+    py::handle ignore_sparse,
+    py::handle async_object) {
+  constexpr auto* op = "pull";
+  refuse_tracing(op);
+  const int64_t priority = as_int64(op, "priority", priority_object);
+  as_bool(op, "ignore_sparse", ignore_sparse); // there are no sparse outs yet
+  const bool async_op = as_bool(op, "async_op", async_object);
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   if (!out.is_none()) {
     const Tensors outs = parser.tensors(keys, out.ptr(), "out");
@@ -299,13 +413,17 @@ py::object pull(
 }
 
 WorkPtr pushpull(
-    const Self& self,
+    const Store& self,
     py::handle key,
     py::handle value,
     py::handle out,
-    int64_t priority,
-    bool async_op) {
-  const Parser parser("pushpull");
+    py::handle priority_object,
+    py::handle async_object) {
+  constexpr auto* op = "pushpull";
+  refuse_tracing(op);
+  const int64_t priority = as_int64(op, "priority", priority_object);
+  const bool async_op = as_bool(op, "async_op", async_object);
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const Tensors outs =
@@ -319,13 +437,17 @@ WorkPtr pushpull(
 }
 
 WorkPtr broadcast(
-    const Self& self,
+    const Store& self,
     py::handle key,
     py::handle value,
     py::handle out,
-    int64_t priority,
-    bool async_op) {
-  const Parser parser("broadcast");
+    py::handle priority_object,
+    py::handle async_object) {
+  constexpr auto* op = "broadcast";
+  refuse_tracing(op);
+  const int64_t priority = as_int64(op, "priority", priority_object);
+  const bool async_op = as_bool(op, "async_op", async_object);
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   const Tensors values = parser.tensors(keys, value.ptr(), "value");
   const Tensors outs = parser.tensors(keys, out.ptr(), "out");
@@ -337,32 +459,30 @@ WorkPtr broadcast(
   return {};
 }
 
-void erase(const Self& self, py::handle key) {
-  const Keys keys = Parser("delete").keys(key.ptr());
+void erase(const Store& self, py::handle key) {
+  constexpr auto* op = "delete";
+  refuse_tracing(op);
+  const Keys keys = Parser(op).keys(key.ptr());
   const py::gil_scoped_release no_gil;
   self->erase(keys);
 }
 
-py::list keys(const Self& self) {
+py::list keys(const Store& self) {
   std::vector<Key> keys;
   {
     const py::gil_scoped_release no_gil;
     keys = self->keys();
   }
-  py::list result;
-  for (const auto& key : keys) {
-    result.append(to_python(key));
-  }
-  return result;
+  return to_python(keys);
 }
 
-bool contains(const Self& self, py::handle key) {
+bool contains(const Store& self, py::handle key) {
   const Key parsed = Parser("in").key(key.ptr());
   const py::gil_scoped_release no_gil;
   return self->contains(parsed);
 }
 
-py::tuple shape(const Self& self, py::handle key) {
+py::tuple shape(const Store& self, py::handle key) {
   const Key parsed = Parser("shape").key(key.ptr());
   std::vector<int64_t> sizes;
   {
@@ -372,7 +492,7 @@ py::tuple shape(const Self& self, py::handle key) {
   return py::tuple(py::cast(sizes));
 }
 
-py::object dtype(const Self& self, py::handle key) {
+py::object dtype(const Store& self, py::handle key) {
   const Key parsed = Parser("dtype").key(key.ptr());
   c10::ScalarType type{};
   {
@@ -383,21 +503,36 @@ py::object dtype(const Self& self, py::handle key) {
       reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
-void set_updater(const Self& self, const py::object& updater) {
+void set_updater(const Store& self, const py::object& updater) {
   auto parsed = parse_updater(updater);
   const py::gil_scoped_release no_gil;
   self->set_updater(std::move(parsed));
 }
 
 // `options`: key -> (group, lr_mult, wd_mult).
+// A reference that does not keep a store alive, for an optimizer that is on it.
+class WeakStore final : public c10::intrusive_ptr_target {
+ public:
+  explicit WeakStore(const Store& store) : store_(store.pointer()) {}
+
+  // Null, which is None, where the store is gone.
+  Self lock() const {
+    return store_.lock();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<KVStore> store_;
+};
+
 uint64_t set_optimizer(
-    const Self& self,
+    const Store& self,
     const std::string& rule,
     const std::vector<NumbersByName>& groups,
     const py::dict& options,
     const NumbersByName& gradient,
-    bool keep_state) {
+    py::handle keep_state_object) {
   constexpr auto* op = "set_optimizer";
+  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
   const Parser parser(op);
   Optimizer optimizer;
   for (const auto& numbers : groups) {
@@ -410,12 +545,38 @@ uint64_t set_optimizer(
   }
   optimizer.gradient = make_gradient(op, gradient);
   const py::gil_scoped_release no_gil;
-  return self->set_optimizer(std::move(optimizer), keep_state);
+  // Python names the keys' operation in its messages, so it checks them.
+  return self->set_optimizer(
+      std::move(optimizer), keep_state, /*check_keys=*/false);
+}
+
+void expect_keys(const Store& self, const py::list& list) {
+  const Parser parser("expect_keys");
+  Keys keys;
+  for (const auto& key : list) {
+    keys.list.push_back(parser.key(key.ptr()));
+  }
+  const py::gil_scoped_release no_gil;
+  self->expect_keys(keys);
+}
+
+py::list expected_keys(const Store& self) {
+  std::vector<Key> keys;
+  {
+    const py::gil_scoped_release no_gil;
+    keys = self->expected_keys();
+  }
+  return to_python(keys);
+}
+
+std::optional<double> grad_norm(const Store& self) {
+  const py::gil_scoped_release no_gil;
+  return self->grad_norm();
 }
 
 // A built-in optimizer as the arguments that set it, after its identity; a
 // Python callable as it is; None for any other updater.
-py::object optimizer(const Self& self) {
+py::object optimizer(const Store& self) {
   Updater updater;
   {
     const py::gil_scoped_release no_gil;
@@ -450,12 +611,12 @@ py::object optimizer(const Self& self) {
       numbers_of(optimizer.gradient));
 }
 
-int64_t num_skipped(const Self& self) {
+int64_t num_skipped(const Store& self) {
   const py::gil_scoped_release no_gil;
   return self->num_skipped();
 }
 
-py::list optimizer_states(const Self& self, py::handle key) {
+py::list optimizer_states(const Store& self, py::handle key) {
   const Keys keys = Parser("optimizer_states").keys(key.ptr());
   std::vector<KeyState> states;
   {
@@ -476,10 +637,11 @@ py::list optimizer_states(const Self& self, py::handle key) {
 }
 
 void set_optimizer_states(
-    const Self& self,
+    const Store& self,
     py::handle key,
     const std::vector<py::dict>& items) {
-  const Parser parser("set_optimizer_states");
+  constexpr auto* op = "set_optimizer_states";
+  const Parser parser(op);
   const Keys keys = parser.keys(key.ptr());
   std::vector<KeyState> states;
   for (const auto& item : items) {
@@ -487,16 +649,17 @@ void set_optimizer_states(
     for (const auto& [name, value] : item) {
       const auto text = name.cast<std::string>();
       if (text == "step") {
-        state.step = value.cast<int64_t>();
+        state.step = as_int64(op, "step", value);
       } else if (text == "num_accumulated") {
-        state.num_accumulated = value.cast<int64_t>();
+        state.num_accumulated = as_int64(op, "num_accumulated", value);
       } else {
         const at::Tensor* tensor = PythonDoor::as_tensor(value.ptr());
         TORCH_CHECK_TYPE(
             tensor != nullptr,
-            "set_optimizer_states: expected a tensor as '",
-            text,
-            "', but got ",
+            op,
+            ": expected a tensor as ",
+            quoted(text),
+            ", but got ",
             PythonDoor::type_name(value.ptr()));
         state.tensors.emplace(text, *tensor);
       }
@@ -509,7 +672,8 @@ void set_optimizer_states(
 }
 
 // Through IValues: pybind11 knows no c10::Dict.
-py::object state(const Self& self, bool with_keys) {
+py::object state(const Store& self, py::handle with_keys_object) {
+  const bool with_keys = as_bool("state", "with_keys", with_keys_object);
   c10::IValue state;
   {
     const py::gil_scoped_release no_gil;
@@ -539,7 +703,7 @@ std::vector<std::string> names_of_states(
   return names;
 }
 
-void take(const Self& self, const Self& other) {
+void take(const Store& self, const Store& other) {
   const py::gil_scoped_release no_gil;
   self->take(*other);
 }
@@ -592,13 +756,14 @@ void make_collectable(PyHeapTypeObject* heap_type) {
   type->tp_clear = &clear_store;
 }
 
-py::object script_object(const Self& self) {
-  return torch::jit::toPyObject(c10::IValue(self));
+py::object script_object(const Store& self) {
+  return torch::jit::toPyObject(c10::IValue(self.pointer()));
 }
 
-Self from_script_object(const py::object& object) {
+Self from_script_object(py::handle object) {
   TORCH_CHECK_TYPE(
-      py::isinstance<torch::jit::Object>(object),
+      py::isinstance<torch::jit::Object>(object) &&
+          py::detail::is_holder_constructed(object.ptr()),
       "from_script_object: expected a torch.ScriptObject, but got ",
       PythonDoor::type_name(object.ptr()));
   const c10::IValue value(py::cast<torch::jit::Object>(object)._ivalue());
@@ -617,6 +782,7 @@ Self from_script_object(const py::object& object) {
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate_exception);
   set_gil_hooks({&release_gil, &restore_gil});
+  find_fx_tracing();
 
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Work, WorkPtr>(
@@ -629,26 +795,33 @@ PYBIND11_MODULE(_C, m) {
       "is done when the call returns. Any thread may call any method.")
       .def(
           "wait",
-          &Work::wait,
+          [](const Bound<Work>& self) { self->wait(); },
           release,
           "Makes the calling thread's current streams wait for the work.\n\n"
           "What is enqueued on them from now on runs after it. The host does\n"
           "not wait. May be repeated, on other streams, too.")
       .def(
           "is_completed",
-          &Work::is_completed,
+          [](const Bound<Work>& self) { return self->is_completed(); },
           release,
           "Whether all is done; of work captured into a CUDA graph, False.")
-      .def("__repr__", &Work::repr, release);
+      .def(
+          "__repr__",
+          [](const Bound<Work>& self) { return self->repr(); },
+          release);
+  py::class_<WeakStore, c10::intrusive_ptr<WeakStore>>(m, "WeakKVStore")
+      .def("lock", [](const Bound<WeakStore>& self) { return self->lock(); });
   py::class_<KVStore, Self>(
       m, "KVStore", py::custom_type_setup(&make_collectable))
       .def(
           // py::str: a std::string would take bytes, too.
           py::init([](const py::str& type) {
-            return c10::make_intrusive<KVStore>(type.cast<std::string>());
+            return c10::make_intrusive<KVStore>(
+                utf8_of("create", "type", type.ptr()));
           }),
           py::arg("type"))
-      .def_property_readonly("type", &KVStore::type)
+      .def_property_readonly(
+          "type", [](const Store& self) { return self->type(); })
       .def("init", &init, py::arg("key"), py::arg("value"))
       .def(
           "push",
@@ -663,6 +836,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("key"),
           py::arg("out"),
           py::arg("priority"),
+          py::arg("ignore_sparse") = true,
           py::arg("async_op") = false)
       .def(
           "pushpull",
@@ -683,7 +857,8 @@ PYBIND11_MODULE(_C, m) {
       .def("delete", &erase, py::arg("key"))
       .def("keys", &keys)
       .def("contains", &contains, py::arg("key"))
-      .def("size", &KVStore::size, release)
+      .def(
+          "size", [](const Store& self) { return self->size(); }, release)
       .def("shape", &shape, py::arg("key"))
       .def("dtype", &dtype, py::arg("key"))
       .def("set_updater", &set_updater, py::arg("updater"))
@@ -696,26 +871,45 @@ PYBIND11_MODULE(_C, m) {
           py::arg("gradient"),
           py::arg("keep_state"))
       .def("optimizer", &optimizer)
+      .def(
+          "weak",
+          [](const Store& self) {
+            return c10::make_intrusive<WeakStore>(self);
+          })
+      .def("expect_keys", &expect_keys, py::arg("keys"))
+      .def("expected_keys", &expected_keys)
       .def("num_skipped", &num_skipped)
+      .def("grad_norm", &grad_norm)
       .def("optimizer_states", &optimizer_states, py::arg("key"))
       .def(
           "set_optimizer_states",
           &set_optimizer_states,
           py::arg("key"),
           py::arg("states"))
-      .def("barrier", &KVStore::barrier, release)
-      .def("repr", &KVStore::repr, release)
-      .def("close", &KVStore::close, release)
+      .def(
+          "barrier", [](const Store& self) { return self->barrier(); }, release)
+      .def(
+          "repr", [](const Store& self) { return self->repr(); }, release)
+      .def(
+          "close", [](const Store& self) { return self->close(); }, release)
       .def("state", &state, py::arg("with_keys") = true)
       .def_static("from_state", &from_state, py::arg("state"))
       .def_static(
           "canonical_type",
-          [](const std::string& type) { return name(parse_store_type(type)); },
+          [](const py::str& type) {
+            return name(
+                parse_store_type(utf8_of("create", "type", type.ptr())));
+          },
           py::arg("type"))
       .def("take", &take, py::arg("other"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
       .def("script_object", &script_object)
+      .def_property_readonly(
+          "capsule",
+          [](const Store& self) { return c10::Capsule(self.pointer()); })
+      .def_static(
+          "script_class", [] { return c10::getCustomClassType<Self>(); })
       .def_static("from_script_object", &from_script_object, py::arg("object"));
 }
 

@@ -7,13 +7,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "../checksum.h"
 #include "../gil.h"
 #include "../kvstore.h"
 #include "../script_updater.h"
 #include "../work.h"
 #include "argument_parser.h"
+#include "tracing.h"
 
 namespace torchkv {
 namespace {
@@ -55,7 +59,9 @@ using Self = c10::intrusive_ptr<KVStore>;
 using c10::IValue;
 
 void init(const Self& self, const IValue& key, const IValue& value) {
-  const Parser parser("init");
+  constexpr auto* op = "init";
+  refuse_graph_capture(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key);
   self->init(keys, parser.tensors(keys, value, "value"));
 }
@@ -69,7 +75,9 @@ OptionalWork push(
     const IValue& value,
     int64_t priority,
     bool async_op) {
-  const Parser parser("push");
+  constexpr auto* op = "push";
+  refuse_graph_capture(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
   if (async_op) {
@@ -86,7 +94,9 @@ IValue pull(
     int64_t priority,
     bool /*ignore_sparse: there are no sparse outs yet*/,
     bool async_op) {
-  const Parser parser("pull");
+  constexpr auto* op = "pull";
+  refuse_graph_capture(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key);
   if (!out.isNone()) {
     const Tensors outs = parser.tensors(keys, out, "out");
@@ -111,7 +121,9 @@ OptionalWork pushpull(
     const IValue& out,
     int64_t priority,
     bool async_op) {
-  const Parser parser("pushpull");
+  constexpr auto* op = "pushpull";
+  refuse_graph_capture(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
   const Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
@@ -129,7 +141,9 @@ OptionalWork broadcast(
     const IValue& out,
     int64_t priority,
     bool async_op) {
-  const Parser parser("broadcast");
+  constexpr auto* op = "broadcast";
+  refuse_graph_capture(op);
+  const Parser parser(op);
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
   const Tensors outs = parser.tensors(keys, out, "out");
@@ -141,7 +155,9 @@ OptionalWork broadcast(
 }
 
 void erase(const Self& self, const IValue& key) {
-  self->erase(Parser("delete").keys(key));
+  constexpr auto* op = "delete";
+  refuse_graph_capture(op);
+  self->erase(Parser(op).keys(key));
 }
 
 IValue keys(const Self& self) {
@@ -183,9 +199,26 @@ void set_optimizer(
   for (const auto& item : numbers) {
     by_name[item.key()] = item.value();
   }
-  Optimizer optimizer;
-  optimizer.groups.push_back(make_rule("set_optimizer", rule, by_name));
-  self->set_optimizer(std::move(optimizer));
+  self->set_optimizer(rule, by_name);
+}
+
+// What torch.jit.save writes: PyTorch's reader does not compare the archive's
+// own checksums.
+using Archive = std::tuple<StoreState::Tuple, int64_t>;
+
+Archive to_archive(const KVStore& store) {
+  StoreState state = store.state();
+  const int64_t checksum = checksum_of(state);
+  return {std::move(state).to_tuple(), checksum};
+}
+
+Self from_archive(Archive archive) {
+  StoreState state = StoreState::from_tuple(std::move(std::get<0>(archive)));
+  TORCH_CHECK_VALUE(
+      checksum_of(state) == std::get<1>(archive),
+      "load: expected the store as it was saved, but its checksum differs: the "
+      "archive is damaged");
+  return KVStore::from_state(std::move(state));
 }
 
 } // namespace
@@ -197,7 +230,8 @@ TORCH_LIBRARY(torchkv, m) {
       .def(
           "is_completed",
           [](const WorkPtr& self) { return self->is_completed(); })
-      .def("__repr__", [](const WorkPtr& self) { return self->repr(); });
+      .def("__repr__", [](const WorkPtr& self) { return self->repr(); })
+      .def("__str__", [](const WorkPtr& self) { return self->repr(); });
   m.class_<KVStore>("KVStore")
       .def(
           torch::init([](const std::string& type) {
@@ -247,6 +281,7 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__contains__", &contains, "", {arg("key")})
       .def("__len__", [](const Self& self) { return self->size(); })
       .def("__repr__", [](const Self& self) { return self->repr(); })
+      .def("__str__", [](const Self& self) { return self->repr(); })
       .def("set_updater", &set_updater, "", {arg("updater")})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
       .def("barrier", [](const Self& self) { self->barrier(); })
@@ -255,12 +290,11 @@ TORCH_LIBRARY(torchkv, m) {
           // PyTorch calls these with the GIL held.
           [](const Self& self) {
             const ReleaseGil no_gil;
-            return self->state().to_tuple();
+            return to_archive(*self);
           },
-          [](StoreState::Tuple tuple) {
+          [](Archive archive) {
             const ReleaseGil no_gil;
-            return KVStore::from_state(
-                StoreState::from_tuple(std::move(tuple)));
+            return from_archive(std::move(archive));
           });
 }
 

@@ -45,9 +45,10 @@ class TORCHKV_API Comm {
   virtual void accumulate(c10::ArrayRef<Item> items) = 0;
 
   // The squared 2-norm of all items' gradients together, as their rules would
-  // see them; infinite or NaN where one of them is. The same bits for any
-  // number of threads. Changes nothing.
-  virtual double squared_norm(c10::ArrayRef<Item> items) = 0;
+  // see them, multiplied by `scale` before they are squared; infinite or NaN
+  // where one of them is. The same bits for any number of threads. Changes
+  // nothing.
+  virtual double squared_norm(c10::ArrayRef<Item> items, double scale) = 0;
 
   // What an optimizer has made of an entry: a copy, from and to it, or nothing.
   // REQUIRES for set_state: tensors of the shape of the value, named as the

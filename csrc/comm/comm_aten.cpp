@@ -114,7 +114,9 @@ void CommAten::reduce_into(
   }
   const PlainDispatch plain;
   const auto brought = [&](const Value& value, bool copy) {
-    return value.data->to(result.device(), dtype, /*non_blocking=*/false, copy);
+    // Resolved first: see Runtime::copy.
+    return value.data->resolve_conj().resolve_neg().to(
+        result.device(), dtype, /*non_blocking=*/false, copy);
   };
   at::Tensor total = brought(values[0], /*copy=*/true);
   for (const auto& value : values.slice(1)) {
@@ -293,12 +295,12 @@ void CommAten::accumulate(Parts& parts) {
   work.run();
 }
 
-double CommAten::squared_norm(c10::ArrayRef<Item> items) {
+double CommAten::squared_norm(c10::ArrayRef<Item> items, double scale) {
   Parts parts(runtime_, items);
-  return squared_norm(parts);
+  return squared_norm(parts, scale);
 }
 
-double CommAten::squared_norm(Parts& parts) {
+double CommAten::squared_norm(Parts& parts, double scale) {
   std::vector<at::Tensor> totals; // until the batch has run
   StreamOrder order = make_order();
   kernels::cpu::SumBatch batch;
@@ -330,7 +332,9 @@ double CommAten::squared_norm(Parts& parts) {
     }
     const PlainDispatch plain;
     const at::Tensor squared = squared_norm_with_aten(
-        *part.step, total.to(at::toOpMathType(slice.value.scalar_type())));
+        *part.step,
+        total.to(at::toOpMathType(slice.value.scalar_type())),
+        scale);
     const auto sum = std::find_if(
         elsewhere.begin(), elsewhere.end(), [&](const auto& candidate) {
           return candidate.first->home == slice.home;
@@ -341,7 +345,7 @@ double CommAten::squared_norm(Parts& parts) {
       sum->second.add_(squared);
     }
   }
-  double result = batch.squared_norm();
+  double result = batch.squared_norm(scale);
   for (const auto& [slice, sum] : elsewhere) {
     order.enter(*slice); // its stream
     const PlainDispatch plain;

@@ -45,7 +45,7 @@ class TORCHKV_API CommAten final : public Comm {
   }
   void reduce_update(c10::ArrayRef<Item> items) override;
   void accumulate(c10::ArrayRef<Item> items) override;
-  double squared_norm(c10::ArrayRef<Item> items) override;
+  double squared_norm(c10::ArrayRef<Item> items, double scale) override;
   KeyState state_of(Entry& entry, const RuleSpec& rule) override {
     return slices_.state_of(entry, rule);
   }
@@ -65,7 +65,7 @@ class TORCHKV_API CommAten final : public Comm {
   // The same for parts, whose values another Comm may have brought home.
   void reduce_update(Parts& parts);
   void accumulate(Parts& parts);
-  double squared_norm(Parts& parts);
+  double squared_norm(Parts& parts, double scale);
   void copy_out(Parts& parts);
 
   // Makes one slice of all where an update needs the whole value.

@@ -309,10 +309,10 @@ void CommNccl::accumulate(c10::ArrayRef<Item> items) {
   local_.accumulate(parts);
 }
 
-double CommNccl::squared_norm(c10::ArrayRef<Item> items) {
+double CommNccl::squared_norm(c10::ArrayRef<Item> items, double scale) {
   Parts parts(runtime_, items);
   const Brought brought = bring_home(parts);
-  return local_.squared_norm(parts);
+  return local_.squared_norm(parts, scale);
 }
 
 void CommNccl::reduce(const Item& item, Update update) {

@@ -37,7 +37,7 @@ class TORCHKV_API CommNccl final : public Comm {
   }
   void reduce_update(c10::ArrayRef<Item> items) override;
   void accumulate(c10::ArrayRef<Item> items) override;
-  double squared_norm(c10::ArrayRef<Item> items) override;
+  double squared_norm(c10::ArrayRef<Item> items, double scale) override;
   KeyState state_of(Entry& entry, const RuleSpec& rule) override {
     return local_.state_of(entry, rule);
   }

@@ -16,6 +16,20 @@ at::Tensor as_real(const at::Tensor& tensor) {
                                                  : tensor;
 }
 
+// The 2-norm, as an fp64 number on the tensor's device. The squares of fp32
+// numbers are in fp64's range; fp64 numbers are divided by the largest first.
+at::Tensor norm_of(const at::Tensor& numbers) {
+  if (numbers.scalar_type() != at::kDouble) {
+    return at::linalg_vector_norm(numbers, 2, {}, false, at::kDouble);
+  }
+  at::Tensor largest = numbers.abs().amax();
+  largest = at::where(
+      largest.gt(0).logical_and(largest.isfinite()),
+      largest,
+      at::ones_like(largest));
+  return numbers.div(largest).norm().mul_(largest);
+}
+
 void scale_and_clip(const RuleStep& step, at::Tensor& gradient) {
   if (step.scale != 1) {
     gradient.mul_(step.scale);
@@ -115,12 +129,14 @@ void step_with_aten(
         direction.add_(w, rule.weight_decay);
       }
       // On the device: nothing waits for the norms.
-      const at::Tensor weight_norm = w.norm();
-      const at::Tensor direction_norm = direction.norm();
-      const at::Tensor trust = at::where(
-          weight_norm.gt(0).logical_and(direction_norm.gt(0)),
-          weight_norm / direction_norm,
-          at::ones_like(weight_norm));
+      const at::Tensor weight_norm = norm_of(w);
+      const at::Tensor direction_norm = norm_of(direction);
+      const at::Tensor trust =
+          at::where(
+              weight_norm.gt(0).logical_and(direction_norm.gt(0)),
+              weight_norm / direction_norm,
+              at::ones_like(weight_norm))
+              .to(w.scalar_type());
       w.sub_(direction.mul_(trust), rule.lr);
       break;
     }
@@ -131,10 +147,12 @@ void step_with_aten(
 
 at::Tensor squared_norm_with_aten(
     const RuleStep& step,
-    const at::Tensor& gradient) {
+    const at::Tensor& gradient,
+    double scale) {
   at::Tensor g = as_real(gradient);
   scale_and_clip(step, g);
-  return g.to(at::kDouble).square_().sum();
+  g = g.to(at::kDouble);
+  return (scale == 1 ? g : g.mul_(scale)).square_().sum();
 }
 
 } // namespace torchkv

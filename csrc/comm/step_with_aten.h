@@ -19,9 +19,11 @@ void step_with_aten(
     std::array<at::Tensor, kMaxStates> states);
 
 // The squared 2-norm of a gradient as the rule would see it, but for
-// last_scale: a number of fp64 on its device. `gradient` is lost.
+// last_scale, each number multiplied by `scale`: a number of fp64 on its
+// device. `gradient` is lost.
 at::Tensor squared_norm_with_aten(
     const RuleStep& step,
-    const at::Tensor& gradient);
+    const at::Tensor& gradient,
+    double scale);
 
 } // namespace torchkv

@@ -16,7 +16,7 @@ void torchkv_sum_line(const LineCall& call) {
       line.move(call.trust, call.num_elements);
       return;
     }
-    const auto norms = line.squared_norms(call.num_elements);
+    const auto norms = line.squared_norms(call.num_elements, {1, 1});
     call.norms[0] = norms.weight;
     call.norms[1] = norms.direction;
     return;
@@ -29,7 +29,7 @@ void torchkv_sum_line(const LineCall& call) {
       call.strides == nullptr ? SumLine::Layout::kDense
                               : SumLine::Layout::kAny);
   if (call.what == LineCall::What::kSquaredNorm) {
-    call.norms[0] = line.squared_norm(call.values, call.num_elements);
+    call.norms[0] = line.squared_norm(call.values, call.num_elements, 1);
   } else if (call.strides == nullptr) {
     line.dense(
         call.values, call.stored, call.state, call.num_elements, call.stream);

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "error_text.h"
@@ -27,58 +30,106 @@ bool has(const std::string& text, const std::string& part) {
 TEST(RuleTest, NumbersThereAndBack) {
   for (const auto& [name, rule] : rule_cases()) {
     const auto numbers = numbers_of(rule);
-    EXPECT_EQ(numbers.size(), 15) << name;
     const RuleSpec copy = make_rule("test", name_of(rule), numbers);
     EXPECT_EQ(copy.id, rule.id) << name;
+    EXPECT_EQ(copy.decoupled, rule.decoupled) << name;
     EXPECT_EQ(numbers_of(copy), numbers) << name;
   }
 }
 
+// What each rule takes, besides lr, weight_decay and maximize.
+const std::map<std::string, std::vector<std::string>>& options_by_rule() {
+  static const std::map<std::string, std::vector<std::string>> options{
+      {"sgd", {"momentum", "dampening", "nesterov"}},
+      {"adam", {"beta1", "beta2", "eps", "amsgrad", "decoupled"}},
+      {"adamw", {"beta1", "beta2", "eps", "amsgrad", "decoupled"}},
+      {"adagrad", {"eps", "lr_decay", "initial_accumulator_value"}},
+      {"rmsprop", {"alpha", "eps", "momentum", "centered"}},
+      {"lion", {"beta1", "beta2"}},
+      {"lamb", {"beta1", "beta2", "eps"}}};
+  return options;
+}
+
 TEST(RuleTest, EachNumberHasItsName) {
-  const RuleSpec rule = make_rule(
+  const RuleSpec sgd = make_rule(
       "test",
       "sgd",
       {{"lr", 1},
        {"weight_decay", 2},
        {"momentum", 3},
        {"dampening", 0},
-       {"beta1", 0.4},
-       {"beta2", 0.5},
-       {"alpha", 6},
-       {"eps", 7},
-       {"lr_decay", 8},
-       {"initial_accumulator_value", 9},
        {"nesterov", 1},
-       {"maximize", 1},
-       {"amsgrad", 1},
-       {"centered", 1},
-       {"decoupled", 1}});
-  EXPECT_EQ(rule.lr, 1);
-  EXPECT_EQ(rule.weight_decay, 2);
-  EXPECT_EQ(rule.momentum, 3);
-  EXPECT_EQ(rule.dampening, 0);
-  EXPECT_EQ(rule.beta1, 0.4);
-  EXPECT_EQ(rule.beta2, 0.5);
-  EXPECT_EQ(rule.alpha, 6);
-  EXPECT_EQ(rule.eps, 7);
-  EXPECT_EQ(rule.lr_decay, 8);
-  EXPECT_EQ(rule.initial_accumulator_value, 9);
-  EXPECT_TRUE(rule.nesterov);
-  EXPECT_TRUE(rule.maximize);
-  EXPECT_TRUE(rule.amsgrad);
-  EXPECT_TRUE(rule.centered);
-  EXPECT_TRUE(rule.decoupled);
+       {"maximize", 1}});
+  EXPECT_EQ(sgd.lr, 1);
+  EXPECT_EQ(sgd.weight_decay, 2);
+  EXPECT_EQ(sgd.momentum, 3);
+  EXPECT_EQ(sgd.dampening, 0);
+  EXPECT_TRUE(sgd.nesterov);
+  EXPECT_TRUE(sgd.maximize);
+  const RuleSpec adam = make_rule(
+      "test",
+      "adam",
+      {{"beta1", 0.4}, {"beta2", 0.5}, {"amsgrad", 1}, {"decoupled", 1}});
+  EXPECT_EQ(adam.beta1, 0.4);
+  EXPECT_EQ(adam.beta2, 0.5);
+  EXPECT_TRUE(adam.amsgrad);
+  EXPECT_TRUE(adam.decoupled);
+  const RuleSpec rmsprop =
+      make_rule("test", "rmsprop", {{"alpha", 6}, {"eps", 7}, {"centered", 1}});
+  EXPECT_EQ(rmsprop.alpha, 6);
+  EXPECT_EQ(rmsprop.eps, 7);
+  EXPECT_TRUE(rmsprop.centered);
+  const RuleSpec adagrad = make_rule(
+      "test", "adagrad", {{"lr_decay", 8}, {"initial_accumulator_value", 9}});
+  EXPECT_EQ(adagrad.lr_decay, 8);
+  EXPECT_EQ(adagrad.initial_accumulator_value, 9);
+}
+
+// torch.optim.AdamW is Adam with decoupled weight decay, which it has by
+// default.
+TEST(RuleTest, AdamwIsAdam) {
+  const RuleSpec adamw = make_rule("test", "adamw", {{"lr", 0.5}});
+  EXPECT_EQ(adamw.id, RuleSpec::Id::kAdam);
+  EXPECT_TRUE(adamw.decoupled);
+  EXPECT_EQ(adamw.weight_decay, 1e-2);
+  EXPECT_EQ(adamw.lr, 0.5);
+  EXPECT_STREQ(name_of(adamw), "adamw");
+  const RuleSpec adam = make_rule("test", "adam", {});
+  EXPECT_FALSE(adam.decoupled);
+  EXPECT_EQ(adam.weight_decay, 0);
+  EXPECT_STREQ(name_of(adam), "adam");
+}
+
+TEST(RuleTest, EachRuleTakesItsNumbersOnly) {
+  for (const auto& [rule, own] : options_by_rule()) {
+    NumbersByName numbers = numbers_of(make_rule("test", rule, {}));
+    EXPECT_EQ(numbers.size(), own.size() + 3) << rule;
+    for (const auto& [other, options] : options_by_rule()) {
+      for (const auto& name : options) {
+        const bool is_own = std::count(own.begin(), own.end(), name) != 0;
+        EXPECT_EQ(numbers.count(name), is_own ? 1 : 0) << rule << ' ' << name;
+        if (!is_own) {
+          const auto text = refusal(rule, {{name, 0}});
+          EXPECT_TRUE(
+              has(text,
+                  "unexpected hyperparameter '" + name + "' for optimizer '" +
+                      rule + "'"))
+              << text;
+        }
+      }
+    }
+  }
 }
 
 TEST(RuleTest, DefaultsAreThoseOfTorchOptim) {
   const auto expect = [](const char* name, const NumbersByName& expected) {
     const auto numbers = numbers_of(make_rule("test", name, {}));
     for (const auto& [number, value] : expected) {
-      EXPECT_EQ(numbers.at(number), value) << name << ' ' << number;
+      EXPECT_EQ(numbers.count(number), 1) << name << ' ' << number;
     }
-    for (const char* number :
-         {"weight_decay", "momentum", "dampening", "nesterov", "maximize"}) {
-      EXPECT_EQ(numbers.at(number), 0) << name << ' ' << number;
+    for (const auto& [number, value] : numbers) {
+      EXPECT_EQ(value, expected.count(number) == 0 ? 0 : expected.at(number))
+          << name << ' ' << number;
     }
   };
   expect("sgd", {{"lr", 1e-3}});
@@ -125,38 +176,42 @@ TEST(RuleTest, StatesByName) {
 }
 
 TEST(RuleTest, UnknownNamesAreRefusedAndTheKnownOnesListed) {
-  for (const char* name : {"", "SGD", "adamw", "assign"}) {
+  for (const char* name : {"", "SGD", "adamax", "assign"}) {
     const auto text = refusal(name, {});
-    EXPECT_TRUE(has(text, std::string("but got '") + name + "'")) << text;
+    EXPECT_TRUE(has(text, std::string("unknown optimizer '") + name + "'"))
+        << text;
     EXPECT_TRUE(has(
-        text, "'sgd', 'adam', 'adagrad', 'rmsprop', 'lion', 'lamb', but got"))
+        text, "'adamw', 'sgd', 'adam', 'adagrad', 'rmsprop', 'lion', 'lamb'"))
         << text;
     EXPECT_FALSE(has(text, "'assign',")) << text;
   }
+  EXPECT_TRUE(has(refusal("adamax", {}), "did you mean 'adam"));
   EXPECT_TRUE(has(refusal("sgd", {{"learning_rate", 1}}), "'learning_rate'"));
+  EXPECT_TRUE(has(refusal("adam", {{"betas1", 1}}), "did you mean 'beta1'"));
 }
 
-TEST(RuleTest, NumbersThatMakeNoSenseAreRefused) {
-  for (const char* name :
-       {"lr",
-        "weight_decay",
-        "momentum",
-        "dampening",
-        "beta1",
-        "beta2",
-        "alpha",
-        "eps",
-        "lr_decay",
-        "initial_accumulator_value"}) {
+TEST(RuleTest, InvalidNumbersAreRefused) {
+  const std::vector<std::pair<const char*, const char*>> numbers{
+      {"sgd", "lr"},
+      {"sgd", "weight_decay"},
+      {"sgd", "momentum"},
+      {"sgd", "dampening"},
+      {"adam", "beta1"},
+      {"adam", "beta2"},
+      {"rmsprop", "alpha"},
+      {"adam", "eps"},
+      {"adagrad", "lr_decay"},
+      {"adagrad", "initial_accumulator_value"}};
+  for (const auto& [rule, name] : numbers) {
     for (const double value :
          {double(NAN), double(INFINITY), -double(INFINITY), 3.5e38}) {
       EXPECT_TRUE(
-          has(refusal("adam", {{name, value}}),
+          has(refusal(rule, {{name, value}}),
               std::string("expected a ") + name + " of at least 0"))
           << name << ' ' << value;
     }
     if (std::string(name) != "dampening") {
-      EXPECT_TRUE(has(refusal("adam", {{name, -1e-300}}), name));
+      EXPECT_TRUE(has(refusal(rule, {{name, -1e-300}}), name));
     }
   }
   EXPECT_EQ(refusal("sgd", {{"dampening", -3}, {"momentum", 0.9}}), "no error");

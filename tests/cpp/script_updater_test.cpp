@@ -49,6 +49,28 @@ std::string refusal(const torch::jit::Module& module) {
   return "no TypeError";
 }
 
+TEST(ScriptUpdaterTest, MayReturnTheStoredValueButNoNewTensor) {
+  const auto store = c10::make_intrusive<KVStore>();
+  store->init(1, at::zeros(2));
+  const auto set = [&](const std::string& body) {
+    store->set_updater(
+        std::make_shared<ScriptUpdater>(make_module(
+            "def forward(self, key: int, input: Tensor, stored: Tensor):\n"
+            "    " +
+            body)));
+  };
+  set("return stored.add_(input)");
+  store->push(1, at::ones(2));
+  EXPECT_EQ(value(store, 1), 1);
+  set("return stored + input");
+  EXPECT_THROW(store->push(1, at::ones(2)), c10::TypeError);
+  EXPECT_EQ(value(store, 1), 1);
+  set("return 2 * stored.add_(input)"); // written, so what it returns is
+                                        // ignored
+  store->push(1, at::ones(2));
+  EXPECT_EQ(value(store, 1), 2);
+}
+
 TEST(ScriptUpdaterTest, KeepsStateAndSharesItWithTheModule) {
   const auto module = make_momentum();
   const auto store = c10::make_intrusive<KVStore>();

@@ -50,9 +50,9 @@ TEST_P(StepWithAtenTest, StepsOfTheKernels) {
       const Value value{Value::Form::kDense, &gradient};
       kernels::cpu::SumBatch batch;
       batch.add(value, weight, dtype, step, state);
-      const double norm = batch.squared_norm();
+      const double norm = batch.squared_norm(1);
       EXPECT_NEAR(
-          squared_norm_with_aten(step, gradient.clone()).item<double>(),
+          squared_norm_with_aten(step, gradient.clone(), 1).item<double>(),
           norm,
           1e-6 * norm);
       batch.run();

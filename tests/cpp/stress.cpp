@@ -1,4 +1,4 @@
-// Many threads, random operations, four stores; run under ThreadSanitizer,
+// Many threads, random operations, five stores; run under ThreadSanitizer,
 // which finds the races, while the program checks what must hold at every
 // moment: a value is never torn, and no push is lost.
 //
@@ -264,6 +264,50 @@ void optimize(
   }
 }
 
+// Asks about keys that vanish meanwhile: what is answered must be the caller's
+// own. More dimensions than an entry holds without an allocation.
+void inquire(
+    torchkv::KVStore& store,
+    std::mt19937_64& random,
+    std::atomic<int64_t>& refused) {
+  const std::vector<int64_t> shape{1, 1, 1, 2, 1, kSize / 2};
+  const Key key = static_cast<int64_t>(random() % kTransient);
+  try {
+    switch (random() % 10) {
+      case 0:
+      case 1:
+        store.erase(key);
+        break;
+      case 2:
+      case 3:
+        store.init(key, at::ones(shape));
+        break;
+      case 4:
+        require(store.dtype(key) == at::kFloat, "a dtype is another's");
+        break;
+      case 5:
+        require(store.optimizer_states(key).size() == 1, "states are missing");
+        break;
+      case 6:
+        for (const auto& known : store.keys()) {
+          require(known.id() < kTransient, "a key is none");
+          store.contains(known);
+        }
+        break;
+      case 7:
+        store.push(key, at::ones(shape));
+        require(store.grad_norm().has_value(), "a step had no norm");
+        break;
+      default:
+        require(store.shape(key) == shape, "a shape is another's");
+    }
+  } catch (const UnknownKeyError&) {
+    ++refused;
+  } catch (const c10::ValueError&) {
+    ++refused;
+  }
+}
+
 void look(torchkv::KVStore& store) {
   store.repr();
   for (const auto& value : store.state().values) {
@@ -289,6 +333,8 @@ int main() {
   const auto optimized = c10::make_intrusive<torchkv::KVStore>();
   optimized->init(listed_keys(), repeat(zero, kListed));
   optimized->set_optimizer(adam(1e-3));
+  const auto asked = c10::make_intrusive<torchkv::KVStore>();
+  asked->set_optimizer(adam(1e-3));
 
   std::atomic<int64_t> pushed{0};
   std::atomic<int64_t> pushed_by_lists{0};
@@ -303,7 +349,7 @@ int main() {
       int64_t mine_by_lists = 0;
       int64_t my_gradients = 0;
       for (int step = 0; step < kSteps; ++step) {
-        const auto choice = random() % 15;
+        const auto choice = random() % 19;
         if (choice < 4) {
           count(*store, random, mine);
         } else if (choice < 8) {
@@ -312,6 +358,8 @@ int main() {
           count_by_lists(*listed, subtract, random, mine_by_lists);
         } else if (choice < 14) {
           optimize(*optimized, random, my_gradients);
+        } else if (choice < 18) {
+          inquire(*asked, random, refused);
         } else {
           look(*store);
           look(*assigned);

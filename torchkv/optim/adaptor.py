@@ -6,10 +6,10 @@ while an update runs. So the result is that of the class used directly.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, near
+from torchkv.optim.groups import Settings, StoreKey, near, shown
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -36,7 +36,7 @@ class TorchOptimizer(StoreOptimizer):
             **options: its arguments, without the parameters.
 
         Raises:
-            ValueError: it needs a closure, or refuses its options.
+            ValueError: it needs a closure or sparse gradients, or refuses its options.
             TypeError: an option that it does not have.
         """
         step = inspect.signature(optimizer.step).parameters
@@ -45,6 +45,11 @@ class TorchOptimizer(StoreOptimizer):
             raise ValueError(
                 "set_optimizer: expected an optimizer that steps from gradients alone, "
                 f"but got {optimizer.__name__}, which needs a closure"
+            )
+        if issubclass(optimizer, torch.optim.SparseAdam):
+            raise ValueError(
+                "set_optimizer: expected an optimizer of dense gradients, but got "
+                f"{optimizer.__name__}, which takes sparse ones only"
             )
         self._class = optimizer
         signature = inspect.signature(optimizer.__init__).parameters
@@ -62,7 +67,7 @@ class TorchOptimizer(StoreOptimizer):
         # so nothing that waits for an entry may be called while it is held.
         self._step_lock = threading.Lock()
         self._of_key: dict[StoreKey, torch.optim.Optimizer] = {}  # guarded by it
-        self._impl: weakref.ref[_C.KVStore] | None = None
+        self._impl: _C.WeakKVStore | None = None
         super().__init__(self._instance(_model(), {}).defaults)
         self._in_effect = self._settings()  # replaced whole, for pushes to read
 
@@ -75,7 +80,10 @@ class TorchOptimizer(StoreOptimizer):
         """One for one parameter; ValueError where it refuses an option."""
         make: Any = self._class
         known = {name: options[name] for name in self._arguments if name in options}
-        result: torch.optim.Optimizer = make([parameter], **{**self._options, **known})
+        with _cpu_by_default():
+            result: torch.optim.Optimizer = make(
+                [parameter], **{**self._options, **known}
+            )
         for name, value in options.items():
             if name in result.defaults:
                 result.param_groups[0][name] = value
@@ -84,7 +92,7 @@ class TorchOptimizer(StoreOptimizer):
     # -- the store
 
     def _store(self) -> _C.KVStore | None:
-        impl = None if self._impl is None else self._impl()
+        impl = None if self._impl is None else self._impl.lock()
         try:
             if impl is not None and impl.optimizer() is self:
                 return impl
@@ -95,7 +103,7 @@ class TorchOptimizer(StoreOptimizer):
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         self._in_effect = settings
         impl.set_updater(self)
-        self._impl = weakref.ref(impl)
+        self._impl = impl.weak()
         with self._step_lock:
             self._of_key = {}
 
@@ -131,11 +139,14 @@ class TorchOptimizer(StoreOptimizer):
             try:
                 parameter.data = stored
                 parameter.grad = input
-                instance.step()
+                with _cpu_by_default():
+                    instance.step()
+                _check_in_place(self._name(), key, instance, parameter, stored)
             finally:
                 # The store's again: nothing here may hold on to its memory.
                 parameter.grad = None
                 parameter.data = stored.new_empty(0)
+                instance.param_groups[0]["params"] = [parameter]
 
     def forget(self, keys: Sequence[StoreKey]) -> None:
         """Drops the state of keys that the store has deleted."""
@@ -187,7 +198,8 @@ class TorchOptimizer(StoreOptimizer):
             model = torch.nn.Parameter(value)
             instance = self._instance(model, options)
             model.grad = torch.zeros_like(value)
-            instance.step()
+            with _cpu_by_default():
+                instance.step()
         except Exception:  # the class does not take such values, as a push would tell
             return {}
         state: dict[str, Any] = instance.state_dict()["state"].get(0, {})
@@ -210,7 +222,7 @@ class TorchOptimizer(StoreOptimizer):
             if {*state} != names_of[key]:
                 raise ValueError(
                     f"{op}: expected the state {_listed(names_of[key])} of "
-                    f"{self._name()}, but got {_listed(state)} (key {key!r})"
+                    f"{self._name()}, but got {_listed(state)} (key {shown(key)})"
                 )
             value = impl.pull(key, None, 0)
             options = self._options_of(key, settings)
@@ -241,7 +253,7 @@ class TorchOptimizer(StoreOptimizer):
             if shapes[0] != shapes[1]:
                 raise ValueError(
                     f"{op}: expected {name!r} of shape {shapes[0]}, but got one of "
-                    f"shape {shapes[1]} (key {key!r})"
+                    f"shape {shapes[1]} (key {shown(key)})"
                 )
         packed = instance.state_dict()
         packed["state"] = {0: copy.deepcopy(dict(state))}
@@ -263,7 +275,39 @@ class TorchOptimizer(StoreOptimizer):
 
 def _model() -> torch.nn.Parameter:
     # Some classes take matrices only.
-    return torch.nn.Parameter(torch.zeros(1, 1))
+    return torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
+
+
+def _cpu_by_default() -> contextlib.AbstractContextManager[Any]:
+    """Where an optimizer makes its counters; the default device may have no data."""
+    if torch.get_default_device().type == "cpu":
+        return contextlib.nullcontext()
+    return torch.device("cpu")
+
+
+def _check_in_place(
+    name: str,
+    key: StoreKey,
+    instance: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    stored: torch.Tensor,
+) -> None:
+    """RuntimeError where a step has replaced the weight instead of writing it."""
+    is_same = (
+        instance.param_groups[0]["params"][0] is parameter
+        and parameter.untyped_storage().data_ptr()
+        == stored.untyped_storage().data_ptr()
+        and parameter.storage_offset() == stored.storage_offset()
+        and parameter.shape == stored.shape
+        and parameter.stride() == stored.stride()
+        and parameter.dtype == stored.dtype
+    )
+    if not is_same:
+        raise RuntimeError(
+            f"push: expected {name}.step() to write the weight in place, but it "
+            "replaced the parameter or its data; write p.copy_(new) instead of "
+            f"p.data = new (key {shown(key)})"
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,15 @@ from torchkv import _C
 from torchkv.optim.groups import (
     PLACES,
     Group,
+    Groups,
     Settings,
     StoreKey,
     as_key,
     as_keys,
     as_multipliers,
+    listed,
     near,
+    shown,
 )
 
 
@@ -40,9 +43,25 @@ class StoreOptimizer(torch.optim.Optimizer):
         self._lock = threading.RLock()
         self._lr_mult: dict[StoreKey, float] = {}
         self._wd_mult: dict[StoreKey, float] = {}
+        self._groups = Groups()
+        # Keys that may have options though the store does not have them yet.
+        self._later_keys: frozenset[StoreKey] = frozenset()
         # Schedulers warn where no step came before them; here pushes are steps.
         self._opt_called = True
         super().__init__([{"params": []}], defaults)
+
+    @property  # type: ignore[override]
+    def param_groups(self) -> Groups:
+        """The groups of keys, for schedulers; the options in them can be written."""
+        return self._groups
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        if groups or self._groups:  # torch's constructor sets an empty list
+            raise ValueError(
+                "param_groups: expected set_param_groups to change the groups, but got "
+                "another list"
+            )
 
     # -- what the kinds of optimizers do each in their way
 
@@ -73,9 +92,47 @@ class StoreOptimizer(torch.optim.Optimizer):
                     f"{self!r}, which is on another one; make one for each store, or "
                     "call set_updater(None) on the other"
                 )
+            op = "set_optimizer"
             settings = self._settings()
             settings.check_kind(impl)
+            self._later_keys = frozenset()
+            self._check_known(op, impl, settings.names())
             self._enter(impl, settings)
+            self._expect(impl, settings)
+
+    def _check_known(
+        self, op: str, impl: _C.KVStore, names: Iterable[StoreKey]
+    ) -> None:
+        """KeyError for a name that is no key, if the store has keys."""
+        if impl.size() == 0:
+            return
+        for key in names:
+            if not impl.contains(key) and key not in self._later_keys:
+                known = {*impl.keys(), *self._later_keys}
+                hint = near(key, map(str, known)) if isinstance(key, str) else ""
+                raise KeyError(
+                    f"{op}: expected keys of the store, but got {shown(key)}, which "
+                    f"was never initialised{hint} (key {shown(key)})"
+                )
+
+    def _expect(self, impl: _C.KVStore, settings: Settings) -> None:
+        """Lets the first push check the names that a store without keys took."""
+        names = settings.names()
+        if impl.size() > 0:
+            expected = {*impl.expected_keys()}
+            names = [key for key in names if key in expected]
+        impl.expect_keys([key for key in names if key not in self._later_keys])
+
+    def _know(self, op: str, keys: Iterable[StoreKey]) -> None:
+        """Lets keys have options that the store will have later, but no others."""
+        with self._lock:
+            impl = self._store()
+            assert impl is not None
+            self._later_keys = frozenset(keys)
+            settings = self._settings()
+            settings.check_kind(impl)
+            self._check_known(op, impl, settings.names())
+            self._expect(impl, settings)
 
     # -- options
 
@@ -124,13 +181,14 @@ class StoreOptimizer(torch.optim.Optimizer):
         """
         if not self.param_groups:  # torch's constructor makes the first group
             first = {"keys": None, **param_group, **self.defaults}
-            self.param_groups.append(Group(self, first))
+            self.param_groups.replace(0, 0, [Group(self, first)])
             return
         op = "add_param_group"
         with self._lock:
             settings = self._settings()
-            groups = [*settings.groups, self._made(op, param_group)]
-            self._adopt(op, settings._replace(groups=groups))
+            made = self._made(op, param_group)
+            groups = [*settings.groups, made]
+            self._name_keys(op, settings._replace(groups=groups), made["keys"])
 
     def set_param_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Puts keys into groups with options of their own.
@@ -139,13 +197,14 @@ class StoreOptimizer(torch.optim.Optimizer):
         earlier call are dissolved; state of the keys stays.
 
         Args:
-            groups: ``{"keys": [...], "lr": ..., "weight_decay": ...}`` each. Keys need
-                not be initialised. Options that are not given are as they are in the
-                first group at this moment.
+            groups: ``{"keys": [...], "lr": ..., "weight_decay": ...}`` each. Options
+                that are not given are as they are in the first group at this moment.
 
         Raises:
             ValueError: a group without keys, a key in two groups, an unknown option,
-                or a value that makes no sense. Nothing has changed.
+                or an invalid value. Nothing has changed.
+            KeyError: a key that the store does not have. While the store has no keys
+                at all, its first push raises it instead.
             TypeError: a key of the kind that the store does not take.
         """
         op = "set_param_groups"
@@ -156,7 +215,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         with self._lock:
             settings = self._settings()
             made = [self._made(op, group) for group in groups]
-            self._adopt(op, settings._replace(groups=[settings.groups[0], *made]))
+            settings = settings._replace(groups=[settings.groups[0], *made])
+            self._name_keys(op, settings, [key for g in made for key in g["keys"]])
 
     def _made(self, op: str, group: Mapping[str, Any]) -> dict[str, Any]:
         """A group out of what a caller gave for it."""
@@ -181,6 +241,19 @@ class StoreOptimizer(torch.optim.Optimizer):
             "params": [],
         }
 
+    def _name_keys(
+        self, op: str, settings: Settings, names: Iterable[StoreKey]
+    ) -> None:
+        """Adopts settings, of which a caller has named the keys `names`."""
+        impl = self._store()
+        if impl is not None:
+            settings.check_distinct(op)
+            settings.check_kind(impl)
+            self._check_known(op, impl, names)
+        self._adopt(op, settings)
+        if impl is not None:
+            self._expect(impl, settings)
+
     def _adopt(self, op: str, settings: Settings) -> None:
         """Applies groups and multipliers, then keeps them."""
         self._check(op, settings)
@@ -198,7 +271,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         self._wd_mult = dict(settings.wd_mult)
         # In place: programs hold on to param_groups and to its first group.
         groups = settings.groups
-        del self.param_groups[len(groups) :]
+        self.param_groups.replace(len(groups), len(self.param_groups), [])
         for i, group in enumerate(groups):
             if i == 0:
                 dict.clear(self.param_groups[0])
@@ -206,30 +279,33 @@ class StoreOptimizer(torch.optim.Optimizer):
             elif i < len(self.param_groups) and self.param_groups[i] == group:
                 continue
             else:
-                self.param_groups[i : i + 1] = [Group(self, group)]
+                self.param_groups.replace(i, i + 1, [Group(self, group)])
 
     def set_lr_mult(self, multipliers: Mapping[Any, float]) -> None:
         """Multiplies the learning rate of keys; all others have the factor 1.
 
         Args:
-            multipliers: ``{key: factor}``. Keys need not be initialised. What an
-                earlier call set is forgotten, as in MXNet.
+            multipliers: ``{key: factor}``. What an earlier call set is forgotten, as
+                in MXNet.
 
         Raises:
             ValueError: a factor that is negative, infinite or NaN.
+            KeyError: as :meth:`set_param_groups`.
             TypeError: a key that the store does not take, a factor that is no number.
         """
         op = "set_lr_mult"
         with self._lock:
             factors = as_multipliers(op, multipliers)
-            self._adopt(op, self._settings()._replace(lr_mult=factors))
+            settings = self._settings()._replace(lr_mult=factors)
+            self._name_keys(op, settings, factors)
 
     def set_wd_mult(self, multipliers: Mapping[Any, float]) -> None:
         """Multiplies the weight decay of keys, as :meth:`set_lr_mult`."""
         op = "set_wd_mult"
         with self._lock:
             factors = as_multipliers(op, multipliers)
-            self._adopt(op, self._settings()._replace(wd_mult=factors))
+            settings = self._settings()._replace(wd_mult=factors)
+            self._name_keys(op, settings, factors)
 
     # -- what torch's own optimizers do by hand
 
@@ -248,6 +324,17 @@ class StoreOptimizer(torch.optim.Optimizer):
         """Does nothing: gradients are the model's, for ``model.zero_grad()``."""
 
     # -- state
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The 2-norm of the gradients of the last push that made a step.
+
+        Of all keys of the push together, before ``max_norm`` limited it. None where
+        the optimizer has neither ``max_norm`` nor ``skip_nonfinite``, which compute
+        it.
+        """
+        impl = self._store()
+        return None if impl is None else impl.grad_norm()
 
     @property
     def num_skipped(self) -> int:
@@ -383,7 +470,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             if not isinstance(state, Mapping):
                 raise ValueError(
                     f"{op}: expected a dict by name as state, but got "
-                    f"{type(state).__name__} (key {key!r})"
+                    f"{type(state).__name__} (key {shown(key)})"
                 )
         return parts
 
@@ -444,10 +531,8 @@ def _check_same_keys(op: str, present: set[Any], saved: set[Any]) -> None:
     missing, unknown = present - saved, saved - present
     for what, keys in (("missing", missing), ("too many", unknown)):
         if keys:
-            some = ", ".join(repr(key) for key in sorted(keys, key=str)[:5])
-            more = ", ..." if len(keys) > 5 else ""
+            some = listed(sorted(keys, key=str))
             raise ValueError(
                 f"{op}: expected the state of the store's keys, but got one in which "
-                f"{len(keys)} are {what} (key {some}{more}); strict=False leaves them "
-                "alone"
+                f"{len(keys)} are {what} (key {some}); strict=False leaves them alone"
             )

@@ -14,7 +14,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, as_number, near
+from torchkv.optim.groups import Settings, StoreKey, as_number, near, shown
 
 
 class GradientOptions(TypedDict, total=False):
@@ -70,8 +70,6 @@ def _checked_gradient(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 f"{near(name, _GRADIENT_DEFAULTS)}"
             )
     checked = {**_GRADIENT_DEFAULTS, **options}
-    if isinstance(checked["accumulate"], bool):
-        raise TypeError(f"{op}: expected an int as accumulate, but got bool")
     count = as_number(op, "accumulate", checked["accumulate"])
     if not (count >= 1 and count.is_integer()):
         raise ValueError(
@@ -176,7 +174,7 @@ class BuiltIn(StoreOptimizer):
                     f"{op}: expected {name} to be None or False, as a store's "
                     "optimizer has one implementation, but got True"
                 )
-        self._impl: _C.KVStore | None = None
+        self._impl: _C.WeakKVStore | None = None
         self._identity = 0
         self._gradient = _checked_gradient(op, arguments["gradient"])
         _numbers(op, options)
@@ -194,16 +192,18 @@ class BuiltIn(StoreOptimizer):
     # -- the store
 
     def _store(self) -> _C.KVStore | None:
-        if self._impl is not None:
-            try:
-                current = self._impl.optimizer()
-            except RuntimeError:  # closed, or forked
-                current = None
-            if isinstance(current, tuple) and current[0] == self._identity:
-                self._follow(current)
-            else:
-                self._impl = None
-        return self._impl
+        impl = None if self._impl is None else self._impl.lock()
+        if impl is None:
+            return None
+        try:
+            current = impl.optimizer()
+        except RuntimeError:  # closed, or forked
+            current = None
+        if isinstance(current, tuple) and current[0] == self._identity:
+            self._follow(current)
+            return impl
+        self._impl = None
+        return None
 
     def _follow(self, described: tuple[Any, ...]) -> None:
         """Takes over numbers that were changed in the store itself.
@@ -252,14 +252,15 @@ class BuiltIn(StoreOptimizer):
         with self._lock:
             if self._identity != last_identity:
                 return  # another thread has set it on a store meanwhile
-            self._impl, self._identity = impl, described[0]
+            self._impl, self._identity = impl.weak(), described[0]
             on_stores.pop(last_identity, None)
             on_stores[self._identity] = self
             self._follow(described)
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
+        on_stores.pop(self._identity, None)
         self._identity = self._hand_over(impl, settings, keep_state=False)
-        self._impl = impl
+        self._impl = impl.weak()
         on_stores[self._identity] = self
 
     def _hand_over(
@@ -330,7 +331,7 @@ class BuiltIn(StoreOptimizer):
         for name in names:
             # A momentum that began after the first step has no buffer yet.
             if name not in state and not (self._rule == "sgd" and state["step"] > 0):
-                value = torch.zeros(impl.shape(key), dtype=kept)
+                value = torch.zeros(impl.shape(key), dtype=kept, device="cpu")
                 if fill and name == "sum":
                     real = torch.view_as_real(value) if kept.is_complex else value
                     real.fill_(fill)
@@ -359,7 +360,7 @@ class BuiltIn(StoreOptimizer):
                 if state["step"] > 0 and name not in state and self._rule != "sgd":
                     raise ValueError(
                         f"{op}: expected the state {name!r} of {self._name()}, but got "
-                        f"none (key {key!r})"
+                        f"none (key {shown(key)})"
                     )
         before = self._settings()
         self._hand_over(impl, settings, gradient)
@@ -398,7 +399,7 @@ def _gradient_property(name: str) -> property:
         with self._lock:
             settings = self._settings()
             gradient = _checked_gradient(self._name(), {**self._gradient, name: value})
-            self._hand_over(self._impl, settings, gradient)
+            self._hand_over(self._store(), settings, gradient)
             self._gradient = gradient
 
     return property(get, set_, doc=f"The gradient option ``{name}``, live.")
@@ -423,7 +424,7 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
         if not isinstance(value, int):
             raise ValueError(
                 f"{op}: expected an int as {name!r}, but got "
-                f"{type(value).__name__} (key {key!r})"
+                f"{type(value).__name__} (key {shown(key)})"
             )
         result[name] = value
     for name, value in state.items():
@@ -432,12 +433,12 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
         if not isinstance(value, torch.Tensor):
             raise ValueError(
                 f"{op}: expected a tensor as {name!r}, but got "
-                f"{type(value).__name__} (key {key!r})"
+                f"{type(value).__name__} (key {shown(key)})"
             )
         if not (value.is_floating_point() or value.is_complex()):
             raise ValueError(
                 f"{op}: expected a floating-point or complex tensor as {name!r}, but "
-                f"got {value.dtype} (key {key!r})"
+                f"got {value.dtype} (key {shown(key)})"
             )
         # What is there before a first step, or push, is nothing yet.
         count = result["num_accumulated" if name == "accumulated" else "step"]

@@ -7,9 +7,11 @@ store before it stands in the group, so a refused one has changed nothing.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import numbers
 import operator
+import reprlib
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -31,8 +33,24 @@ PLACES = ("keys", "params")
 
 def near(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'lr'?"`` where a known name is near, else nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    some = list(itertools.islice(known, 20_000))  # a match takes microseconds
+    matches = difflib.get_close_matches(name, some, n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+_shortened = reprlib.Repr()
+_shortened.maxstring = _shortened.maxlong = _shortened.maxother = 200
+
+
+def shown(key: Any) -> str:
+    """A key as messages show it: its repr, shortened above 200 characters."""
+    return _shortened.repr(key)
+
+
+def listed(keys: Iterable[Any], count: int = 5) -> str:
+    """The first keys as messages show them."""
+    keys = list(itertools.islice(keys, count + 1))
+    return ", ".join(map(shown, keys[:count])) + (", ..." * (len(keys) > count))
 
 
 def as_key(op: str, key: Any) -> StoreKey:
@@ -60,11 +78,16 @@ def as_number(op: str, name: str, value: Any) -> float:
             f"{op}: expected a number as {name}, but got a tensor, which a store's "
             f"optimizer does not take; hand over float({name})"
         )
-    if not isinstance(value, numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"{op}: expected a number as {name}, but got {type(value).__name__}"
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{op}: expected {name} to be a number of fp64, but got a larger one"
+        ) from None
 
 
 def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, float]:
@@ -81,7 +104,7 @@ def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, 
         if not (math.isfinite(result[key]) and result[key] >= 0):
             raise ValueError(
                 f"{op}: expected a multiplier of at least 0 that is finite, but got "
-                f"{value!r} (key {key!r})"
+                f"{value!r} (key {shown(key)})"
             )
     return result
 
@@ -109,13 +132,38 @@ class Settings(NamedTuple):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(
                 f"{op}: expected each key in one group, but got one twice "
-                f"(key {twice!r})"
+                f"(key {shown(twice)})"
             )
+
+    def names(self) -> list[StoreKey]:
+        """The keys that have options of their own."""
+        return list({**self.group_of(), **self.lr_mult, **self.wd_mult})
 
     def check_kind(self, impl: _C.KVStore) -> None:
         """TypeError where a key is of the kind that a store does not take."""
-        for key in [*self.group_of(), *self.lr_mult, *self.wd_mult]:
+        for key in self.names():
             impl.contains(key)
+
+
+class Groups(list["Group"]):
+    """``param_groups``: a list that only methods of the optimizer make longer."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            "param_groups: expected set_param_groups or add_param_group to change "
+            "which groups there are, but got a change of the list itself"
+        )
+
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def replace(self, begin: int, end: int, groups: Iterable[Group]) -> None:
+        """Replaces the groups [begin, end), for the optimizer."""
+        super().__setitem__(slice(begin, end), groups)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as a plain list."""
+        return list, (list(self),)
 
 
 class Group(dict[str, Any]):

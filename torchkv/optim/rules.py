@@ -257,7 +257,7 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     cls = _CLASSES[kind_of(rule, numbers)]
     optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
     optimizer._follow(described)
-    optimizer._impl, optimizer._identity = impl, identity
+    optimizer._impl, optimizer._identity = impl.weak(), identity
     # Another thread may have made one meanwhile.
     return on_stores.setdefault(identity, optimizer)
 

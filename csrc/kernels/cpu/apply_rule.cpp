@@ -42,19 +42,22 @@ TORCHKV_CLONES void scale_and_clip(
 
 // In lanes, which the compiler vectorises without changing their order.
 template <typename T>
-TORCHKV_CLONES double sum_of_squares(const T* numbers, int64_t count) {
+TORCHKV_CLONES double sum_of_squares(
+    const T* numbers,
+    int64_t count,
+    double scale) {
   constexpr int64_t kLanes = 8;
   double lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double number = numbers[i + lane];
+      const double number = numbers[i + lane] * scale;
       lanes[lane] += number * number;
     }
   }
   double sum = 0;
   for (; i < count; ++i) {
-    const double number = numbers[i];
+    const double number = numbers[i] * scale;
     sum += number * number;
   }
   for (const double lane : lanes) {
@@ -178,14 +181,18 @@ void apply_rule(
 }
 
 template <typename T>
-double squared_norm(const RuleStep& step, T* g, int64_t num_numbers) {
+double squared_norm(
+    const RuleStep& step,
+    T* g,
+    int64_t num_numbers,
+    double scale) {
   scale_and_clip(
       g,
       static_cast<T>(step.scale),
       static_cast<T>(step.clip_value),
       T(1),
       num_numbers);
-  return sum_of_squares(g, num_numbers);
+  return sum_of_squares(g, num_numbers, scale);
 }
 
 template void apply_rule(
@@ -205,10 +212,12 @@ template void apply_rule(
 template double squared_norm(
     const RuleStep& step,
     float* g,
-    int64_t num_numbers);
+    int64_t num_numbers,
+    double scale);
 template double squared_norm(
     const RuleStep& step,
     double* g,
-    int64_t num_numbers);
+    int64_t num_numbers,
+    double scale);
 
 } // namespace torchkv::kernels::cpu

@@ -19,8 +19,12 @@ void apply_rule(
     int64_t num_numbers);
 
 // The squared 2-norm of gradients, as the rule would see them but for
-// `last_scale`. They are overwritten.
+// `last_scale`, each multiplied by `scale` in fp64. They are overwritten.
 template <typename T>
-double squared_norm(const RuleStep& step, T* g, int64_t num_numbers);
+double squared_norm(
+    const RuleStep& step,
+    T* g,
+    int64_t num_numbers,
+    double scale);
 
 } // namespace torchkv::kernels::cpu

@@ -22,22 +22,24 @@ TORCHKV_CLONES void add_squares(
     const T* average,
     const T* average_sq,
     int64_t num_numbers,
+    LambLine::Norms scales,
     double* weight_lanes,
     double* direction_lanes) {
   const RuleNumbers<T> n = numbers;
   for (int64_t i = 0; i + kLanes <= num_numbers; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t j = i + lane;
-      const double weight = w[j];
+      const double weight = w[j] * scales.weight;
       const double direction =
-          lamb_direction(w[j], average[j], average_sq[j], n);
+          lamb_direction(w[j], average[j], average_sq[j], n) * scales.direction;
       weight_lanes[lane] += weight * weight;
       direction_lanes[lane] += direction * direction;
     }
   }
   for (int64_t j = num_numbers / kLanes * kLanes; j < num_numbers; ++j) {
-    const double weight = w[j];
-    const double direction = lamb_direction(w[j], average[j], average_sq[j], n);
+    const double weight = w[j] * scales.weight;
+    const double direction =
+        lamb_direction(w[j], average[j], average_sq[j], n) * scales.direction;
     weight_lanes[0] += weight * weight;
     direction_lanes[0] += direction * direction;
   }
@@ -60,8 +62,7 @@ TORCHKV_CLONES void move_weights(
 } // namespace
 
 double LambLine::Norms::trust() const {
-  return weight > 0 && direction > 0 ? std::sqrt(weight) / std::sqrt(direction)
-                                     : 1;
+  return weight > 0 && direction > 0 ? weight / direction : 1;
 }
 
 LambLine::LambLine(
@@ -81,7 +82,9 @@ T* LambLine::weights() const {
       state_.master != nullptr ? state_.master : stored_);
 }
 
-LambLine::Norms LambLine::squared_norms(int64_t num_elements) const {
+LambLine::Norms LambLine::squared_norms(
+    int64_t num_elements,
+    const Norms& scales) const {
   std::array<double, kLanes> weight{};
   std::array<double, kLanes> direction{};
   const auto add = [&](auto zero) {
@@ -92,6 +95,7 @@ LambLine::Norms LambLine::squared_norms(int64_t num_elements) const {
         reinterpret_cast<const T*>(state_.states[0]),
         reinterpret_cast<const T*>(state_.states[1]),
         num_elements * (c10::isComplexType(dtype_) ? 2 : 1),
+        scales,
         weight.data(),
         direction.data());
   };

@@ -17,7 +17,7 @@ class LambLine {
     double weight = 0;
     double direction = 0;
 
-    // From squared norms of a whole value, their ratio.
+    // From the norms of a whole value, their ratio.
     double trust() const;
   };
 
@@ -27,7 +27,8 @@ class LambLine {
       char* stored,
       const StateLine& state);
 
-  Norms squared_norms(int64_t num_elements) const;
+  // Each number is multiplied by its scale before it is squared.
+  Norms squared_norms(int64_t num_elements, const Norms& scales) const;
   void move(double trust, int64_t num_elements) const;
 
  private:

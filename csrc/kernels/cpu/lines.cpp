@@ -127,7 +127,7 @@ void SumLine::sum_blocks(
     StateLine state,
     int64_t num_elements,
     bool stream,
-    double* squared_norm) const {
+    SquaredNorm* squared_norm) const {
   const bool is_ready = ready_add_.function != nullptr &&
       std::equal(sizes_.begin(), sizes_.end(), strides);
   const auto store = reinterpret_cast<decltype(Access<acc_t>::store)>(store_);
@@ -150,7 +150,7 @@ void SumLine::sum_blocks(
       }
     }
     if (squared_norm != nullptr) {
-      *squared_norm += squares(total, size);
+      squared_norm->sum += squares(total, size, squared_norm->scale);
     } else if (!is_assign_) {
       update_block(total, stored, stored_stride, state, size);
     } else if (stream) {
@@ -170,7 +170,7 @@ void SumLine::sum_blocks(
 
 // Of the gradients in a block, as the rule would see them.
 template <typename acc_t>
-double SumLine::squares(acc_t* total, int64_t size) const {
+double SumLine::squares(acc_t* total, int64_t size, double scale) const {
   if constexpr (std::is_integral_v<acc_t>) {
     TORCHKV_INTERNAL_ASSERT(false, "an optimizer on integers");
   } else {
@@ -183,10 +183,10 @@ double SumLine::squares(acc_t* total, int64_t size) const {
         std::transform(numbers, numbers + count, converted, [](double number) {
           return c10::convert<float>(number);
         });
-        return cpu::squared_norm(step_, converted, count);
+        return cpu::squared_norm(step_, converted, count, scale);
       }
     }
-    return cpu::squared_norm(step_, numbers, count);
+    return cpu::squared_norm(step_, numbers, count, scale);
   }
 }
 
@@ -311,10 +311,12 @@ void SumLine::dense(
   dense_add_.function(sources.data(), num_values, stored, num_numbers, stream);
 }
 
-double SumLine::squared_norm(const char* const* values, int64_t num_elements)
-    const {
+double SumLine::squared_norm(
+    const char* const* values,
+    int64_t num_elements,
+    double scale) const {
   TORCHKV_INTERNAL_ASSERT(!is_assign_);
-  double sum = 0;
+  SquaredNorm norm{scale, 0};
   (this->*sum_blocks_)(
       Sources(values, values + sizes_.size()),
       sizes_.data(),
@@ -323,8 +325,8 @@ double SumLine::squared_norm(const char* const* values, int64_t num_elements)
       StateLine{},
       num_elements,
       /*stream=*/false,
-      &sum);
-  return sum;
+      &norm);
+  return norm.sum;
 }
 
 void SumLine::strided(

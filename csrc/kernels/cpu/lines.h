@@ -53,8 +53,12 @@ class SumLine {
       bool stream) const;
 
   // The squared 2-norm of the gradients on a line without gaps, as the rule
-  // would see them but for `last_scale`. REQUIRES: a rule that is not ASSIGN.
-  double squared_norm(const char* const* values, int64_t num_elements) const;
+  // would see them but for `last_scale`, each multiplied by `scale` in fp64.
+  // REQUIRES: a rule that is not ASSIGN.
+  double squared_norm(
+      const char* const* values,
+      int64_t num_elements,
+      double scale) const;
 
   // Lines of elements so many bytes apart; 0 repeats one value.
   // REQUIRES: Layout::kAny; a stored line without gaps where there is state.
@@ -69,12 +73,16 @@ class SumLine {
  private:
   using AnyFunction = void (*)();
   using Sources = c10::SmallVector<const char*, 8>;
+  struct SquaredNorm {
+    double scale = 1; // of each number
+    double sum = 0;
+  };
 
   template <typename acc_t>
   void look_up(c10::ArrayRef<c10::ScalarType> values);
   void look_up_rule();
   template <typename acc_t>
-  double squares(acc_t* total, int64_t size) const;
+  double squares(acc_t* total, int64_t size, double scale) const;
   template <typename acc_t>
   void update_block(
       acc_t* total,
@@ -99,7 +107,7 @@ class SumLine {
       StateLine state,
       int64_t num_elements,
       bool stream,
-      double* squared_norm) const;
+      SquaredNorm* squared_norm) const;
 
   const RuleStep& step_;
   const c10::ScalarType stored_;
@@ -120,7 +128,7 @@ class SumLine {
       StateLine state,
       int64_t num_elements,
       bool stream,
-      double* squared_norm) const = nullptr;
+      SquaredNorm* squared_norm) const = nullptr;
   c10::SmallVector<AnyFunction, 8> loads_;
   AnyFunction store_ = nullptr;
   DenseAdd ready_add_; // if all values have the accumulation type

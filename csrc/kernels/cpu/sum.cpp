@@ -4,6 +4,7 @@
 #include <ATen/TensorIterator.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -52,6 +53,13 @@ void move(StateLine& line, int64_t num_bytes) {
   };
   move(line.master);
   std::for_each(line.states.begin(), line.states.end(), move);
+}
+
+// By what to multiply fp64 numbers of such a 2-norm before they are squared, so
+// that the squares are in fp64's range.
+double scale_for(double norm) {
+  constexpr double kScale = 0x1p600;
+  return norm > 0x1p500 ? 1 / kScale : norm < 0x1p-450 ? kScale : 1;
 }
 
 int64_t size_of(c10::ScalarType dtype) {
@@ -149,7 +157,7 @@ void SumBatch::run() const {
   }
 }
 
-double SumBatch::squared_norm() const {
+double SumBatch::squared_norm(double scale) const {
   std::vector<int64_t> first_chunk{0};
   for (const auto& job : jobs_) {
     first_chunk.push_back(first_chunk.back() + num_chunks(job.num_elements));
@@ -166,7 +174,8 @@ double SumBatch::squared_norm() const {
           const int64_t first = chunk * kChunk;
           sums[first_chunk[i] + chunk] = line.squared_norm(
               values_of(i, first).data(),
-              std::min(kChunk, jobs_[i].num_elements - first));
+              std::min(kChunk, jobs_[i].num_elements - first),
+              scale);
         }
       });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
@@ -183,18 +192,17 @@ void SumBatch::run_lamb() const {
         job.stored + first_element * size_of(job.dtype),
         state_of(i, first_element));
   };
-  const auto lamb_elements = [&](size_t i) {
-    const Job& job = jobs_[i];
-    return job.step->rule.id == RuleSpec::Id::kLamb ? job.num_elements : 0;
-  };
-  for (size_t i = 0; i < jobs_.size(); ++i) {
-    first_chunk.push_back(first_chunk.back() + num_chunks(lamb_elements(i)));
+  std::vector<int64_t> num_elements; // still to be worked on
+  for (const auto& job : jobs_) {
+    const bool is_lamb = job.step->rule.id == RuleSpec::Id::kLamb;
+    num_elements.push_back(is_lamb ? job.num_elements : 0);
+    first_chunk.push_back(first_chunk.back() + num_chunks(num_elements.back()));
   }
   const auto for_each_chunk = [&](auto body) {
     parallel_spans(
         static_cast<int64_t>(jobs_.size()),
         [&](int64_t i) {
-          return chunks_of(lamb_elements(i), jobs_[i].bytes_per_element);
+          return chunks_of(num_elements[i], jobs_[i].bytes_per_element);
         },
         [&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
           for (int64_t chunk = begin; chunk < end; ++chunk) {
@@ -208,22 +216,43 @@ void SumBatch::run_lamb() const {
         });
   };
   std::vector<LambLine::Norms> chunks(first_chunk.back());
-  for_each_chunk(
-      [&](int64_t i, int64_t chunk, const LambLine& line, int64_t size) {
-        chunks[first_chunk[i] + chunk] = line.squared_norms(size);
-      });
-  std::vector<double> trusts;
-  for (size_t i = 0; i < jobs_.size(); ++i) {
-    LambLine::Norms sum;
-    for (int64_t chunk = first_chunk[i]; chunk < first_chunk[i + 1]; ++chunk) {
-      sum.weight += chunks[chunk].weight;
-      sum.direction += chunks[chunk].direction;
+  std::vector<LambLine::Norms> scales(jobs_.size(), {1, 1});
+  std::vector<LambLine::Norms> norms(jobs_.size());
+  const auto find_norms = [&] {
+    for_each_chunk(
+        [&](int64_t i, int64_t chunk, const LambLine& line, int64_t size) {
+          chunks[first_chunk[i] + chunk] = line.squared_norms(size, scales[i]);
+        });
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      LambLine::Norms sum;
+      for (int64_t chunk = first_chunk[i]; chunk < first_chunk[i + 1];
+           ++chunk) {
+        sum.weight += chunks[chunk].weight;
+        sum.direction += chunks[chunk].direction;
+      }
+      norms[i] = {
+          std::sqrt(sum.weight) / scales[i].weight,
+          std::sqrt(sum.direction) / scales[i].direction};
     }
-    trusts.push_back(sum.trust());
+  };
+  find_norms();
+  const auto all_elements = num_elements;
+  bool is_again = false;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    if (c10::toRealValueType(jobs_[i].dtype) == c10::kDouble) {
+      scales[i] = {scale_for(norms[i].weight), scale_for(norms[i].direction)};
+    }
+    const bool is_right = scales[i].weight == 1 && scales[i].direction == 1;
+    num_elements[i] = is_right ? 0 : num_elements[i];
+    is_again = is_again || num_elements[i] != 0;
   }
+  if (is_again) {
+    find_norms();
+  }
+  num_elements = all_elements;
   for_each_chunk(
       [&](int64_t i, int64_t /*chunk*/, const LambLine& line, int64_t size) {
-        line.move(trusts[i], size);
+        line.move(norms[i].trust(), size);
       });
 }
 

@@ -44,9 +44,9 @@ class TORCHKV_API SumBatch {
       const State& state = {});
   void run() const;
 
-  // The squared 2-norm of all gradients, as the rules would see them. The same
-  // bits for any number of threads.
-  double squared_norm() const;
+  // The squared 2-norm of all gradients, as the rules would see them, each
+  // multiplied by `scale` in fp64. The same bits for any number of threads.
+  double squared_norm(double scale) const;
 
  private:
   struct Job {

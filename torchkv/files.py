@@ -1,4 +1,4 @@
-"""Files of optimizers' states: there whole or not at all, and read as they were."""
+"""Files: written whole or not at all, and read as they were."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import zipfile
 from collections.abc import Callable
 from typing import IO, Any
@@ -14,11 +15,44 @@ from typing import IO, Any
 import torch
 
 
-def write_whole(path: str, write: Callable[[IO[bytes]], object]) -> None:
+def check_path(op: str, path: str | os.PathLike[str]) -> None:
+    """ValueError for an empty path, which pathlib takes for the current folder."""
+    if not os.fspath(path):
+        raise ValueError(f"{op}: expected a path, but got an empty one")
+
+
+def open_regular(op: str, path: str | os.PathLike[str]) -> IO[bytes]:
+    """Opens a file to be read.
+
+    Raises:
+        ValueError: it is a pipe, a socket or a device, whose reading may never end.
+        OSError: what opening raised.
+    """
+    # A pipe without a writer would block here.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise ValueError(
+                f"{op}: expected a regular file, but got a pipe, a socket or a device "
+                f"as {os.fspath(path)!r}"
+            )
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def write_whole(
+    op: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]
+) -> None:
     """Writes a file beside `path`, flushes it to the disk and renames it.
 
     What a killed write has left beside it is removed by the next one.
     """
+    check_path(op, path)
     folder, name = os.path.split(os.path.realpath(path))  # a link stays one
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -52,7 +86,8 @@ def read_state(op: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the file is damaged or another one.
         OSError: what reading raised.
     """
-    with open(path, "rb") as file:
+    check_path(op, path)
+    with open_regular(op, path) as file:
         try:
             _check_sums(file)
             file.seek(0)

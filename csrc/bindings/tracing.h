@@ -1,0 +1,15 @@
+#pragma once
+
+#include "../export.h"
+
+namespace torchkv {
+
+// Throws RuntimeError while make_fx or torch.export records what the calling
+// thread does: a store's calls leave no trace in the graph, so pushes would be
+// lost and pulled values become constants.
+TORCHKV_API void refuse_graph_capture(const char* op);
+
+// The error itself, for other tracers: `tracer` is PyTorch's name of one.
+[[noreturn]] TORCHKV_API void throw_traced(const char* op, const char* tracer);
+
+} // namespace torchkv

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "export.h"
+
+namespace torchkv {
+
+// A caller's text as messages show it: in quotes, with control characters
+// escaped as in Python's repr (a NUL would end the message), and shortened in
+// the middle where it has more than 200 characters.
+TORCHKV_API std::string quoted(const std::string& text);
+
+// "; did you mean 'x'?" with the candidate nearest to `text`, where one is near
+// enough to be a misspelling; else "".
+TORCHKV_API std::string did_you_mean(
+    const std::string& text,
+    const std::vector<std::string>& candidates);
+
+} // namespace torchkv

@@ -1,0 +1,100 @@
+"""torchkv.nests: one structure in, the same structure out."""
+
+import types
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from torchkv.nests import map_nests
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@dataclass
+class Plain:
+    x: object
+    y: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: object
+
+
+@dataclass
+class Derived:
+    x: object
+    twice: object = field(init=False)
+
+    def __post_init__(self):
+        self.twice = self.x
+
+
+NESTS = {
+    "leaf": (1, 2),
+    "none": (None, None),
+    "dict": ({"a": 1, 5: 2}, {"a": 2, 5: 4}),
+    "list": ([1, [2, 3]], [2, [4, 6]]),
+    "tuple": ((1, ()), (2, ())),
+    "named tuple": (Point(1, 2), Point(2, 4)),
+    "dataclass": (Plain(1, [2]), Plain(2, [4])),
+    "frozen dataclass with slots": (Frozen(1), Frozen(2)),
+    "field without init": (Derived(1), Derived(2)),
+    "OrderedDict": (OrderedDict(b=1, a=2), OrderedDict(b=2, a=4)),
+    "defaultdict": (defaultdict(list, a=1), defaultdict(list, a=2)),
+    "UserDict": (UserDict(a=1), UserDict(a=2)),
+    "mapping proxy": (types.MappingProxyType({"a": 1}), {"a": 2}),
+}
+
+
+def double(_, leaves):
+    (leaf,) = leaves
+    return leaf if leaf is None else 2 * leaf
+
+
+@pytest.mark.parametrize(("nest", "expected"), NESTS.values(), ids=NESTS)
+def test_a_nest_keeps_its_structure(nest, expected):
+    mapped = map_nests(double, [nest], "nest")
+    assert type(mapped) is type(nest)
+    assert mapped == expected
+
+
+def test_a_mapped_nest_is_another_object():
+    inner = [1]
+    nest = Plain({"a": inner})
+    mapped = map_nests(double, [nest], "nest")
+    assert nest == Plain({"a": [1]}) and nest.x["a"] is inner
+    assert mapped == Plain({"a": [2]})
+
+
+def test_torchs_own_tuples():
+    values = torch.ones(2, 3).max(1)
+    mapped = map_nests(double, [values], "nest")
+    assert type(mapped) is type(values)
+    assert mapped.values.tolist() == [2, 2]
+
+
+def test_paths_and_columns():
+    seen = {}
+
+    def note(path, leaves):
+        seen[path] = list(leaves)
+
+    map_nests(note, [{"a": [1, Point(2, 3)]}, {"a": [4, Point(5, 6)]}], "x")
+    assert seen == {"x['a'][0]": [1, 4], "x['a'][1].x": [2, 5], "x['a'][1].y": [3, 6]}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ([1], [1, 2], "list of 1 and list of 2"),
+        ([1], (1,), "list of 1 and tuple of 1"),
+        ({"a": 1}, {"b": 1}, "dict of 1 and dict of 1"),
+        ({"a": 1}, 3, "dict of 1 and int"),
+    ],
+)
+def test_different_structures(a, b, told):
+    with pytest.raises(ValueError, match=rf"x\[0\]: expected one structure .*{told}"):
+        map_nests(double, [[a], [b]], "x")

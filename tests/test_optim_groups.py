@@ -1,0 +1,43 @@
+"""``param_groups`` as a list: only the optimizer's methods change which there are."""
+
+import copy
+
+import pytest
+import torch
+
+from helpers import assert_same, full, stored
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda groups: groups.clear(),
+        lambda groups: groups.pop(),
+        lambda groups: groups.append({}),
+        lambda groups: groups.extend([{}]),
+        lambda groups: groups.insert(0, {}),
+        lambda groups: groups.remove(groups[0]),
+        lambda groups: groups.reverse(),
+        lambda groups: groups.sort(),
+        lambda groups: groups.__setitem__(0, {}),
+        lambda groups: groups.__delitem__(0),
+        lambda groups: groups.__iadd__([{}]),
+        lambda groups: groups.__imul__(2),
+    ],
+)
+@pytest.mark.parametrize("set_one", [lambda: "sgd", lambda: torch.optim.SGD])
+def test_the_list_of_groups_stays(kv, change, set_one):
+    kv.init([3, 5], [full(1)] * 2)
+    kv.set_optimizer(set_one(), lr=0.5)
+    kv.set_param_groups([{"keys": [5], "lr": 1.0}])
+    groups = kv.optimizer.param_groups
+    with pytest.raises(ValueError, match="param_groups: .*set_param_groups"):
+        change(groups)
+    with pytest.raises(ValueError, match="but got another list"):
+        kv.optimizer.param_groups = [dict(groups[0])]
+    assert kv.optimizer.param_groups is groups and len(groups) == 2
+    plain = copy.deepcopy(groups)
+    assert type(plain) is list and plain[1]["keys"] == [5]
+    kv.push([3, 5], [full(1)] * 2)
+    assert_same(stored(kv, 3), full(0.5))
+    assert_same(stored(kv, 5), full(0))

@@ -1,0 +1,135 @@
+"""Options of keys: names that fit no key are errors."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchkv
+from helpers import assert_same, full, stored
+from torchkv import optim
+
+MAKERS = {
+    "built-in": lambda: optim.SGD(1.0),
+    "torch.optim": lambda: optim.TorchOptimizer(torch.optim.SGD, lr=1.0),
+}
+
+SETTERS = {
+    "set_lr_mult": lambda x, name: x.set_lr_mult({name: 0.5}),
+    "set_wd_mult": lambda x, name: x.set_wd_mult({name: 0.5}),
+    "set_param_groups": lambda x, name: x.set_param_groups(
+        [{"keys": [name], "lr": 0.5}]
+    ),
+}
+
+
+@pytest.fixture(params=MAKERS.values(), ids=MAKERS)
+def optimizer(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("setter", SETTERS)
+def test_an_unknown_name_is_an_error(kv, optimizer, setter):
+    kv.init(["fc.weight", "fc.bias"], [full(0)] * 2)
+    kv.set_optimizer(optimizer)
+    before = optimizer.state_dict()["param_groups"]
+    for target in (kv, optimizer):
+        with pytest.raises(
+            KeyError,
+            match=f"{setter}: .*'fc.wieght'.*did you mean 'fc.weight'.*key 'fc.wieght'",
+        ):
+            SETTERS[setter](target, "fc.wieght")
+    assert optimizer.state_dict()["param_groups"] == before
+    assert not optimizer.state_dict()["lr_mult"]
+    kv.push("fc.weight", full(1))
+    assert_same(stored(kv, "fc.weight"), full(-1))
+    SETTERS[setter](kv, "fc.weight")
+
+
+def test_an_unknown_name_in_a_new_group(kv, optimizer):
+    kv.init([3, 5], [full(0)] * 2)
+    kv.set_optimizer(optimizer)
+    with pytest.raises(KeyError, match=r"add_param_group: .*\(key 7\)"):
+        optimizer.add_param_group({"keys": [3, 7], "lr": 0.5})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"keys": [3], "lr": 0.5})
+
+
+@pytest.mark.parametrize("setter", SETTERS)
+def test_an_empty_store_checks_at_the_first_push(kv, optimizer, setter):
+    kv.set_optimizer(optimizer)
+    SETTERS[setter](optimizer, "fc.wieght")
+    kv.init(["fc.weight", "fc.bias"], [full(0)] * 2)
+    for call in (kv.push, kv.pushpull):
+        with pytest.raises(KeyError, match="did you mean 'fc.weight'"):
+            call("fc.bias", full(1))
+    assert_same(stored(kv, "fc.bias"), full(0))
+    SETTERS[setter](optimizer, "fc.weight")  # instead of the one that is unknown
+    kv.push("fc.bias", full(1))
+    assert_same(stored(kv, "fc.bias"), full(-1))
+
+
+def test_an_optimizer_with_options_meets_a_store(kv, optimizer):
+    optimizer.set_lr_mult({"a": 2.0})
+    kv.set_optimizer(optimizer)
+    kv.init("b", full(0))
+    with pytest.raises(KeyError, match=r"push: .*\(key 'a'\)"):
+        kv.push("b", full(1))
+    kv.init("a", full(0))
+    kv.push(["a", "b"], [full(1)] * 2)
+    assert_same(stored(kv, "a"), full(-2))
+
+    other = torchkv.create()
+    other.init("b", full(0))
+    kv.set_updater(None)
+    with pytest.raises(KeyError, match=r"set_optimizer: .*\(key 'a'\)"):
+        other.set_optimizer(optimizer)
+    assert other.optimizer is None
+
+
+def test_a_key_that_was_found_may_go_and_come_back(kv, optimizer):
+    kv.set_optimizer(optimizer)
+    kv.init([3, 5], [full(0)] * 2)
+    optimizer.set_lr_mult({3: 2.0})
+    kv.push(3, full(1))
+    kv.delete(3)
+    optimizer.lr = 0.5
+    kv.push(5, full(1))
+    kv.init(3, full(0))
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(-1))
+    with pytest.raises(KeyError):
+        optimizer.set_lr_mult({4: 2.0})
+
+
+def test_options_of_a_deleted_key_are_saved(kv, tmp_path):
+    kv.set_optimizer("sgd", learning_rate=1)
+    kv.init([3, 5], [full(0)] * 2)
+    kv.set_lr_mult({3: 2.0})
+    kv.delete(3)
+    kv.save(tmp_path)
+    for copy in (torchkv.load(tmp_path), torchkv.create()):
+        if not len(copy):
+            copy.load_state_dict(kv.state_dict())
+        copy.init(3, full(0))
+        copy.push([3, 5], [full(1)] * 2)
+        assert_same(stored(copy, 3), full(-2))
+
+
+def test_a_trainer_knows_its_frozen_parameters():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    optimizer = optim.SGD(0.5)
+    optimizer.set_lr_mult({"0.weight": 0.0, "1.weight": 2.0})
+    trainer = torchkv.Trainer(model, optimizer)
+    trainer.optimizer.set_wd_mult({"0.bias": 0.0, "1.bias": 0.0})
+    before = model[1].weight.detach().clone()
+    for parameter in model[1].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trainer.step()
+    assert_same(model[1].weight, before - 1)
+    with pytest.raises(KeyError, match="did you mean '0.weight'"):
+        trainer.optimizer.set_lr_mult({"0.wieght": 0.0})
+    with pytest.raises(KeyError, match="Trainer: .*'2.weight'"):
+        optimizer = optim.SGD(0.5)
+        optimizer.set_lr_mult({"2.weight": 0.0})
+        torchkv.Trainer(nn.Linear(2, 2), optimizer)
