@@ -244,4 +244,5 @@ format: $(LINT_TOOLS)
 	ruff format .
 
 clean:
-	rm -rf build dist *.egg-info torchkv/include torchkv/lib torchkv/share torchkv/_C*.so
+	rm -rf build dist *.egg-info torchkv/include torchkv/lib torchkv/share \
+	  torchkv/_C*.so torchkv/_built_for.py

@@ -221,6 +221,26 @@ def extensions() -> list[Extension]:
     return [library, door]
 
 
+def built_for_torch() -> str:
+    """A header that refuses to be compiled with another torch's headers."""
+    message = f'#error "torchkv was built for torch {TORCH_MINOR}, but these are the'
+    major, minor = TORCH_MINOR.split(".")
+    lines = [
+        "// Written by setup.py.",
+        "#pragma once",
+        "#include <torch/version.h>",
+        f"#if TORCH_VERSION_MAJOR != {major} || TORCH_VERSION_MINOR != {minor}",
+    ]
+    for i, other in enumerate(range(OLDEST_TORCH[1], OLDEST_TORCH[1] + 20)):
+        condition = f"TORCH_VERSION_MAJOR == {major} && TORCH_VERSION_MINOR == {other}"
+        lines += [
+            f"#{'elif' if i else 'if'} {condition}",
+            f'{message} headers of torch {major}.{other}"',
+        ]
+    lines += ["#else", f'{message} headers of another one"', "#endif", "#endif", ""]
+    return "\n".join(lines)
+
+
 class Build(build):
     """A build whose result holds nothing of earlier builds."""
 
@@ -269,6 +289,8 @@ class BuildBinaries(BuildExtension):
         self.add_cuda_kernels(package / "lib" / "libtorchkv_cuda.so", toolkit)
         self.add_headers(package / "include" / "torchkv")
         self.add_cmake_config(package / "share" / "cmake" / "torchkv")
+        # For torchkv/__init__.py, which compares it before it loads the library.
+        (package / "_built_for.py").write_text(f'TORCH = "{TORCH_MINOR}"\n')
 
     def add_cuda_kernels(
         self, library: Path, toolkit: cuda_kernels.Toolkit | None
@@ -281,16 +303,18 @@ class BuildBinaries(BuildExtension):
             cuda_kernels.build(library, objects, toolkit, find_cudart(toolkit))
 
     def add_headers(self, include: Path) -> None:
-        """Copies the headers; an editable install gets a link to csrc/."""
-        if self.inplace:
-            include.parent.mkdir(exist_ok=True)
-            if not include.is_symlink():
-                include.symlink_to(Path("..", "..", "csrc"), target_is_directory=True)
-            return
+        """Copies the headers; an editable install gets links to those of csrc/."""
+        if include.is_symlink():  # of an older build
+            include.unlink()
+        shutil.rmtree(include, ignore_errors=True)
         for header in public_headers():
             target = include / header
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(CSRC / header, target)
+            if self.inplace:
+                target.symlink_to(CSRC / header)
+            else:
+                shutil.copyfile(CSRC / header, target)
+        (include / "built_for_torch.h").write_text(built_for_torch())
 
     def add_cmake_config(self, folder: Path) -> None:
         """Fills in the templates that find_package(torchkv) reads."""

@@ -8,7 +8,8 @@ Importing the package registers the TorchScript class
 
 from importlib.metadata import PackageNotFoundError, version
 
-from torchkv import optim
+# The first of these is the first to be imported: it explains why the others may fail.
+from torchkv import _binaries, optim
 from torchkv._C import Work
 from torchkv.kvstore import KVStore, create, load
 from torchkv.replicas import Replicas, replicate
@@ -18,6 +19,8 @@ try:
     __version__ = version("torchkv")
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
+
+del _binaries
 
 __all__ = [
     "KVStore",

@@ -1,0 +1,25 @@
+"""Whether the compiled libraries are there, and fit: said before they are loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+if importlib.util.find_spec("torchkv._C") is None:
+    raise ImportError(
+        f"torchkv: {Path(__file__).parent} is a source tree without the compiled "
+        "libraries; change to another folder to import the installed torchkv, or build "
+        "this one with pip install --no-build-isolation -e ."
+    )
+
+from torchkv._built_for import TORCH
+
+_major, _minor = torch.__version__.split(".")[:2]
+if f"{_major}.{_minor}" != TORCH:
+    raise ImportError(
+        f"torchkv: this build is for torch {TORCH}, but torch {torch.__version__} is "
+        f"installed; install torch {TORCH}, or build torchkv again with pip install "
+        "--no-build-isolation"
+    )
