@@ -174,7 +174,7 @@ void check_counter(
     const Key& key,
     const char* name,
     int64_t count) {
-  constexpr int64_t kMost = int64_t{1} << 53; // fp64 counts so far
+  constexpr int64_t kMost = 9007199254740992; // 2^53: fp64 counts so far
   TORCH_CHECK_VALUE(
       count >= 0 && count <= kMost,
       op,

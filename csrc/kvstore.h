@@ -130,10 +130,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   c10::ScalarType dtype(const Key& key) const;
 
   // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot
-  // take the store's kind of keys. A push in flight keeps using the old updater.
-  // An updater must not call this store (RuntimeError), nor wait for another
-  // thread that does: that thread waits for the entry's mutex until the updater
-  // returns.
+  // take the store's kind of keys. A push in flight keeps using the old
+  // updater. An updater must not call this store (RuntimeError), nor wait for
+  // another thread that does: that thread waits for the entry's mutex until the
+  // updater returns.
   void set_updater(std::shared_ptr<OpaqueUpdater> updater);
 
   // Makes a built-in optimizer the updater: pushed values are gradients, whose

@@ -48,6 +48,7 @@ std::string suggestion(const std::string& text) {
         return std::isalnum(c) != 0 ? static_cast<char>(std::tolower(c)) : '_';
       });
   std::vector<std::string> names;
+  names.reserve(kNames.size());
   for (const auto& candidate : kNames) {
     names.emplace_back(candidate.text);
   }

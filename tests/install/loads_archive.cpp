@@ -1,5 +1,5 @@
-// A C++ program on LibTorch that knows torchkv by an archive only: the module in
-// it holds a store. Its one argument is the archive.
+// A C++ program on LibTorch that knows torchkv by an archive only: the module
+// in it holds a store. Its one argument is the archive.
 #include <torch/script.h>
 
 #include <cstdio>
