@@ -27,17 +27,6 @@ bool can_add(c10::ScalarType dtype) {
       dtype == c10::kDouble;
 }
 
-// Bytes from the beginning of the storage to the end of the last element.
-// A storage can be shrunk behind the back of the tensors that use it.
-size_t needed_storage_bytes(const at::Tensor& tensor) {
-  return tensor.numel() == 0 ? 0
-                             : at::detail::computeStorageNbytes(
-                                   tensor.sizes(),
-                                   tensor.strides(),
-                                   tensor.element_size(),
-                                   tensor.storage_offset());
-}
-
 void check_shape(
     const char* op,
     const Key& key,
@@ -55,6 +44,15 @@ void check_shape(
 }
 
 } // namespace
+
+size_t needed_storage_bytes(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? 0
+                             : at::detail::computeStorageNbytes(
+                                   tensor.sizes(),
+                                   tensor.strides(),
+                                   tensor.element_size(),
+                                   tensor.storage_offset());
+}
 
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(

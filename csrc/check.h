@@ -16,6 +16,10 @@ namespace torchkv {
 // on a device that PyTorch can run on.
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
 
+// Bytes from the beginning of a storage to the end of the tensor's last element
+// there. A storage can be shrunk behind the back of the tensors that use it.
+size_t needed_storage_bytes(const at::Tensor& tensor);
+
 // As check_storable, and of the stored shape, and of a dtype that converts to
 // the stored one.
 void check_value(

@@ -81,7 +81,18 @@ void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys) {
+  const auto kind = table.kind();
   for (const auto& key : keys) {
+    TORCH_CHECK_TYPE(
+        !kind || *kind == key.kind(),
+        op,
+        ": expected options of ",
+        name(*kind),
+        " keys, as this store's first init fixed them, but the optimizer has "
+        "some of a key of kind ",
+        name(key.kind()),
+        " ",
+        key.context());
     if (!table.contains(op, key)) {
       throw_unknown_option_key(op, key, similar_key(op, key, table));
     }
@@ -391,40 +402,48 @@ void KVStore::step(
     });
     return squared;
   };
-  const auto norm = [&](double clip_value, bool of_all) {
+  struct Norm {
+    double scaled = 0;
+    double scale = 1;
+
+    double value() const {
+      // Of many fp64 gradients, each finite, it may not be.
+      return std::isfinite(scaled)
+          ? std::min(scaled / scale, std::numeric_limits<double>::max())
+          : scaled;
+    }
+  };
+  const auto norm = [&](double clip_value, bool of_all) -> Norm {
     const double squared = squared_norm(clip_value, of_all, 1);
     if (!std::isinf(squared)) {
-      return std::sqrt(squared);
+      return {std::sqrt(squared), 1};
     }
     // fp64 gradients are infinite, or only their squares.
     constexpr double kScale = 0x1p-600;
-    const double scaled = squared_norm(clip_value, of_all, kScale);
-    return std::isfinite(scaled)
-        ? std::min(
-              std::sqrt(scaled) / kScale, std::numeric_limits<double>::max())
-        : scaled;
+    return {std::sqrt(squared_norm(clip_value, of_all, kScale)), kScale};
   };
   double last_scale = 1;
-  double found = 0;
+  Norm found;
   bool skip = false;
   if (gradient.skip_nonfinite) {
     // Clipping by value would hide an infinity.
     found = norm(0, /*of_all=*/true);
-    skip = !std::isfinite(found);
+    skip = !std::isfinite(found.scaled);
   }
   if (gradient.max_norm != 0 && !skip) {
     const bool is_found = gradient.skip_nonfinite && gradient.clip_value == 0 &&
         gradient.accumulate == 1;
     found = is_found ? found : norm(gradient.clip_value, /*of_all=*/false);
     // As torch.nn.utils.clip_grad_norm_.
-    const double scale = gradient.max_norm / (found + 1e-6);
+    const double scale =
+        gradient.max_norm * found.scale / (found.scaled + 1e-6 * found.scale);
     last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
   }
   if (skip) {
     ++num_skipped_;
   }
-  if (has_steps) {
-    grad_norm_ = found;
+  if (has_steps && !skip) {
+    grad_norm_ = found.value();
   } else if (!gradient.skip_nonfinite && gradient.max_norm == 0) {
     grad_norm_ = kNoNorm;
   }
@@ -616,8 +635,9 @@ uint64_t KVStore::set_optimizer(
   Optimizer optimizer = make_optimizer(op, name, numbers);
   const Updater before = updater();
   const auto* current = std::get_if<OptimizerPtr>(&before);
-  const bool keep_state =
-      current != nullptr && std::string(name_of((*current)->groups[0])) == name;
+  const bool keep_state = current != nullptr &&
+      std::string_view(name_of((*current)->groups[0])) ==
+          name_of(optimizer.groups[0]);
   if (keep_state) {
     const auto& groups = (*current)->groups;
     optimizer.groups.insert(

@@ -1,8 +1,6 @@
 #pragma once
 
-#if __has_include("built_for_torch.h")
-#include "built_for_torch.h" // of an installation: which torch it is for
-#endif
+#include "export.h" // first: it checks the version of torch
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -19,7 +17,6 @@
 #include "arguments.h"
 #include "async_scope.h"
 #include "comm/comm.h"
-#include "export.h"
 #include "key_table.h"
 #include "runtime.h"
 #include "store_state.h"

@@ -125,11 +125,12 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
     store->set_updater(load_updater(state.updater[0]));
   }
   if (state.optimizer) {
-    // A key that was deleted may have options.
+    // A key that was deleted may have options. In a store without keys they
+    // are for keys to come.
     store->set_optimizer(
         *std::move(state.optimizer),
         /*keep_state=*/false,
-        /*check_keys=*/false);
+        /*check_keys=*/keys.size() == 0);
     if (keys.size() != 0) {
       keys.single = false;
       store->set_optimizer_states(keys, state.states);
@@ -148,6 +149,7 @@ void KVStore::take(KVStore& other) {
   }
   // Both are freed after the lock is released, as in close().
   Updater updater = other.updater();
+  const auto expected = other.expected_keys();
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);
@@ -156,8 +158,8 @@ void KVStore::take(KVStore& other) {
     }
     replaced = table_.take(op, other.table_);
     updater_.swap(updater);
-    expected_keys_.clear();
-    expects_keys_ = false;
+    expected_keys_ = expected;
+    expects_keys_ = !expected.empty();
     num_skipped_ = other.num_skipped_.load();
     grad_norm_ = kNoNorm;
   }

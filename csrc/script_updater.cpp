@@ -5,10 +5,12 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 #include <utility>
 
+#include "check.h"
 #include "errors.h"
 #include "plain_dispatch.h"
 
@@ -61,6 +63,31 @@ std::optional<KeyKind> check_signature(const c10::FunctionSchema& schema) {
   return takes_int ? KeyKind::kInt : KeyKind::kStr;
 }
 
+// What an updater's result holds, at any depth.
+Returned what_is_in(const c10::IValue& value, const at::Tensor& stored) {
+  if (value.isTensor()) {
+    return what_is(value.toTensor(), stored);
+  }
+  Returned result = Returned::kNoTensor;
+  const auto add = [&](const c10::IValue& item) {
+    result = std::max(result, what_is_in(item, stored));
+  };
+  if (value.isTuple()) {
+    for (const auto& item : value.toTupleRef().elements()) {
+      add(item);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toList()) {
+      add(item);
+    }
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) {
+      add(item.value());
+    }
+  }
+  return result;
+}
+
 // A module whose forward is the function. A function by itself can be neither
 // saved nor held beside modules.
 torch::jit::Module wrap(const torch::jit::StrongFunctionPtr& function) {
@@ -108,9 +135,7 @@ void ScriptUpdater::update(
   stack.emplace_back(input);
   stack.emplace_back(stored);
   const c10::IValue returned = forward_(std::move(stack));
-  if (returned.isTensor()) {
-    check_returned(key, returned.toTensor(), stored);
-  }
+  check_returned(key, what_is_in(returned, stored), stored);
 }
 
 at::Tensor ScriptUpdater::serialize() const {
@@ -128,7 +153,9 @@ at::Tensor ScriptUpdater::serialize() const {
 
 std::shared_ptr<ScriptUpdater> ScriptUpdater::load(const at::Tensor& bytes) {
   TORCH_CHECK_VALUE(
-      bytes.scalar_type() == at::kByte && bytes.dim() == 1,
+      bytes.layout() == at::kStrided && bytes.scalar_type() == at::kByte &&
+          bytes.dim() == 1 &&
+          needed_storage_bytes(bytes) <= bytes.storage().nbytes(),
       "load: expected the updater as a vector of bytes, but got ",
       bytes.scalar_type(),
       " of shape ",

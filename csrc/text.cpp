@@ -70,12 +70,17 @@ std::string quoted(const std::string& text) {
 std::string did_you_mean(
     const std::string& text,
     const std::vector<std::string>& candidates) {
+  constexpr size_t kLongest = 200; // a distance takes their sizes' product
+  if (text.size() > kLongest) {
+    return {};
+  }
   const std::string* nearest = nullptr;
   size_t least = std::max<size_t>(text.size() / 3, 1) + 1;
   for (const auto& candidate : candidates) {
     const size_t longer = std::max(text.size(), candidate.size());
-    if (longer - std::min(text.size(), candidate.size()) >= least) {
-      continue; // the distance is no less
+    const size_t shorter = std::min(text.size(), candidate.size());
+    if (longer - shorter >= least || longer == 1) {
+      continue; // the distance is no less, or all of the text is another one
     }
     const size_t distance = edit_distance(text, candidate);
     if (distance < least) {

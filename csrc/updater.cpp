@@ -73,7 +73,9 @@ bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
       handed.storage_offset() == stored.storage_offset() &&
       handed.sizes() == stored.sizes() &&
       handed.strides() == stored.strides() &&
-      handed.scalar_type() == stored.scalar_type();
+      handed.scalar_type() == stored.scalar_type() &&
+      handed.is_neg() == stored.is_neg() &&
+      handed.is_conj() == stored.is_conj();
 }
 
 // The updater kept what it was handed: a later push would change it behind the
@@ -203,18 +205,31 @@ void apply_updater(
       key.context());
 }
 
+Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
+  return returned.has_storage() &&
+          returned.storage().is_alias_of(stored.storage())
+      ? Returned::kStored
+      : Returned::kNewTensor;
+}
+
+Returned what_is(uintptr_t address, const at::Tensor& stored) {
+  const auto begin = reinterpret_cast<uintptr_t>(stored.storage().data());
+  return address >= begin && address < begin + stored.storage().nbytes()
+      ? Returned::kStored
+      : Returned::kNewTensor;
+}
+
 void check_returned(
     const Key& key,
-    const at::Tensor& returned,
+    Returned returned,
     const at::Tensor& stored) {
-  const bool is_stored = returned.has_storage() &&
-      returned.storage().is_alias_of(stored.storage());
-  // The alias that the updater gets begins with version 0.
+  // The alias that the updater gets begins with version 0. Writes through
+  // .data or numpy leave it there.
   TORCH_CHECK_TYPE(
-      is_stored || stored._version() != 0,
+      returned != Returned::kNewTensor || stored._version() != 0,
       "push: expected the updater to write the stored value in place, but it "
       "returned a new tensor and left the stored value as it was; write "
-      "stored.copy_(result) instead of returning the result ",
+      "stored.copy_(result), and return None ",
       key.context());
 }
 

@@ -96,11 +96,20 @@ void apply_updater(
     at::Tensor& input,
     at::Tensor& stored);
 
+// What an updater has returned, alone or among other things. The larger counts.
+enum class Returned : uint8_t { kNoTensor, kNewTensor, kStored };
+
+// What a returned tensor is, or an array whose first element is at `address`,
+// where the updater was given `stored`.
+TORCHKV_API Returned
+what_is(const at::Tensor& returned, const at::Tensor& stored);
+TORCHKV_API Returned what_is(uintptr_t address, const at::Tensor& stored);
+
 // Throws TypeError where an updater has returned a new tensor and left
 // `stored`, the tensor that it was given, unwritten.
 TORCHKV_API void check_returned(
     const Key& key,
-    const at::Tensor& returned,
+    Returned returned,
     const at::Tensor& stored);
 
 // serialize() under the updater's mutex. RuntimeError where this thread runs

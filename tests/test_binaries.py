@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import torchkv
@@ -41,10 +42,13 @@ def import_error(folder):
     return done.stderr.splitlines()[-1]
 
 
-def test_a_source_tree_says_what_to_do(tmp_path):
-    error = import_error(copied(tmp_path, "_C*", "lib", "_built_for.py"))
+@pytest.mark.parametrize(
+    "missing", [["_C*", "lib", "_built_for.py"], ["_C*"], ["lib"], ["_built_for.py"]]
+)
+def test_a_source_tree_says_what_to_do(tmp_path, missing):
+    error = import_error(copied(tmp_path, *missing))
     assert error.startswith("ImportError: torchkv: ")
-    assert "is a source tree without the compiled libraries" in error
+    assert "is a source tree without all of the compiled libraries" in error
     assert "pip install --no-build-isolation -e ." in error
 
 

@@ -110,3 +110,10 @@ def test_what_is_given_back_of_no_store():
     assert weak.lock() is None
     with pytest.raises(TypeError):
         pickle.dumps(weak)
+
+
+def test_a_wrong_object_deep_in_an_argument_is_a_type_error():
+    with pytest.raises(TypeError):
+        _C.did_you_mean("a", [object()])
+    with pytest.raises(TypeError):
+        _C.KVStore("local").set_optimizer("sgd", [{"lr": "x"}], {}, {}, False)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -110,6 +111,31 @@ def test_it_takes_the_sum_that_allreduce_grads_left():
     assert trainer.clip_grad_norm_(1e6).item() == pytest.approx(norm, rel=1e-4)
 
 
+def test_gradients_that_were_written_after_allreduce_grads():
+    copies = torchkv.replicate(make_model(), ["cpu"] * 2)
+    trainer = torchkv.Trainer(copies, "sgd", update_on_kvstore=False)
+    x, y = make_batches(1)[0]
+    F.cross_entropy(copies(x), y).backward()
+    trainer.allreduce_grads()
+    with torch.no_grad():
+        for p in copies[0].parameters():
+            p.grad.mul_(3)
+    norm = nn.utils.get_total_norm([p.grad for p in copies[0].parameters()]).item()
+    assert trainer.clip_grad_norm_(1e6).item() == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32])
+def test_norms_whose_powers_overflow(norm_type, dtype):
+    model = nn.Linear(2, 2, bias=False, dtype=dtype)
+    trainer = torchkv.Trainer(model, "sgd", {"learning_rate": 1.0})
+    large = 1e30 if dtype == torch.float32 else 1e250
+    model.weight.grad = torch.full_like(model.weight, large)
+    expected = large * {1.0: 4, 2.0: 2, math.inf: 1}[norm_type]
+    assert trainer.clip_grad_norm_(1.0, norm_type).item() == pytest.approx(expected)
+    assert model.weight.grad.abs().max().item() == pytest.approx(large / expected)
+
+
 def test_a_norm_that_is_not_finite():
     copies = torchkv.replicate(make_model(), ["cpu"] * 2)
     trainer = torchkv.Trainer(copies, "sgd")
@@ -117,7 +143,7 @@ def test_a_norm_that_is_not_finite():
     F.cross_entropy(copies(x), y).backward()
     next(copies[1].parameters()).grad[0, 0] = math.inf
     before = [p.grad.clone() for m in copies for p in m.parameters()]
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(RuntimeError, match="of a finite norm, but got one of inf"):
         trainer.clip_grad_norm_(1.0, error_if_nonfinite=True)
     after = [p.grad for m in copies for p in m.parameters()]
     assert all(a.equal(b) for a, b in zip(before, after, strict=True))
@@ -132,7 +158,7 @@ def test_gradients_of_half_precision_are_added_up_in_single_precision():
         for p in replica.parameters():
             p.grad = torch.full_like(p, 40000.0)
     norm = trainer.clip_grad_norm_(1.0)
-    assert norm.dtype == torch.float32
+    assert norm.dtype == torch.float64
     assert norm.item() == pytest.approx(80000 * math.sqrt(20), rel=1e-5)
 
 
@@ -177,3 +203,63 @@ def test_the_norm_of_the_last_step():
     backward(0)
     trainer.step()
     assert trainer.grad_norm is None
+
+
+def test_the_norm_of_gradients_that_were_dropped():
+    model = make_model()
+    trainer = torchkv.Trainer(model, "sgd")
+    x, y = make_batches(1)[0]
+    F.cross_entropy(model(x), y).backward()
+    trainer.clip_grad_norm_(1.0)
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    trainer.step()
+    assert trainer.grad_norm is None
+
+
+def test_a_push_that_was_skipped_leaves_the_norm():
+    model = make_model()
+    trainer = torchkv.Trainer(model, torchkv.optim.SGD(0.1, skip_nonfinite=True))
+    x, y = make_batches(1)[0]
+    for with_clip in (False, True):
+        F.cross_entropy(model(x), y).backward()
+        if with_clip:
+            trainer.clip_grad_norm_(1e6)
+        trainer.step()
+        norm = trainer.grad_norm
+        assert math.isfinite(norm)
+        F.cross_entropy(model(x), y).backward()
+        next(model.parameters()).grad[0] = math.inf
+        if with_clip:
+            trainer.clip_grad_norm_(1e6)
+        trainer.step()
+        assert trainer.grad_norm == norm
+    assert trainer.optimizer.num_skipped == 2
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_a_copy_of_a_trainer_trains_on(duplicate):
+    model = make_model()
+    trainer = torchkv.Trainer(model, "adamw", {"learning_rate": 0.1})
+    batches = make_batches(2)
+
+    def train(model, trainer, batch):
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        trainer.clip_grad_norm_(MAX_NORM)
+        trainer.step()
+
+    train(model, trainer, batches[0])
+    F.cross_entropy(model(batches[1][0]), batches[1][1]).backward()
+    trainer.clip_grad_norm_(MAX_NORM)
+    both = duplicate((model, trainer))
+    trainer.zero_grad()
+    both[1].zero_grad()
+    for pair in ((model, trainer), both):
+        train(*pair, batches[1])
+    assert_same_weights(weights(both[0]), weights(model))
+    # It knows the parameters that have options before they are trained.
+    both[1].optimizer.set_lr_mult({"0.weight": 0.5})
+    with pytest.raises(KeyError, match="set_lr_mult"):
+        both[1].optimizer.set_lr_mult({"0.wieght": 0.5})

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import torchkv
-from helpers import ScriptHolder, jit_save_load, script, snapshot
+from helpers import ScriptHolder, jit_save_load, script, scripted_add_twice, snapshot
 from saved_stores import everything, trained
+from torchkv import _C
 
 # --- Counts that would run over
 
@@ -240,3 +241,46 @@ def test_an_archive_of_a_store_with_everything_comes_back():
         holder = jit_save_load(script(ScriptHolder(store)))
         again = torchkv.KVStore.from_script_object(holder.kv)
         assert everything(again) == everything(store)
+
+
+# --- Optimizers and updaters
+
+
+def test_options_of_a_key_that_come_twice(saved):
+    def repeat(rest):
+        manifest = json.loads(b"{" + rest)
+        options = manifest["optimizer"]["options"]
+        options.append(options[0])
+        return json.dumps(manifest).encode()[1:]
+
+    rewrite(saved, repeat)
+    refused(saved, r"options of each key once.*\(key 3\)")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda x: x.float(), ValueError),
+        (lambda x: x.reshape(1, -1), ValueError),
+        (lambda x: x.to_sparse(), ValueError),
+        (lambda x: (x.untyped_storage().resize_(1), x)[1], ValueError),
+        (lambda x: x[:0].clone(), RuntimeError),  # TorchScript's own
+        (lambda x: x[: len(x) // 2].clone(), RuntimeError),
+    ],
+    ids=["dtype", "shape", "layout", "storage", "empty", "half"],
+)
+def test_a_damaged_updater(damage, error):
+    store = torchkv.create()
+    store.init(3, torch.ones(2, 3))
+    store.set_updater(scripted_add_twice())
+    state = list(store._impl.state())
+    (place,) = (
+        i
+        for i, part in enumerate(state)
+        if isinstance(part, list)
+        and part
+        and getattr(part[0], "dtype", 0) == torch.uint8
+    )
+    state[place] = [damage(state[place][0])]
+    with pytest.raises(error):
+        _C.KVStore.from_state(tuple(state))

@@ -61,6 +61,54 @@ def test_a_nest_keeps_its_structure(nest, expected):
     assert mapped == expected
 
 
+class Alike:
+    """Keys of a dict that look alike."""
+
+    def __repr__(self):
+        return "alike"
+
+
+def test_keys_that_look_alike():
+    a, b = Alike(), Alike()
+    nest = {a: 1, b: 2, 1: 3, "1": 4}
+    assert map_nests(double, [nest], "nest") == {a: 2, b: 4, 1: 6, "1": 8}
+
+
+@dataclass
+class Output(OrderedDict):
+    """A dict and a dataclass, as the outputs of transformers' models."""
+
+    loss: object = None
+    logits: object = None
+
+    def __post_init__(self):
+        if isinstance(self.loss, dict):
+            raise TypeError("fields by name")
+        for name in ("loss", "logits"):
+            if getattr(self, name) is not None:
+                self[name] = getattr(self, name)
+
+
+def test_a_dict_that_is_a_dataclass():
+    mapped = map_nests(double, [Output(logits=3)], "nest")
+    assert type(mapped) is Output and mapped == {"logits": 6}
+    assert mapped.logits == 6 and mapped.loss is None
+
+
+@dataclass
+class Caching:
+    x: object
+
+    def __post_init__(self):
+        self.cache = {"a": [self.x]}
+
+
+def test_a_tensor_outside_of_a_dataclasses_fields():
+    with pytest.raises(TypeError, match=r"x\[0\]: .*in fields.*'cache'"):
+        map_nests(double, [[Caching(torch.ones(2))]], "x")
+    assert map_nests(double, [Caching(1)], "x").x == 2
+
+
 def test_a_mapped_nest_is_another_object():
     inner = [1]
     nest = Plain({"a": inner})

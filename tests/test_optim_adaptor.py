@@ -83,3 +83,43 @@ def test_the_default_device_does_not_matter(kv, cls, scope):
         expected.push([3, 4], [gradient] * 2)
     for key in (3, 4):
         assert_same(stored(kv, key), stored(expected, key))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"lr": True}, TypeError),
+        ({"lr": float("nan")}, ValueError),
+        ({"lr": float("inf")}, ValueError),
+        ({"lr": 10**400}, ValueError),
+        ({"lr": 0.5, "weight_decay": float("nan")}, ValueError),
+    ],
+)
+def test_numbers_that_a_class_would_step_to_nan_with(kv, options, error):
+    kv.init(3, full(1))
+    with pytest.raises(error, match="set_optimizer: expected"):
+        kv.set_optimizer(torch.optim.SGD, **options)
+    assert kv.optimizer is None
+    kv.set_optimizer(torch.optim.SGD, lr=0.5)
+    for name, value in options.items():
+        if value != 0.5:
+            with pytest.raises(error, match="SGD: expected"):
+                kv.optimizer.param_groups[0][name] = value
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(0.5))
+
+
+class Negates(torch.optim.SGD):
+    """Makes the weight a negative view of its memory."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data = torch._neg_view(parameter.data)
+
+
+def test_a_step_that_negates_the_view_is_an_error(kv):
+    kv.init(3, full(1))
+    kv.set_optimizer(Negates, lr=0.5)
+    with pytest.raises(RuntimeError, match=r"\(key 3\)"):
+        kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(1))

@@ -649,3 +649,22 @@ def test_torchscript_sets_one_with_torchs_defaults(kv):
     assert kv.optimizer.lr == 0.5
     with pytest.raises(ValueError, match="unknown optimizer 'assign'"):
         kv.script_object.set_optimizer("assign", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("momentun", "did you mean 'momentum'"),
+        ("max_nrom", "did you mean 'max_norm'"),
+        ("acummulate", "did you mean 'accumulate'"),
+        ("learning", "expected an option out of"),
+    ],
+)
+def test_a_misspelled_option(name, text):
+    with pytest.raises(TypeError, match=text):
+        optim.SGD(0.5, **{name: 1})
+
+
+def test_a_clip_gradient_that_is_no_number(kv):
+    with pytest.raises(TypeError, match="expected a number as clip_value"):
+        kv.set_optimizer("sgd", clip_gradient="x")

@@ -49,3 +49,44 @@ def test_an_optimizer_stays_on_a_store_that_torchscript_holds(kv):
     assert_same(holder.kv.pull(3), full(0.75))
     with pytest.raises(ValueError, match="on another one"):
         again.set_optimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optim.SGD(0.5, momentum=0.5, skip_nonfinite=True),
+        lambda: optim.TorchOptimizer(torch.optim.SGD, lr=0.5),
+    ],
+    ids=["built-in", "torch.optim"],
+)
+def test_the_state_goes_with_the_store(make):
+    optimizer = make()
+    assert optimizer.state_dict()["state"] == {}, "no store, no state"
+    store = torchkv.create()
+    store.init(3, full(1))
+    store.set_optimizer(optimizer)
+    store.push(3, full(1))
+    assert list(optimizer.state_dict()["state"]) == [3]
+    del store
+    for call in (
+        optimizer.state_dict,
+        lambda: optimizer.grad_norm,
+        lambda: optimizer.num_skipped,
+    ):
+        with pytest.raises(RuntimeError, match="whose store was freed"):
+            call()
+
+
+def test_adam_with_decoupled_weight_decay_is_adamw(kv):
+    """TorchScript sets both names, and keeps the state."""
+    kv.init(3, full(1))
+    kv.set_optimizer(optim.AdamW(0.5))
+    kv.push(3, full(1))
+    before = kv.optimizer.state_dict()["state"][3]
+    numbers = {"lr": 0.25, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    kv.script_object.set_optimizer("adam", {**numbers, "decoupled": 1.0})
+    after = kv.optimizer.state_dict()["state"][3]
+    assert after["step"] == before["step"] == 1
+    assert_same(after["exp_avg"], before["exp_avg"])
+    kv.script_object.set_optimizer("adam", numbers)
+    assert kv.optimizer.state_dict()["state"][3]["step"] == 0, "another optimizer"

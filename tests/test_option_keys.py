@@ -1,5 +1,8 @@
 """Options of keys: names that fit no key are errors."""
 
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -133,3 +136,93 @@ def test_a_trainer_knows_its_frozen_parameters():
         optimizer = optim.SGD(0.5)
         optimizer.set_lr_mult({"2.weight": 0.0})
         torchkv.Trainer(nn.Linear(2, 2), optimizer)
+
+
+def copies_of(store, folder):
+    """A store by each way to save it."""
+    store.save(folder)
+    other = torchkv.create()
+    other.load_state_dict(store.state_dict())
+    return torchkv.load(folder), other, pickle.loads(pickle.dumps(store))
+
+
+@pytest.mark.parametrize("name", ["fc.weight", 3])
+def test_an_empty_store_is_saved_with_options(kv, name, tmp_path):
+    kv.set_optimizer("sgd", learning_rate=1)
+    kv.set_lr_mult({name: 2.0})
+    for copy in copies_of(kv, tmp_path):
+        copy.init(name, full(0))
+        copy.push(name, full(1))
+        assert_same(stored(copy, name), full(-2))
+
+
+def test_a_copy_of_an_empty_store_checks_its_names(kv, tmp_path):
+    kv.set_optimizer("sgd", learning_rate=1)
+    kv.set_lr_mult({"fc.wieght": 2.0})
+    for copy in copies_of(kv, tmp_path):
+        copy.init("fc.weight", full(0))
+        with pytest.raises(KeyError, match="did you mean 'fc.weight'"):
+            copy.push("fc.weight", full(1))
+
+
+def test_names_are_not_checked_again_after_all_keys_are_deleted(kv, optimizer):
+    kv.set_optimizer(optimizer)
+    kv.init([3, 5], [full(0)] * 2)
+    optimizer.set_lr_mult({3: 2.0})
+    kv.delete([3, 5])
+    optimizer.lr = 0.5
+    kv.init(5, full(0))
+    kv.push(5, full(1))
+    assert_same(stored(kv, 5), full(-0.5))
+
+
+def test_options_of_keys_of_the_other_kind(kv, optimizer):
+    kv.set_optimizer(optimizer)
+    optimizer.set_lr_mult({"a": 2.0})
+    kv.init(3, full(0))
+    with pytest.raises(TypeError, match=r"push: .*int keys.*\(key 'a'\)"):
+        kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(0))
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        (2**63, ValueError),
+        (-(2**63) - 1, ValueError),
+        (True, TypeError),
+        (1.5, TypeError),
+        (None, TypeError),
+        ("\ud800", ValueError),
+    ],
+)
+def test_what_is_no_key(kv, optimizer, key, error):
+    for set_before in (False, True):
+        if set_before:
+            kv.set_optimizer(optimizer)
+        with pytest.raises(error, match="set_lr_mult: "):
+            optimizer.set_lr_mult({key: 0.5})
+    kv.init(3, full(0))
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(-1))
+
+
+def test_a_key_of_numpy_is_an_int(kv, optimizer):
+    kv.set_optimizer(optimizer)
+    kv.init(3, full(0))
+    optimizer.set_lr_mult({np.uint64(3): 2.0})
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(-2))
+
+
+def test_a_trainer_that_is_refused_has_changed_nothing():
+    model = nn.Linear(2, 2)
+    store = torchkv.create("device")
+    optimizer = optim.SGD(0.5)
+    optimizer.set_lr_mult({"wieght": 2.0})
+    before = torchkv.create("device")
+    with pytest.raises(KeyError, match="Trainer: .*did you mean 'weight'"):
+        torchkv.Trainer(model, optimizer, kvstore=store)
+    assert len(store) == 0
+    assert store.optimizer is None
+    before.set_optimizer(optimizer)  # it is on no store

@@ -1,6 +1,7 @@
 """Which parameters a Trainer takes, in which forms, and their keys."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -119,15 +120,34 @@ def test_other_iterables_of_modules_are_not_replicas(form):
         lambda copies: copies[1],
         lambda copies: [copies[0], copies[2]],
         lambda copies: [copies[0].weight],
+        lambda copies: [p for module in copies for p in module.parameters()],
     ],
-    ids=["parameters", "module", "a replica", "two of three", "a parameter"],
+    ids=["parameters", "module", "a replica", "two of three", "a parameter", "a list"],
 )
 def test_some_replicas_without_the_others_are_refused(form):
     copies = torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 3)
-    with pytest.raises(ValueError, match="expected the parameters of all replicas"):
+    with pytest.raises(ValueError, match="expected all 3 replicas of a parameter"):
         torchkv.Trainer(form(copies), "sgd")
     torchkv.Trainer(copies, "sgd")
     torchkv.Trainer(tuple(copies), "sgd")
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_of_replicas_are_replicas(duplicate):
+    copies = duplicate(torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 3))
+    with pytest.raises(ValueError, match="expected all 3 replicas of a parameter"):
+        torchkv.Trainer(copies.module, "sgd")
+    torchkv.Trainer(copies, "sgd")
+
+
+def test_replicas_of_some_replicas_are_trained():
+    copies = torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 3)
+    some = torchkv.Replicas(copies[:2], ["cpu"] * 2)
+    torchkv.Trainer(some, "sgd")
+    with pytest.raises(ValueError, match="expected all"):
+        torchkv.Trainer([copies[0], copies[2]], "sgd")
 
 
 def test_a_module_whose_replicas_are_gone_is_a_module():

@@ -391,6 +391,7 @@ def test_a_state_is_loaded_into_all_replicas():
         ((), {"dtype": torch.float64}),
         ((), {"device": "cpu", "dtype": torch.float64}),
         ((torch.ones(1, dtype=torch.float64),), {}),
+        ((), {"tensor": torch.ones(1, dtype=torch.float64)}),
     ],
 )
 def test_to_casts_all_replicas(arguments):
@@ -400,6 +401,29 @@ def test_to_casts_all_replicas(arguments):
     assert replicas.to(*args, **kwargs) is replicas
     assert all(p.dtype == torch.float64 for p in parameters)
     assert replicas.devices == [torch.device("cpu")] * 2
+
+
+def test_wrong_devices():
+    module = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="Replicas: expected devices .*'meta'"):
+        torchkv.Replicas([module], ["meta"])
+    with pytest.raises(ValueError, match="Replicas: expected 1 devices"):
+        torchkv.Replicas([module], ["cpu"] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, 2).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2)] * 2),
+    ],
+    ids=["sparse", "nested"],
+)
+def test_tensors_that_are_not_dense(make):
+    copies = torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 2)
+    with pytest.raises(NotImplementedError, match=r"scatter: .*dense.*inputs\[0\]"):
+        copies.scatter(make())
 
 
 @pytest.mark.cuda

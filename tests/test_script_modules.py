@@ -163,3 +163,38 @@ def saved(module):
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
     return buffer.getvalue()
+
+
+class Sub(torchkv.KVStore):
+    """A class of a program's own."""
+
+
+class HoldsSub(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kv = Sub()
+
+    def forward(self, x: torch.Tensor):
+        self.kv.push(3, x)
+        return self.kv.pull(3)
+
+
+def test_a_subclass_is_a_store_in_torchscript():
+    module = HoldsSub()
+    module.kv.init(3, full(0))
+    scripted = script(module)
+    assert_same(scripted(full(4)), full(4))
+    assert_same(module.kv.pull(3), full(4))
+
+
+def make_store():
+    return torchkv.create("local")
+
+
+def test_a_scripted_create_names_the_class():
+    """PyTorch's message, which shows the line that says how."""
+    with pytest.raises(torch.jit.frontend.FrontendError) as caught:
+        script(make_store)
+    message = str(caught.value)
+    assert "INTERNAL ASSERT" not in message
+    assert "in TorchScript: torch.classes.torchkv.KVStore(type)" in message

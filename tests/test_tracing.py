@@ -73,6 +73,27 @@ def test_the_error_names_what_works(kv):
         torch.jit.trace(lambda x: x + kv.pull(3), full(1))
 
 
+WRAPPED = []  # a store, for a wrapped function
+
+
+@torch.fx.wrap
+def push_and_pull(x):
+    WRAPPED[-1].push(3, x)
+    return WRAPPED[-1].pull(3)
+
+
+def test_torch_fx_keeps_the_call_of_a_wrapped_function(kv):
+    kv.init(3, full(5))
+    with pytest.raises(RuntimeError, match="torch.fx.wrap"):
+        torch.fx.symbolic_trace(lambda x: x + kv.pull(3))
+    WRAPPED.append(kv)
+    traced = torch.fx.symbolic_trace(lambda x: x + push_and_pull(x))
+    assert_same(stored(kv, 3), full(5))
+    assert_same(traced(full(2)), full(4))
+    assert_same(stored(kv, 3), full(2))
+    WRAPPED.clear()
+
+
 def test_a_script_object_is_refused_by_make_fx(kv):
     kv.init(3, full(5))
     store = kv.script_object

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,20 @@ def scripted_sum():
     return script(update)
 
 
+def scripted_tuple():
+    def update(key: int, input: torch.Tensor, stored: torch.Tensor):
+        return key, [{"sum": stored + input}]
+
+    return script(update)
+
+
+def scripted_tuple_with_stored():
+    def update(key: int, input: torch.Tensor, stored: torch.Tensor):
+        return stored.add_(input), input * 2
+
+    return script(update)
+
+
 def scripted_in_place():
     def update(key: int, input: torch.Tensor, stored: torch.Tensor):
         return stored.add_(input)
@@ -47,9 +62,26 @@ def scripted_in_place():
         lambda: lambda key, input, stored: stored + input,
         lambda: lambda key, input, stored: input,
         lambda: lambda key, input, stored: torch.ones(()),
+        lambda: lambda key, input, stored: (stored + input, None),
+        lambda: lambda key, input, stored: [stored + input],
+        lambda: lambda key, input, stored: {"sum": stored + input},
+        lambda: lambda key, input, stored: (1, [{"sum": (stored + input,)}]),
+        lambda: lambda key, input, stored: (stored + input).numpy(),
         scripted_sum,
+        scripted_tuple,
     ],
-    ids=["sum", "input", "constant", "scripted"],
+    ids=[
+        "sum",
+        "input",
+        "constant",
+        "tuple",
+        "list",
+        "dict",
+        "nested",
+        "numpy",
+        "scripted",
+        "scripted tuple",
+    ],
 )
 def test_a_new_tensor_instead_of_a_write_is_an_error(kv, make):
     kv.init([3, 5], [full(1)] * 2)
@@ -68,9 +100,28 @@ def test_a_new_tensor_instead_of_a_write_is_an_error(kv, make):
         lambda: lambda key, input, stored: stored.data.add_(input),
         lambda: lambda key, input, stored: (stored.add_(input), input)[1],
         lambda: lambda key, input, stored: (stored.add_(input), "done"),
+        lambda: (
+            lambda key, input, stored: {"new": input * 2, "old": stored.add_(input)}
+        ),
+        lambda: (
+            lambda key, input, stored: np.add(
+                stored.numpy(), input.numpy(), out=stored.numpy()
+            )
+        ),
         scripted_in_place,
+        scripted_tuple_with_stored,
     ],
-    ids=["add_", "of a view", "of data", "input", "tuple", "scripted"],
+    ids=[
+        "add_",
+        "of a view",
+        "of data",
+        "input",
+        "tuple",
+        "dict",
+        "numpy",
+        "scripted",
+        "scripted tuple",
+    ],
 )
 def test_what_an_updater_that_writes_returns_does_not_matter(kv, make):
     kv.init(3, full(1))
@@ -454,3 +505,12 @@ def test_what_cannot_be_called_is_no_updater(kv, thing):
         kv.set_updater(thing)
     kv.push(3, full(5))
     assert_same(stored(kv, 3), full(5))
+
+
+def test_a_script_function_without_its_init_is_no_updater(kv):
+    kv.init(3, full(1))
+    function = torch.jit.ScriptFunction.__new__(torch.jit.ScriptFunction)
+    with pytest.raises(TypeError, match="whose __init__ was not called"):
+        kv.set_updater(function)
+    kv.push(3, full(2))
+    assert_same(stored(kv, 3), full(2))

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import torch
 
-if importlib.util.find_spec("torchkv._C") is None:
+if not (
+    importlib.util.find_spec("torchkv._C")
+    and importlib.util.find_spec("torchkv._built_for")
+    and any(Path(__file__).parent.glob("lib/libtorchkv.*"))
+):
     raise ImportError(
-        f"torchkv: {Path(__file__).parent} is a source tree without the compiled "
-        "libraries; change to another folder to import the installed torchkv, or build "
-        "this one with pip install --no-build-isolation -e ."
+        f"torchkv: {Path(__file__).parent} is a source tree without all of the "
+        "compiled libraries; change to another folder to import the installed torchkv, "
+        "or build this one with pip install --no-build-isolation -e ."
     )
 
 from torchkv._built_for import TORCH

@@ -43,6 +43,7 @@ from torchkv.content import (
 )
 from torchkv.files import check_path, open_regular
 from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.groups import shown
 from torchkv.tensor_files import DamagedFileError, Written
 
 MANIFEST = "manifest.json"
@@ -378,14 +379,16 @@ def _content(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
     for name, version, step, accumulated in zip(names, *numbers, strict=True):
         value = tensors.pop(f"value/{name}", None)
         if value is None:
-            raise ValueError(f"load: expected a value, but got none (key {name!r})")
+            raise ValueError(
+                f"load: expected a value, but got none (key {shown(name)})"
+            )
         keys[name] = KeyContent(value, version, step, accumulated)
     updater = tensors.pop("updater", None)
     by_text = {str(name): key for name, key in keys.items()}
     for name, tensor in tensors.items():
         role, _, text = name.partition("/")
         if text not in by_text:
-            raise ValueError(f"load: expected no tensor {name!r}, but got one")
+            raise ValueError(f"load: expected no tensor {shown(name)}, but got one")
         by_text[text].states[role] = tensor
     optimizer = optimizer_from_dict(manifest["optimizer"], kind)
     if optimizer is None and any(key.states for key in keys.values()):
@@ -411,20 +414,22 @@ def _restore(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> None:
 
     def tensor_of(name: str) -> Tensor:
         if name not in tensors:
-            raise ValueError(f"load: expected a tensor {name!r}, but got none")
+            raise ValueError(f"load: expected a tensor {shown(name)}, but got none")
         return tensors[name]
 
     for name, text in expect(manifest["dtypes"], dict, "'dtypes'").items():
         tensor = tensor_of(name)
         dtype = _DTYPES.get(expect(text, str, "a dtype"))
         if dtype is None or tensor.dtype != _STAND_INS[dtype]:
-            raise ValueError(f"load: expected another dtype than {text!r} ({name!r})")
+            raise ValueError(
+                f"load: expected another dtype than {text!r} ({shown(name)})"
+            )
         if not dtype.is_complex:
             tensors[name] = tensor.view(dtype)
         elif tensor.dim() > 0 and tensor.shape[-1] == 2:
             tensors[name] = torch.view_as_complex(tensor)
         else:
-            raise ValueError(f"load: expected pairs of numbers ({name!r})")
+            raise ValueError(f"load: expected pairs of numbers ({shown(name)})")
     for name, strides in expect(manifest["strides"], dict, "'strides'").items():
         tensor = tensor_of(name)
         for stride in expect(strides, list, "strides"):
@@ -442,6 +447,6 @@ def _with_strides(name: str, tensor: Tensor, strides: list[int]) -> Tensor:
             fills = fills and stride == step
             step *= size
     if not fills:
-        raise ValueError(f"load: expected other strides than {strides} ({name!r})")
+        raise ValueError(f"load: expected other strides than {strides} ({shown(name)})")
     copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     return copy.copy_(tensor)

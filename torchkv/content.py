@@ -12,7 +12,7 @@ from torch import Tensor
 from torchkv import _C
 from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.groups import shown
-from torchkv.optim.rules import after_load, kind_of
+from torchkv.optim.rules import after_load
 
 _FORMAT = 2  # of the C++ store's tuple
 KINDS = {"": (), "int": (int,), "str": (str,)}
@@ -40,11 +40,6 @@ class Optimizer:
     gradient: dict[str, float]
     options: dict[int | str, tuple[int, float, float]]
     extras: list[dict[str, float]]  # by group: what schedulers have added there
-
-    @property
-    def kind(self) -> str:
-        """The name that it has in messages."""
-        return kind_of(self.name, self.groups)
 
 
 @dataclass
@@ -240,8 +235,18 @@ def optimizer_from_dict(saved: object, kind: str) -> Optimizer | None:
     options = {}
     for item in expect(fields["options"], list, "'options'"):
         if len(expect(item, list, "a key's options")) != 4:
-            raise ValueError(f"load: expected four options of a key, but got {item}")
-        options[expect_key(item[0], kind)] = (
+            raise ValueError(
+                f"load: expected four options of a key, but got {_short(item)}"
+            )
+        if not kind:  # a store that has had no keys may have options of keys to come
+            kind = "str" if isinstance(item[0], str) else "int"
+        key = expect_key(item[0], kind)
+        if key in options:
+            raise ValueError(
+                f"load: expected options of each key once, but got some twice (key "
+                f"{shown(key)})"
+            )
+        options[key] = (
             expect(item[1], int, "a group"),
             expect(item[2], float, "'lr_mult'"),
             expect(item[3], float, "'wd_mult'"),
@@ -259,10 +264,13 @@ def optimizer_from_dict(saved: object, kind: str) -> Optimizer | None:
             raise ValueError(
                 f"load: expected a group out of {len(groups)}, but got {group}"
             )
-        name = expect(name, str, "a name of 'extras'")
-        extras[group][name] = expect(number, float, repr(name))
+        text = expect(name, str, "a name of 'extras'")
+        extras[group][text] = expect(number, float, repr(text))
+    name = expect(fields["name"], str, "the optimizer's name")
+    if name == "adam" and groups and groups[0].get("decoupled"):
+        name = "adamw"  # which had no name of its own at first
     return Optimizer(
-        expect(fields["name"], str, "the optimizer's name"),
+        name,
         groups,
         expect_numbers(fields["gradient"], "'gradient'"),
         options,

@@ -43,6 +43,14 @@ Optimizer: TypeAlias = str | StoreOptimizer | type[torch.optim.Optimizer]
 """MXNet's name of one, one of :mod:`torchkv.optim`, or a class of torch.optim."""
 
 
+def _know_in_scripts(cls: Any) -> None:
+    """Lets torch.jit.script take a class as torch.classes.torchkv.KVStore.
+
+    As an attribute of a module, in an annotation, and as an argument.
+    """
+    torch.jit._state._add_script_class(cls, _C.KVStore.script_class())
+
+
 class KVStore:
     """A key-value store of tensors, shared by devices and threads.
 
@@ -77,6 +85,11 @@ class KVStore:
     """
 
     __slots__ = ("__weakref__", "_impl", "_optimizer")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets TorchScript know the subclass, as a store."""
+        super().__init_subclass__(**kwargs)
+        _know_in_scripts(cls)
 
     def __init__(self, type: str = "local") -> None:
         """Makes an empty store; see :func:`create`."""
@@ -356,6 +369,8 @@ class KVStore:
         Raises:
             ValueError: an unknown name or option of it, a number that makes no sense,
                 or an optimizer that is on another store. Nothing has changed.
+            KeyError: an optimizer with options of a key that the store does not have.
+                While the store has no keys at all, its first push raises it instead.
             TypeError: an option that a class does not take, or of another type. From
                 then on :meth:`push` raises it for keys whose dtype is neither
                 floating-point nor complex.
@@ -638,9 +653,8 @@ class KVStore:
         return attributes
 
 
-# So torch.jit.script takes this class as torch.classes.torchkv.KVStore: as an
-# attribute of a module, in an annotation, as an argument.
-torch.jit._state._add_script_class(KVStore, _C.KVStore.script_class())
+_know_in_scripts(KVStore)
+torch.jit.ignore(KVStore)  # type: ignore[no-untyped-call]  # its source cannot be compiled
 
 
 def create(type: str = "local") -> KVStore:
@@ -663,7 +677,7 @@ def create(type: str = "local") -> KVStore:
         RuntimeError: ``nccl`` where PyTorch has loaded no NCCL.
         NotImplementedError: the ``dist`` types, for now.
     """
-    return KVStore(type)
+    return KVStore(type)  # in TorchScript: torch.classes.torchkv.KVStore(type)
 
 
 def load(path: str | os.PathLike[str]) -> KVStore:

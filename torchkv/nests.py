@@ -7,7 +7,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+
+from torchkv.optim.groups import shown
 
 
 def map_nests(
@@ -26,12 +29,14 @@ def map_nests(
 
     Raises:
         ValueError: nests of different structure.
+        TypeError: a dataclass with a tensor in an attribute that is no field.
     """
     first, *others = nests
     children = _children(first)
     if children is None:
         return function(path, nests)
-    columns = {label: [child] for label, child in children.items()}
+    _check_fields(first, path)
+    columns = {name: [child] for name, child in children.items()}
     for other in others:
         same = _children(other) if type(other) is type(first) else None
         if same is None or same.keys() != children.keys():
@@ -39,35 +44,67 @@ def map_nests(
                 f"{path}: expected one structure everywhere, but got {_told(first)} "
                 f"and {_told(other)}"
             )
-        for label, child in same.items():
-            columns[label].append(child)
-    mapped = {
-        label: map_nests(function, column, path + label)
-        for label, column in columns.items()
-    }
-    return _rebuilt(first, list(mapped.values()))
+        for name, child in same.items():
+            columns[name].append(child)
+    mapped = [
+        map_nests(function, column, path + _label(first, name))
+        for name, column in columns.items()
+    ]
+    return _rebuilt(first, mapped)
 
 
-def _children(nest: Any) -> dict[str, Any] | None:
-    """What a nest holds, by the end of its path; None for a leaf."""
+def _children(nest: Any) -> dict[Any, Any] | None:
+    """What a nest holds, by key, field or position; None for a leaf."""
     if isinstance(nest, PackedSequence):
         return None
     if isinstance(nest, Mapping):
-        return {f"[{key!r}]": child for key, child in nest.items()}
+        return dict(nest.items())
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return {f".{name}": x for name, x in zip(nest._fields, nest, strict=True)}
+        return dict(zip(nest._fields, nest, strict=True))
     if isinstance(nest, list | tuple):
-        return {f"[{i}]": child for i, child in enumerate(nest)}
+        return dict(enumerate(nest))
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        names = [field.name for field in dataclasses.fields(nest)]
-        return {f".{name}": getattr(nest, name) for name in names}
+        return {name: getattr(nest, name) for name in _fields(nest)}
     return None
+
+
+def _fields(nest: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(nest)]
+
+
+def _label(nest: Any, name: Any) -> str:
+    """A child's part of the path in messages."""
+    has_fields = not isinstance(nest, Mapping) and (
+        hasattr(nest, "_fields") or dataclasses.is_dataclass(nest)
+    )
+    return f".{name}" if has_fields else f"[{shown(name)}]"
+
+
+def _check_fields(nest: Any, path: str) -> None:
+    """TypeError where a copy of a dataclass would share a tensor with it."""
+    if not dataclasses.is_dataclass(nest) or isinstance(nest, Mapping):
+        return
+    for name, value in getattr(nest, "__dict__", {}).items():
+        if name not in _fields(nest) and _has_tensor(value):
+            raise TypeError(
+                f"{path.removeprefix('.')}: expected a dataclass whose tensors are in "
+                f"fields, but got one with a tensor in {name!r}, which is none"
+            )
+
+
+def _has_tensor(nest: Any) -> bool:
+    children = _children(nest)
+    if children is None:
+        return isinstance(nest, Tensor | PackedSequence)
+    return any(map(_has_tensor, children.values()))
 
 
 def _rebuilt(nest: Any, children: Sequence[Any]) -> Any:
     """A nest like another one, with other children."""
     if isinstance(nest, Mapping):
         items = dict(zip(nest, children, strict=True))
+        if dataclasses.is_dataclass(nest):  # as the outputs of transformers
+            return type(nest)(**items)
         try:
             return type(nest)(items)  # type: ignore[call-arg]
         except TypeError:  # as of a defaultdict, whose first argument is another
@@ -81,8 +118,8 @@ def _rebuilt(nest: Any, children: Sequence[Any]) -> Any:
     if isinstance(nest, list | tuple):
         return type(nest)(children)
     result = copy.copy(nest)
-    for field, child in zip(dataclasses.fields(nest), children, strict=True):
-        object.__setattr__(result, field.name, child)  # of a frozen one, too
+    for name, child in zip(_fields(nest), children, strict=True):
+        object.__setattr__(result, name, child)  # of a frozen one, too
     return result
 
 

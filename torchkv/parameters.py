@@ -75,15 +75,23 @@ def _wrong_form(actual: str) -> TypeError:
 
 def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:
     """ValueError where replicas are left out: nobody would keep them equal."""
-    given = {id(p) for copies in parameters.values() for p in copies}
+    key_of = {id(p): key for key, copies in parameters.items() for p in copies}
+    whole: set[int] = set()
+    left_out: dict[int, int] = {}  # the number of replicas, by parameter
     for replicas in list(existing):
         for copies in zip(*(module.parameters() for module in replicas), strict=False):
-            if 0 < sum(id(p) in given for p in copies) < len(copies):
-                raise ValueError(
-                    "Trainer: expected the parameters of all replicas, but got those "
-                    f"of one of {len(copies)}; hand over the Replicas that "
-                    "torchkv.replicate returned"
-                )
+            given = [id(p) for p in copies if id(p) in key_of]
+            if len(given) == len(copies) and len({key_of[p] for p in given}) == 1:
+                whole.update(given)
+            else:
+                left_out.update((p, len(copies)) for p in given)
+    for parameter, count in left_out.items():
+        if parameter not in whole:
+            raise ValueError(
+                f"Trainer: expected all {count} replicas of a parameter under one key, "
+                "but got only some there; hand over the Replicas that "
+                f"torchkv.replicate returned (key {shown(key_of[parameter])})"
+            )
 
 
 def _distinct(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import WeakSet
 
 import torch
@@ -53,11 +53,23 @@ class Replicas(Sequence[nn.Module]):
     are the module's, are those that :meth:`state_dict` has.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], devices: Sequence[Device]) -> None:
-        """Holds modules that are on `devices` already; see :func:`replicate`."""
-        self._modules = list(modules)
-        self._devices = [torch.device(device) for device in devices]
+    _modules: Sequence[nn.Module] = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Notes that it exists, of copies, too."""
+        self = super().__new__(cls)
         existing.add(self)
+        return self
+
+    def __init__(self, modules: Sequence[nn.Module], devices: Sequence[Device]) -> None:
+        """Holds modules that are on `devices` already; see :func:`replicate`.
+
+        Raises:
+            ValueError: another number of devices than of modules, or ``meta``.
+        """
+        self._devices = _checked_devices("Replicas", devices)
+        _check_one_each("Replicas", self._devices, len(modules))
+        self._modules = list(modules)
 
     @property
     def module(self) -> nn.Module:
@@ -102,6 +114,7 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: a tensor without dimensions, or tensors of different length.
             TypeError: anything else, which cannot be split.
+            NotImplementedError: sparse and nested tensors.
         """
         return self._scatter(inputs, "inputs")
 
@@ -135,6 +148,11 @@ class Replicas(Sequence[nn.Module]):
                     "scatter: expected tensors in dicts, lists, tuples and "
                     f"dataclasses, but got {type(x).__name__} as {path}; pass what all "
                     "replicas get as repeat={'name': value}"
+                )
+            if x.layout != torch.strided or x.is_nested:
+                kind = "a nested tensor" if x.is_nested else f"one of {x.layout}"
+                raise NotImplementedError(
+                    f"scatter: expected dense tensors, but got {kind} as {path}"
                 )
             if x.dim() == 0:
                 raise ValueError(
@@ -356,9 +374,10 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: another number of devices than of replicas, or ``meta``.
         """
-        place = args[0] if args else kwargs.pop("device", None)
-        if isinstance(place, Tensor):
-            place = [place.device] * len(self)
+        like = args[0] if args else kwargs.get("tensor")
+        place = like if args else kwargs.pop("device", None)
+        if isinstance(like, Tensor):
+            place = [like.device] * len(self)
         elif isinstance(place, str | int | torch.device):
             place = [torch.device(place)] * len(self)
         elif not isinstance(place, list | tuple):  # a dtype, or none
@@ -366,13 +385,9 @@ class Replicas(Sequence[nn.Module]):
                 module.to(*args, **kwargs)
             return self
         devices = _checked_devices("to", place)
-        if len(devices) != len(self):
-            raise ValueError(
-                f"to: expected {len(self)} devices, one for each replica, but got "
-                f"{len(devices)}"
-            )
+        _check_one_each("to", devices, len(self))
         for module, device in zip(self._modules, devices, strict=True):
-            if args and isinstance(args[0], Tensor):
+            if isinstance(like, Tensor):
                 module.to(*args, **kwargs)
             else:
                 module.to(device, *args[1:], **kwargs)
@@ -444,6 +459,14 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
     first, *others = devices = _checked_devices("replicate", devices)
     copies = [copy.deepcopy(module).to(device) for device in others]
     return Replicas([module.to(first), *copies], devices)
+
+
+def _check_one_each(op: str, devices: Sequence[torch.device], count: int) -> None:
+    if len(devices) != count:
+        raise ValueError(
+            f"{op}: expected {count} devices, one for each replica, but got "
+            f"{len(devices)}"
+        )
 
 
 def _checked_devices(op: str, devices: Sequence[Device]) -> list[torch.device]:

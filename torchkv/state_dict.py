@@ -238,7 +238,7 @@ def _check_kinds(current: Content, content: Content) -> None:
 def _check_optimizers(current: Content, content: Content) -> None:
     def told(content: Content) -> str:
         if content.optimizer is not None:
-            return f"the optimizer {content.optimizer.kind!r}"
+            return f"the optimizer {content.optimizer.name!r}"
         return "no optimizer" if content.updater is None else "a TorchScript updater"
 
     if told(current) != told(content):

@@ -132,17 +132,20 @@ class Trainer:
         store = self._kvstore if self._update_on_kvstore else create("device")
         assert store is not None
         self._store = store
+        if isinstance(optimizer, StoreOptimizer):
+            optimizer._check_names("Trainer", self._parameters)  # frozen ones, too
         store.set_optimizer(optimizer, **(optimizer_params or {}))
         # MXNet's: each step sets the optimizer's to this / batch_size.
         self._rescale = _own_rescale(self.optimizer)
         self._stamps: dict[StoreKey, tuple[int, int]] = {}
-        # First replica's gradients that are the sum of all, with their versions.
-        self._sums: dict[StoreKey, tuple[ref[Tensor], int]] = {}
-        self._clipped_norm: Tensor | None = None  # of the next step
+        # First replica's gradients that are the sum of all.
+        self._sums: dict[StoreKey, ref[Tensor]] = {}
+        # Those that are clipped, and the norm of all before.
+        self._clipped: tuple[dict[StoreKey, ref[Tensor]], Tensor] | None = None
         self._last_norm: Tensor | None = None
         self._copy_first_to_others()
         self._take_weights(self._trained())
-        self.optimizer._know("Trainer", self._parameters)  # frozen ones, too
+        self.optimizer._know(self._parameters)
         if self._kvstore is not None and not self._update_on_kvstore:
             self._kvstore.set_updater(None)
             self._enter_gradients(self._trained())
@@ -229,7 +232,7 @@ class Trainer:
         self._check_local("allreduce_grads")
         keys, gradients = self._fresh("allreduce_grads", True)
         self._reduce(keys, gradients)
-        self._note_sums(zip(keys, gradients, strict=True))
+        self._sums = _firsts(keys, gradients)
 
     def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Steps all parameters with the gradients that :meth:`allreduce_grads` left.
@@ -270,7 +273,7 @@ class Trainer:
             error_if_nonfinite: whether an infinite or NaN norm is an error.
 
         Returns:
-            The norm before clipping, on the first replica's device. See
+            The norm before clipping, in fp64, on the first replica's device. See
             :attr:`grad_norm`, too.
 
         Raises:
@@ -285,21 +288,25 @@ class Trainer:
                 f"{op}: expected a max_norm of at least 0, but got {max_norm!r}"
             )
         keys, gradients = self._fresh(op, True)
-        sums, norms = [], []
-        for key, copies in zip(keys, gradients, strict=True):
-            grad, version = self._sums.get(key, (None, 0))
-            if grad and grad() is copies[0] and version == copies[0]._version:
-                sums.append((key, copies))
-                total = copies[0]
-            else:
-                total = _sum_of(copies)
-            dtype = kept_dtype(total.dtype)
-            norms.append(torch.linalg.vector_norm(total, norm_type, dtype=dtype))
-        norm = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
+        norms = [
+            _norm_of(
+                copies[0] if _is(self._sums.get(key), copies[0]) else _sum_of(copies),
+                norm_type,
+            )
+            for key, copies in zip(keys, gradients, strict=True)
+        ]
+        device = next(iter(self._parameters.values()))[0].device
+        norm = torch.zeros((), dtype=torch.float64, device=device)
+        if norms:
+            norm = _norm_of(torch.stack([x.to(device) for x in norms]), norm_type)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"{op}: expected gradients of a finite norm, but got one of "
+                f"{norm.item()}; error_if_nonfinite=False clips by it all the same"
+            )
         parameters = [p for copies in self._parameters.values() for p in copies]
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self._note_sums(sums)  # clipped, they still are
-        self._clipped_norm = norm
+        self._clipped = _firsts(keys, gradients), norm
         return norm
 
     @property
@@ -316,7 +323,7 @@ class Trainer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of all replicas, or with False fills them with zeros."""
-        self._clipped_norm = None
+        self._forget_gradients()
         for copies in self._parameters.values():
             for parameter in copies:
                 if set_to_none:
@@ -415,10 +422,10 @@ class Trainer:
             return
         self._take_weights(self._changed(keys))
         optimizer = self.optimizer
+        scaled: float | None = None
         if not isinstance(optimizer, BuiltIn) or optimizer.accumulate > 1:
             # rescale_grad is for all that has accumulated, of batches of any size.
-            if size != 1:
-                gradients = [_times(1 / size, copies) for copies in gradients]
+            scaled = None if size == 1 else 1 / size
             size = 1.0
         if isinstance(optimizer, BuiltIn):
             rescale = self._rescale / size
@@ -426,15 +433,33 @@ class Trainer:
                 optimizer.rescale_grad = rescale
                 _rescaled[optimizer] = self._rescale, rescale
         weights = [self._parameters[key] for key in keys]
+        clipped, norm = self._clipped or ({}, None)
+        for key, copies in zip(keys, gradients, strict=True):
+            if not _is(clipped.get(key), copies[0]):
+                norm = None
+        if scaled is not None:
+            gradients = [_times(scaled, copies) for copies in gradients]
+        num_skipped = optimizer.num_skipped
         self._store.pushpull(keys, gradients, weights)
-        self._last_norm, self._clipped_norm = self._clipped_norm, None
+        if optimizer.num_skipped == num_skipped:
+            self._last_norm = norm
+        self._forget_gradients()
         for key, copies in zip(keys, weights, strict=True):
             self._stamps[key] = _stamp(copies[0])
             for parameter in copies:
                 parameter.grad = None
 
-    def _note_sums(self, sums: Iterable[tuple[StoreKey, list[Tensor]]]) -> None:
-        self._sums = {key: (ref(first), first._version) for key, (first, *_) in sums}
+    def _forget_gradients(self) -> None:
+        self._sums, self._clipped = {}, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is known of gradients, which refers to objects weakly."""
+        return {**self.__dict__, "_sums": {}, "_clipped": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Lets the copy's optimizer know the parameters, as the constructor does."""
+        self.__dict__.update(state)
+        self.optimizer._know(self._parameters)
 
     # -- between model and store
 
@@ -500,6 +525,29 @@ def _times(scale: float, gradients: list[Tensor]) -> list[Tensor]:
     """Gradients, scaled in the dtype in which they will be added up."""
     kept = [gradient.to(kept_dtype(gradient.dtype)) for gradient in gradients]
     return list(torch._foreach_mul(kept, scale))
+
+
+def _firsts(
+    keys: Iterable[StoreKey], gradients: Iterable[list[Tensor]]
+) -> dict[StoreKey, ref[Tensor]]:
+    """The first replica's gradients, to be recognized later."""
+    return {k: ref(copies[0]) for k, copies in zip(keys, gradients, strict=True)}
+
+
+def _is(known: ref[Tensor] | None, gradient: Tensor) -> bool:
+    return known is not None and known() is gradient
+
+
+def _norm_of(total: Tensor, norm_type: float) -> Tensor:
+    """A p-norm in fp64; of fp64 elements, too, whose squares overflow."""
+    dtype = torch.complex128 if total.is_complex() else torch.float64
+    if total.dtype != dtype or total.numel() == 0 or norm_type == 0:
+        norm: Tensor = torch.linalg.vector_norm(total, norm_type, dtype=dtype)
+        return norm
+    largest = torch.linalg.vector_norm(total, math.inf)
+    scale = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
+    norm = torch.linalg.vector_norm(total / scale, norm_type) * scale
+    return norm
 
 
 def _sum_of(copies: list[Tensor]) -> Tensor:

@@ -46,8 +46,8 @@ struct type_caster<torchkv::Bound<T>> {
             source.ptr(), reinterpret_cast<PyTypeObject*>(type))) {
       return false; // "incompatible function arguments"
     }
-    auto held =
-        reinterpret_cast<instance*>(source.ptr())->get_value_and_holder();
+    auto held = reinterpret_cast<instance*>(source.ptr())
+                    ->get_value_and_holder(get_type_info(typeid(T)));
     if (!held.holder_constructed()) {
       throw type_error(
           std::string(reinterpret_cast<PyTypeObject*>(type)->tp_name) +

@@ -9,6 +9,8 @@
 #include <torch/csrc/jit/runtime/jit_exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -135,6 +137,32 @@ py::object to_python(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
+// What an updater's result holds, at any depth that a program would write.
+Returned what_is_in(
+    py::handle object,
+    const at::Tensor& stored,
+    int depth = 0) {
+  if (const at::Tensor* tensor = PythonDoor::as_tensor(object.ptr())) {
+    return what_is(*tensor, stored);
+  }
+  if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0) {
+    const auto data = object.attr("ctypes").attr("data").cast<uintptr_t>();
+    return what_is(data, stored);
+  }
+  Returned result = Returned::kNoTensor;
+  const bool is_list = PythonDoor::is_list(object.ptr());
+  if (depth == 4 || (!is_list && !PyDict_Check(object.ptr()))) {
+    return result;
+  }
+  const py::list items = is_list
+      ? py::list(py::reinterpret_borrow<py::object>(object))
+      : py::list(py::reinterpret_borrow<py::dict>(object).attr("values")());
+  for (const auto& item : items) {
+    result = std::max(result, what_is_in(item, stored, depth + 1));
+  }
+  return result;
+}
+
 // A Python callable as updater. It may be freed by any thread.
 class PythonUpdater final : public OpaqueUpdater {
  public:
@@ -159,9 +187,7 @@ class PythonUpdater final : public OpaqueUpdater {
     const py::gil_scoped_acquire gil;
     const py::object returned =
         callable_(to_python(key), to_python(input), to_python(stored));
-    if (const at::Tensor* tensor = PythonDoor::as_tensor(returned.ptr())) {
-      check_returned(key, *tensor, stored);
-    }
+    check_returned(key, what_is_in(returned, stored), stored);
   }
   std::optional<KeyKind> key_kind() const override {
     return std::nullopt;
@@ -208,6 +234,10 @@ std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
     return std::make_shared<ScriptUpdater>(*module);
   }
   if (py::isinstance<torch::jit::StrongFunctionPtr>(updater)) {
+    TORCH_CHECK_TYPE(
+        py::detail::is_holder_constructed(updater.ptr()),
+        "set_updater: expected a TorchScript function, but got a "
+        "ScriptFunction whose __init__ was not called");
     return std::make_shared<ScriptUpdater>(
         py::cast<torch::jit::StrongFunctionPtr>(updater));
   }
@@ -261,6 +291,8 @@ void translate_exception(std::exception_ptr pointer) {
     if (!raise_script_error(error)) {
       throw; // to torch's own translator
     }
+  } catch (const py::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, error.what()); // pybind11: a RuntimeError
   } catch (const py::builtin_exception& error) {
     error.set_error(); // a std::exception, too
   } catch (const std::exception&) {
@@ -296,7 +328,11 @@ void refuse_tracing(const char* op) {
       PyDict_GetItemWithError(fx_tracing.names.ptr(), fx_tracing.flag.ptr());
   if (some_thread_traces == Py_True &&
       fx_tracing.is_symbolic_trace().cast<bool>()) {
-    throw_traced(op, "torch.fx.symbolic_trace");
+    throw_traced(
+        op,
+        "torch.fx.symbolic_trace",
+        "from a function that torch.fx.wrap names, which is recorded as one "
+        "call and runs each time");
   }
 }
 
@@ -509,7 +545,6 @@ void set_updater(const Store& self, const py::object& updater) {
   self->set_updater(std::move(parsed));
 }
 
-// `options`: key -> (group, lr_mult, wd_mult).
 // A reference that does not keep a store alive, for an optimizer that is on it.
 class WeakStore final : public c10::intrusive_ptr_target {
  public:
@@ -524,6 +559,7 @@ class WeakStore final : public c10::intrusive_ptr_target {
   c10::weak_intrusive_ptr<KVStore> store_;
 };
 
+// `options`: key -> (group, lr_mult, wd_mult).
 uint64_t set_optimizer(
     const Store& self,
     const std::string& rule,
@@ -784,6 +820,7 @@ PYBIND11_MODULE(_C, m) {
   set_gil_hooks({&release_gil, &restore_gil});
   find_fx_tracing();
 
+  m.def("did_you_mean", &did_you_mean, py::arg("text"), py::arg("candidates"));
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Work, WorkPtr>(
       m,
@@ -902,6 +939,13 @@ PYBIND11_MODULE(_C, m) {
           },
           py::arg("type"))
       .def("take", &take, py::arg("other"))
+      .def_static(
+          "key_of",
+          [](const std::string& op, py::handle key) {
+            return to_python(Parser(op.c_str()).key(key.ptr()));
+          },
+          py::arg("op"),
+          py::arg("key"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
       .def("script_object", &script_object)

@@ -6,16 +6,15 @@
 
 namespace torchkv {
 
-void throw_traced(const char* op, const char* tracer) {
+void throw_traced(const char* op, const char* tracer, const char* instead) {
   TORCH_CHECK(
       false,
       op,
       ": expected a call that runs, but got one while ",
       tracer,
       " records a graph, which would lose pushes and keep pulled values as "
-      "constants; call the store outside of what is traced, or script the "
-      "module that holds it (torch.jit.script), as the store itself or as "
-      "store.script_object");
+      "constants; call the store outside of what is traced, or ",
+      instead);
 }
 
 void refuse_graph_capture(const char* op) {

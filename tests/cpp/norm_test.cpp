@@ -57,6 +57,16 @@ TEST(NormTest, ClipsWhatHasInfiniteSquares) {
   }
 }
 
+// The norm itself is out of range.
+TEST(NormTest, ClipsWhatHasAnInfiniteNorm) {
+  const auto store = store_with(
+      at::zeros(16, at::kDouble),
+      optimizer("sgd", {{"lr", 1}}, {{"max_norm", 8}}));
+  store->push(1, at::full(16, 1.5e308, at::kDouble));
+  EXPECT_EQ(*store->grad_norm(), std::numeric_limits<double>::max());
+  expect_close(value_of(store), at::full(16, -2, at::kDouble), 1e-12);
+}
+
 // Of all keys together, of any dtype.
 TEST(NormTest, OfSeveralKeysAndDtypes) {
   const auto store = c10::make_intrusive<KVStore>();

@@ -67,6 +67,12 @@ TEST(TextTest, SuggestsNothingWhereNothingIsNear) {
   EXPECT_EQ(did_you_mean("momentum", {"encoder.weight", "lr"}), "");
   EXPECT_EQ(did_you_mean("", {"lr"}), "");
   EXPECT_EQ(did_you_mean("lr", {}), "");
+  EXPECT_EQ(did_you_mean("a", {"b"}), "");
+  EXPECT_EQ(did_you_mean("ab", {"ac"}), "; did you mean 'ac'?");
+  // Too long to compare with many.
+  const std::string longest = repeated("x", 200);
+  EXPECT_NE(did_you_mean(longest, {longest + "y"}), "");
+  EXPECT_EQ(did_you_mean(longest + "x", {longest + "y"}), "");
 }
 
 } // namespace

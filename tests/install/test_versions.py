@@ -53,10 +53,11 @@ def test_headers_take_their_torch(tmp_path):
     assert preprocessed(tmp_path, *MINOR.split(".")) == []
 
 
-def test_the_facades_header_asks_first():
-    lines = (INCLUDE / "torchkv" / "kvstore.h").read_text().splitlines()
-    includes = [line for line in lines if line.startswith("#include")]
-    assert "built_for_torch.h" in includes[0]
+def test_the_headers_ask_first():
+    for header, first in [("kvstore", "export"), ("export", "built_for_torch")]:
+        lines = (INCLUDE / "torchkv" / f"{header}.h").read_text().splitlines()
+        includes = [line for line in lines if line.startswith("#include")]
+        assert f'"{first}.h"' in includes[0]
 
 
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, near, shown
+from torchkv.optim.groups import Settings, StoreKey, as_float, as_number, near, shown
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -62,6 +63,7 @@ class TorchOptimizer(StoreOptimizer):
                         f"{optimizer.__name__} has, but got {name!r}"
                         f"{near(name, self._arguments)}"
                     )
+        _check_numbers("set_optimizer", options)
         self._options = options
         # A push takes it with its key's entry locked, and no other of this object's,
         # so nothing that waits for an entry may be called while it is held.
@@ -91,6 +93,9 @@ class TorchOptimizer(StoreOptimizer):
 
     # -- the store
 
+    def _is_store_gone(self) -> bool:
+        return self._impl is not None and self._impl.lock() is None
+
     def _store(self) -> _C.KVStore | None:
         impl = None if self._impl is None else self._impl.lock()
         try:
@@ -110,6 +115,7 @@ class TorchOptimizer(StoreOptimizer):
     def _apply(self, settings: Settings) -> None:
         for group in settings.groups:
             options = {name: group[name] for name in self.defaults}
+            _check_numbers(self._name(), options)
             self._instance(_model(), options)  # raises what the class raises
         self._in_effect = settings
 
@@ -273,6 +279,18 @@ class TorchOptimizer(StoreOptimizer):
         self.__reduce__()
 
 
+def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
+    """Refuses what the classes take, and fail on or step to NaN with."""
+    for name, value in options.items():
+        if name == "lr" and not isinstance(value, torch.Tensor):
+            if not math.isfinite(as_number(op, name, value)):
+                raise ValueError(
+                    f"{op}: expected a learning rate that is finite, but got {value!r}"
+                )
+        elif isinstance(value, int | float) and math.isnan(as_float(op, name, value)):
+            raise ValueError(f"{op}: expected a number as {name}, but got nan")
+
+
 def _model() -> torch.nn.Parameter:
     # Some classes take matrices only.
     return torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
@@ -301,6 +319,8 @@ def _check_in_place(
         and parameter.shape == stored.shape
         and parameter.stride() == stored.stride()
         and parameter.dtype == stored.dtype
+        and parameter.is_neg() == stored.is_neg()
+        and parameter.is_conj() == stored.is_conj()
     )
     if not is_same:
         raise RuntimeError(

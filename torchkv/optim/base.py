@@ -73,6 +73,10 @@ class StoreOptimizer(torch.optim.Optimizer):
         """The store that it works on, if there is one."""
         raise NotImplementedError
 
+    def _is_store_gone(self) -> bool:
+        """Whether the store that it works on was freed, and the state with it."""
+        raise NotImplementedError
+
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         """Becomes the updater of a store."""
         raise NotImplementedError
@@ -95,10 +99,22 @@ class StoreOptimizer(torch.optim.Optimizer):
             op = "set_optimizer"
             settings = self._settings()
             settings.check_kind(impl)
-            self._later_keys = frozenset()
-            self._check_known(op, impl, settings.names())
+            if self._store() is None:
+                self._later_keys = frozenset()
+            names = settings.names()
+            self._check_known(op, impl, names)
             self._enter(impl, settings)
-            self._expect(impl, settings)
+            self._expect(impl, settings, names)
+
+    def _store_with_state(self, op: str) -> _C.KVStore | None:
+        """The store; RuntimeError where it is gone, and the state with it."""
+        if self._is_store_gone():
+            raise RuntimeError(
+                f"{op}: expected an optimizer whose store exists, which has the state, "
+                "but got one whose store was freed; keep the store, or the Trainer, as "
+                "long as the optimizer"
+            )
+        return self._store()
 
     def _check_known(
         self, op: str, impl: _C.KVStore, names: Iterable[StoreKey]
@@ -108,31 +124,30 @@ class StoreOptimizer(torch.optim.Optimizer):
             return
         for key in names:
             if not impl.contains(key) and key not in self._later_keys:
-                known = {*impl.keys(), *self._later_keys}
-                hint = near(key, map(str, known)) if isinstance(key, str) else ""
-                raise KeyError(
-                    f"{op}: expected keys of the store, but got {shown(key)}, which "
-                    f"was never initialised{hint} (key {shown(key)})"
-                )
+                raise _unknown(op, key, {*impl.keys(), *self._later_keys})
 
-    def _expect(self, impl: _C.KVStore, settings: Settings) -> None:
+    def _expect(
+        self, impl: _C.KVStore, settings: Settings, named: Iterable[StoreKey]
+    ) -> None:
         """Lets the first push check the names that a store without keys took."""
-        names = settings.names()
-        if impl.size() > 0:
-            expected = {*impl.expected_keys()}
-            names = [key for key in names if key in expected]
-        impl.expect_keys([key for key in names if key not in self._later_keys])
+        unchecked = {*impl.expected_keys(), *(() if impl.size() else named)}
+        unchecked -= self._later_keys
+        impl.expect_keys([key for key in settings.names() if key in unchecked])
 
-    def _know(self, op: str, keys: Iterable[StoreKey]) -> None:
-        """Lets keys have options that the store will have later, but no others."""
+    def _check_names(self, op: str, keys: Iterable[StoreKey]) -> None:
+        """KeyError where other keys than these have options."""
+        keys = frozenset(keys)
+        for key in self._settings().names():
+            if key not in keys:
+                raise _unknown(op, key, keys)
+
+    def _know(self, keys: Iterable[StoreKey]) -> None:
+        """Lets keys have options that the store will have later."""
         with self._lock:
             impl = self._store()
             assert impl is not None
             self._later_keys = frozenset(keys)
-            settings = self._settings()
-            settings.check_kind(impl)
-            self._check_known(op, impl, settings.names())
-            self._expect(impl, settings)
+            self._expect(impl, self._settings(), [])
 
     # -- options
 
@@ -252,7 +267,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             self._check_known(op, impl, names)
         self._adopt(op, settings)
         if impl is not None:
-            self._expect(impl, settings)
+            self._expect(impl, settings, names)
 
     def _adopt(self, op: str, settings: Settings) -> None:
         """Applies groups and multipliers, then keeps them."""
@@ -333,7 +348,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         the optimizer has neither ``max_norm`` nor ``skip_nonfinite``, which compute
         it.
         """
-        impl = self._store()
+        impl = self._store_with_state("grad_norm")
         return None if impl is None else impl.grad_norm()
 
     @property
@@ -342,7 +357,7 @@ class StoreOptimizer(torch.optim.Optimizer):
 
         Counted from the beginning of the store; only ``skip_nonfinite`` skips.
         """
-        impl = self._store()
+        impl = self._store_with_state("num_skipped")
         return 0 if impl is None else impl.num_skipped()
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,8 +373,12 @@ class StoreOptimizer(torch.optim.Optimizer):
             steps and tensors by torch.optim's names, each of the stored value's shape,
             held once however many replicas push. They share nothing with the store.
             Not on a store, its state is empty.
+
+        Raises:
+            RuntimeError: its store was freed, and the state with it.
         """
         with self._lock:
+            self._store_with_state("state_dict")
             return {
                 "optimizer": self._name(),
                 # Tuples: what reads a distributed checkpoint goes into lists and
@@ -516,6 +535,14 @@ def _as_present(op: str, key: Any, present: Sequence[StoreKey]) -> StoreKey:
         except ValueError:
             pass
     return as_key(op, key)
+
+
+def _unknown(op: str, key: StoreKey, known: Iterable[StoreKey]) -> KeyError:
+    hint = near(key, map(str, known)) if isinstance(key, str) else ""
+    return KeyError(
+        f"{op}: expected keys of the store, but got {shown(key)}, which was never "
+        f"initialised{hint} (key {shown(key)})"
+    )
 
 
 def _pairs(op: str, name: str, pairs: Any) -> dict[Any, Any]:

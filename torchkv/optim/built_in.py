@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -62,12 +62,16 @@ _SWITCHES = {
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
 
 
-def _checked_gradient(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_gradient(
+    op: str, options: Mapping[str, Any], others: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Options with defaults; `others` are an optimizer's own, for messages."""
     for name in options:
         if name not in _GRADIENT_DEFAULTS:
+            known = [*others, *_GRADIENT_DEFAULTS]
             raise TypeError(
-                f"{op}: expected an option that it has, but got {name!r}"
-                f"{near(name, _GRADIENT_DEFAULTS)}"
+                f"{op}: expected an option out of {', '.join(known)}, but got "
+                f"{name!r}{near(name, known)}"
             )
     checked = {**_GRADIENT_DEFAULTS, **options}
     count = as_number(op, "accumulate", checked["accumulate"])
@@ -176,7 +180,7 @@ class BuiltIn(StoreOptimizer):
                 )
         self._impl: _C.WeakKVStore | None = None
         self._identity = 0
-        self._gradient = _checked_gradient(op, arguments["gradient"])
+        self._gradient = _checked_gradient(op, arguments["gradient"], options)
         _numbers(op, options)
         super().__init__(options)
 
@@ -190,6 +194,9 @@ class BuiltIn(StoreOptimizer):
         return result
 
     # -- the store
+
+    def _is_store_gone(self) -> bool:
+        return self._impl is not None and self._impl.lock() is None
 
     def _store(self) -> _C.KVStore | None:
         impl = None if self._impl is None else self._impl.lock()

@@ -6,11 +6,9 @@ store before it stands in the group, so a refused one has changed nothing.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import numbers
-import operator
 import reprlib
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +31,7 @@ PLACES = ("keys", "params")
 
 def near(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'lr'?"`` where a known name is near, else nothing."""
-    some = list(itertools.islice(known, 20_000))  # a match takes microseconds
-    matches = difflib.get_close_matches(name, some, n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return _C.did_you_mean(name.encode(errors="replace").decode(), list(known))
 
 
 _shortened = reprlib.Repr()
@@ -54,14 +50,8 @@ def listed(keys: Iterable[Any], count: int = 5) -> str:
 
 
 def as_key(op: str, key: Any) -> StoreKey:
-    """A key as the store gives it back; TypeError where it is none."""
-    if isinstance(key, str):
-        return str(key)
-    if isinstance(key, bool) or not hasattr(type(key), "__index__"):
-        raise TypeError(
-            f"{op}: expected an int or str as key, but got {type(key).__name__}"
-        )
-    return operator.index(key)
+    """A key as the store gives it back; errors as of its methods."""
+    return _C.KVStore.key_of(op, key)
 
 
 def as_keys(op: str, keys: Any) -> list[StoreKey]:
@@ -82,6 +72,11 @@ def as_number(op: str, name: str, value: Any) -> float:
         raise TypeError(
             f"{op}: expected a number as {name}, but got {type(value).__name__}"
         )
+    return as_float(op, name, value)
+
+
+def as_float(op: str, name: str, value: float | numbers.Real) -> float:
+    """A number as fp64; ValueError where it is larger."""
     try:
         return float(value)
     except OverflowError:

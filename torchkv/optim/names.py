@@ -93,7 +93,7 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
                 f"{op}: expected one of {given[target]!r} and {option!r}, which mean "
                 "the same, but got both"
             )
-        if option == "clip_gradient" and value is not None and value < 0:
+        if option == "clip_gradient" and isinstance(value, float | int) and value < 0:
             value = None  # MXNet's way to say so
         if option not in ("beta1", "beta2"):
             given[target] = option

@@ -236,12 +236,6 @@ _CLASSES: dict[str, type[BuiltIn]] = {
 }
 
 
-def kind_of(rule: str, groups: Sequence[Mapping[str, float]]) -> str:
-    """A rule's name; ``adamw``, which has Adam's formula, is one of its own."""
-    decoupled = rule == "adam" and groups and groups[0].get("decoupled")
-    return "adamw" if decoupled else rule
-
-
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     """The optimizer that a store has: the object that was set, or one made of it.
 
@@ -254,7 +248,7 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     if found is not None:
         found._follow(described)
         return found
-    cls = _CLASSES[kind_of(rule, numbers)]
+    cls = _CLASSES[rule]
     optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
     optimizer._follow(described)
     optimizer._impl, optimizer._identity = impl.weak(), identity
@@ -278,7 +272,7 @@ def after_load(
     if not isinstance(described, tuple):
         return None
     last = on_stores.get(before[0]) if isinstance(before, tuple) else None
-    if last is not None and kind_of(*before[1:3]) == kind_of(*described[1:3]):
+    if last is not None and before[1] == described[1]:
         last._go_on(impl, before[0], described)
     elif not any(extras):
         return None  # one is made when it is asked for
