@@ -5,6 +5,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "kernels/cuda/library.h"
@@ -74,6 +76,11 @@ class C10Runtime final : public Runtime {
 
   void copy(const at::Tensor& destination, const at::Tensor& source) override {
     const PlainDispatch plain;
+    if (destination.is_cuda() && source.is_cuda() &&
+        destination.device() != source.device() && !may_copy_directly()) {
+      copy(destination, source.cpu()); // PyTorch's own copy would be direct
+      return;
+    }
     if (destination.scalar_type() == source.scalar_type()) {
       destination.copy_(source);
       return;
@@ -93,6 +100,11 @@ class C10Runtime final : public Runtime {
 
 void forbid_resize(const at::Tensor& tensor) {
   tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
+}
+
+bool may_copy_directly() {
+  const char* const text = std::getenv("TORCHKV_P2P");
+  return text == nullptr || std::string_view(text) != "0";
 }
 
 Runtime& default_runtime() {

@@ -57,7 +57,8 @@ class TORCHKV_API Runtime {
       c10::ScalarType dtype,
       c10::Device device) = 0;
   // Converts, broadcasts nothing, crosses devices. Ordered on the current
-  // streams of both; blocks the host only where a CPU tensor is on one side.
+  // streams of both; blocks the host only where a CPU tensor is on one side, or
+  // two devices must not reach each other's memory.
   virtual void copy(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
@@ -67,6 +68,11 @@ class TORCHKV_API Runtime {
 // shares it. An updater could otherwise take the memory away from under a
 // stored value.
 TORCHKV_API void forbid_resize(const at::Tensor& tensor);
+
+// Whether CUDA devices may reach each other's memory where they can: not with
+// TORCHKV_P2P=0, for machines whose IOMMU lets such accesses go astray. Read at
+// each call.
+TORCHKV_API bool may_copy_directly();
 
 // The real runtime; lives as long as the process.
 TORCHKV_API Runtime& default_runtime();

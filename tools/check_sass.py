@@ -26,10 +26,12 @@ class Limits(NamedTuple):
     stack: int  # at most, bytes of a thread: registers spilled, arrays not in registers
     loads: int  # at least, of 16 bytes, in the code
     stores: int  # at least, of 16 bytes, in the code
+    # At least, loads of fewer bytes: several in flight where tensors are not aligned.
+    narrow: int = 8
 
 
 # In the order of kernels/cuda/params.h.
-RULES = ("assign", "sgd", "adam", "other")
+RULES = ("assign", "sgd", "adam", "other", "norm")
 HALF = "(__half|__nv_bfloat16)"
 # Kernels by name, sum<values, stored, rule, number of values> as --list shows them; the
 # first that matches counts. 64, 80 and 128 registers leave room for 4, 3 and 2 blocks.
@@ -46,17 +48,25 @@ LIMITS = {
     # These read halves by 8 bytes, and what is stored beside them by 16.
     rf"sum<{HALF}, {HALF}, adam, [1234]> .*": Limits(64, 0, loads=4, stores=4),
     rf"sum<{HALF}, {HALF}, adam, 8> .*": Limits(80, 0, loads=4, stores=4),
-    # Any number of values.
-    r"sum<float, float, \w+, 0> .*": Limits(80, 0, loads=5, stores=1),
-    rf"sum<{HALF}, {HALF}, assign, 0> .*": Limits(64, 0, loads=6, stores=1),
-    rf"sum<{HALF}, float, assign, 0> .*": Limits(64, 0, loads=6, stores=2),
-    rf"sum<{HALF}, float, sgd, 0> .*": Limits(64, 8, loads=10, stores=4),
-    rf"sum<{HALF}, {HALF}, sgd, 0> .*": Limits(64, 0, loads=10, stores=4),
-    rf"sum<{HALF}, \w+, (adam|other), 0> .*": Limits(80, 0, loads=5, stores=4),
-    r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1),
-    r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1),
+    r"sum<float, float, norm, 1> .*": Limits(64, 0, loads=4, stores=0),
+    rf"sum<{HALF}, {HALF}, norm, 1> .*": Limits(64, 0, loads=4, stores=0),
+    r"sum<double, double, norm, 1> .*": Limits(64, 0, loads=4, stores=0),
+    r"sum<float, float, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
+    rf"sum<{HALF}, {HALF}, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
+    r"sum<double, double, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
+    # Any number of values, in groups of four.
+    r"sum<float, float, \w+, 0> .*": Limits(80, 0, loads=5, stores=1, narrow=4),
+    rf"sum<{HALF}, {HALF}, assign, 0> .*": Limits(64, 0, loads=6, stores=1, narrow=4),
+    rf"sum<{HALF}, float, assign, 0> .*": Limits(64, 0, loads=6, stores=2, narrow=4),
+    rf"sum<{HALF}, float, sgd, 0> .*": Limits(64, 8, loads=10, stores=4, narrow=4),
+    rf"sum<{HALF}, {HALF}, sgd, 0> .*": Limits(64, 0, loads=10, stores=4, narrow=4),
+    rf"sum<{HALF}, \w+, (adam|other), 0> .*": Limits(
+        80, 0, loads=5, stores=4, narrow=4
+    ),
+    r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1, narrow=4),
+    r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1, narrow=4),
     # By the byte: nobody is in a hurry.
-    r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0),
+    r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }
 
 
@@ -69,6 +79,7 @@ class Kernel(NamedTuple):
     stack: int
     loads: int
     stores: int
+    narrow: int
 
     def breaches(self, limits: Limits) -> list[str]:
         """What is wrong with it, in words."""
@@ -78,11 +89,14 @@ class Kernel(NamedTuple):
                 found.append(
                     f"{what} {getattr(self, what)}, at most {getattr(limits, what)}"
                 )
-        for what in ("loads", "stores"):
+        for what, told in (
+            ("loads", "loads of 16 bytes"),
+            ("stores", "stores of 16 bytes"),
+            ("narrow", "loads of less"),
+        ):
             if getattr(self, what) < getattr(limits, what):
                 found.append(
-                    f"{what} of 16 bytes {getattr(self, what)}, "
-                    f"at least {getattr(limits, what)}"
+                    f"{told} {getattr(self, what)}, at least {getattr(limits, what)}"
                 )
         return found
 
@@ -120,14 +134,15 @@ def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
         elif found := re.match(r"\s+REG:(\d+) STACK:(\d+)", line):
             usage[arch, symbol] = int(found[1]), int(found[2])
 
-    wide: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     for line in run(cuobjdump, "-sass", library).splitlines():
         if found := re.match(r"\s*arch = (\w+)", line):
             arch = found[1]
         elif found := re.match(r"\s*Function : (\S+)", line):
             symbol = found[1]
-        elif found := re.search(r"\b(LDG|STG)\.\S*128\b", line):
-            wide[arch, symbol, found[1]] += 1
+        elif found := re.search(r"\b(LDG|STG)(\.\S*)", line):
+            kind = found[1] if "128" in found[2] else f"narrow {found[1]}"
+            counts[arch, symbol, kind] += 1
 
     names = short_names(sorted({symbol for _, symbol in usage}))
     return sorted(
@@ -135,8 +150,9 @@ def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
             arch,
             names[symbol],
             *numbers,
-            loads=wide[arch, symbol, "LDG"],
-            stores=wide[arch, symbol, "STG"],
+            loads=counts[arch, symbol, "LDG"],
+            stores=counts[arch, symbol, "STG"],
+            narrow=counts[arch, symbol, "narrow LDG"],
         )
         for (arch, symbol), numbers in usage.items()
     )
@@ -181,7 +197,8 @@ def main() -> None:
             print(
                 f"{kernel.arch:7}{kernel.name:50}"
                 f"{kernel.registers:4} registers {kernel.stack:4} B stack "
-                f"{kernel.loads:3} loads {kernel.stores:3} stores"
+                f"{kernel.loads:3} loads {kernel.stores:3} stores "
+                f"{kernel.narrow:3} narrow loads"
             )
     archs = {kernel.arch for kernel in kernels}
     expected = re.findall(r"sm_\w+", " ".join(cuda_kernels.arch_flags()))

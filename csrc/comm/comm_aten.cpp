@@ -58,7 +58,7 @@ c10::SmallVector<Value, 8> gradients_of(const Part& part) {
 // Sums and copies that are carried out together.
 struct CommAten::Work {
   Work(CommAten& comm, StreamOrder& order_)
-      : order(order_), cuda_sums(comm.runtime_, order_, comm.peers_) {}
+      : order(order_), cuda_sums(comm.runtime_, order_) {}
 
   void run() {
     sums.run();
@@ -108,6 +108,7 @@ void CommAten::reduce_into(
   for (const auto& value : values) {
     work.order.use(home, value.data->device());
   }
+  work.order.sync();
   if (values.size() == 1) {
     runtime_.copy(result, *values[0].data);
     return;
@@ -304,20 +305,25 @@ double CommAten::squared_norm(Parts& parts, double scale) {
   std::vector<at::Tensor> totals; // until the batch has run
   StreamOrder order = make_order();
   kernels::cpu::SumBatch batch;
+  CudaBatch cuda_batch(runtime_, order);
   totals.reserve(parts.size());
-  // By home, what its device has added up.
-  std::vector<std::pair<Slice*, at::Tensor>> elsewhere;
+  // By home, what its device has added up without kernels.
+  std::vector<std::pair<Place, at::Tensor>> elsewhere;
   for (const auto& part : parts) {
     Slice& slice = *part.slice;
     order.enter(slice);
     if (slice.value.numel() == 0) {
       continue;
     }
+    const Place& home = slice.home;
     const auto values = gradients_of(part);
     const auto dtype = accumulation_type(values, slice.value.scalar_type());
-    const bool is_cpu = slice.home.device.is_cpu();
+    const bool is_cpu = home.device.is_cpu();
     if (is_cpu && are_plain_cpu(values) && lie_alike(values, slice.value)) {
       batch.add(values, slice.value, dtype, *part.step);
+      continue;
+    }
+    if (cuda_batch.add_norm(values, slice.value, home, dtype, *part.step)) {
       continue;
     }
     at::Tensor total = sum_of(values, slice, dtype, order);
@@ -337,17 +343,17 @@ double CommAten::squared_norm(Parts& parts, double scale) {
         scale);
     const auto sum = std::find_if(
         elsewhere.begin(), elsewhere.end(), [&](const auto& candidate) {
-          return candidate.first->home == slice.home;
+          return candidate.first == home;
         });
     if (sum == elsewhere.end()) {
-      elsewhere.emplace_back(&slice, squared);
+      elsewhere.emplace_back(home, squared);
     } else {
       sum->second.add_(squared);
     }
   }
-  double result = batch.squared_norm(scale);
-  for (const auto& [slice, sum] : elsewhere) {
-    order.enter(*slice); // its stream
+  double result = batch.squared_norm(scale) + cuda_batch.squared_norm(scale);
+  for (const auto& [home, sum] : elsewhere) {
+    order.enter(home);
     const PlainDispatch plain;
     result += sum.item<double>();
   }
@@ -390,7 +396,7 @@ void CommAten::copy_out(Parts& parts) {
   }
   StreamOrder order = make_order();
   kernels::cpu::CopyBatch batch;
-  CudaBatch cuda_batch(runtime_, order, peers_);
+  CudaBatch cuda_batch(runtime_, order);
   for (const auto& part : parts) {
     Slice& slice = *part.slice;
     order.enter(slice);
@@ -399,6 +405,7 @@ void CommAten::copy_out(Parts& parts) {
         batch.add(slice.value, out);
       } else if (!cuda_batch.add_copy(slice.value, slice.home, out)) {
         order.use(slice.home, out.device());
+        order.sync();
         runtime_.copy(out, slice.value);
       }
     }

@@ -7,7 +7,6 @@
 #include "../runtime.h"
 #include "comm.h"
 #include "parts.h"
-#include "peer_access.h"
 #include "places.h"
 #include "slices.h"
 #include "stream_order.h"
@@ -102,7 +101,6 @@ class TORCHKV_API CommAten final : public Comm {
   Runtime& runtime_;
   EventPool events_{runtime_};
   Places places_;
-  PeerAccess peers_{runtime_};
   Slices slices_;
 };
 

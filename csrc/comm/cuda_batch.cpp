@@ -1,5 +1,6 @@
 #include "cuda_batch.h"
 
+#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -7,11 +8,14 @@
 #include <optional>
 
 #include "../kernels/cuda/library.h"
+#include "../plain_dispatch.h"
+#include "peer_access.h"
 
 namespace torchkv {
 namespace {
 
 using kernels::cuda::Dtype;
+using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
 
 struct Elements {
@@ -70,29 +74,30 @@ bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
 
 } // namespace
 
-CudaBatch::Home::Home(const Place& place_, void* stream)
+CudaBatch::Home::Home(const Place& place_, StreamOrder& order)
     : place(place_),
       launches(
           *kernels::cuda::table(),
           kernels::cuda::num_multiprocessors(place_.device),
-          stream) {}
+          order.stream(place_).native_handle(),
+          order.is_capturing(place_) ? kernels::cuda::kSmallParams
+                                     : kernels::cuda::kLargeParams) {}
 
-kernels::cuda::Launches& CudaBatch::launches_of(const Place& place) {
+CudaBatch::Home& CudaBatch::home_of(const Place& place) {
   for (const auto& home : homes_) {
     if (home->place == place) {
-      return home->launches;
+      return *home;
     }
   }
-  homes_.push_back(
-      std::make_unique<Home>(place, order_.stream(place).native_handle()));
-  return homes_.back()->launches;
+  homes_.push_back(std::make_unique<Home>(place, order_));
+  return *homes_.back();
 }
 
 // Whether kernels of the stored value's device can use the tensor as it lies.
 bool CudaBatch::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   return tensor.is_cuda() && !tensor.is_conj() && !tensor.is_neg() &&
       !tensor._is_zerotensor() && kernels::cpu::lie_alike(tensor, stored) &&
-      peers_.may_use(stored.device(), tensor.device());
+      may_use_peer(runtime_, stored.device(), tensor.device());
 }
 
 // Where kernels find the value in `dtype`: at home, or in a copy.
@@ -107,27 +112,30 @@ const void* CudaBatch::address_of(
   }
   staged_.push_back(runtime_.allocate(
       stored.sizes(), stored.strides(), dtype, stored.device()));
+  order_.sync();
   runtime_.copy(staged_.back(), value);
   return staged_.back().const_data_ptr();
 }
 
-bool CudaBatch::add(
+std::optional<CudaBatch::Sum> CudaBatch::prepare(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     const Place& home,
     c10::ScalarType accumulation,
     const RuleStep& step,
-    const kernels::cpu::State& state) {
-  if (!stored.is_cuda() || kernels::cuda::table() == nullptr) {
-    return false;
+    Supports supports) {
+  if (!stored.is_cuda() || !kernels::cuda::has_kernels(stored.device())) {
+    return std::nullopt;
   }
   const auto kept = elements_of(stored.scalar_type());
   if (!kept) {
-    return false;
+    return std::nullopt;
   }
-  SumJob job;
+  Sum sum;
+  SumJob& job = sum.job;
   job.stored_dtype = kept->dtype;
   job.num_values = values.size();
+  job.num_elements = stored.numel() * kept->per_number;
   job.step = &step;
   // In the dtype that all have; or with a sum before the others; or converted.
   const auto last = values.back().data->scalar_type();
@@ -139,7 +147,7 @@ bool CudaBatch::add(
     }
     job.value = elements->dtype;
     job.first_is_sum = first_is_sum;
-    return kernels::cuda::Launches::supports(job);
+    return supports(job);
   };
   c10::ScalarType dtype = last;
   const bool as_they_are = are_of(values, last)
@@ -149,34 +157,95 @@ bool CudaBatch::add(
   if (!as_they_are) {
     dtype = accumulation;
     if (!has_kernel(dtype, false)) {
-      return false;
+      return std::nullopt;
     }
   }
-  c10::SmallVector<const void*, 8> addresses;
   for (const auto& value : values) {
-    const bool is_sum = job.first_is_sum && addresses.empty();
-    addresses.push_back(
+    const bool is_sum = job.first_is_sum && sum.addresses.empty();
+    sum.addresses.push_back(
         address_of(*value.data, stored, home, is_sum ? accumulation : dtype));
+  }
+  return sum;
+}
+
+bool CudaBatch::add(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& stored,
+    const Place& home,
+    c10::ScalarType accumulation,
+    const RuleStep& step,
+    const kernels::cpu::State& state) {
+  auto sum =
+      prepare(values, stored, home, accumulation, step, &Launches::supports);
+  if (!sum) {
+    return false;
   }
   const auto data = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
   };
-  job.values = addresses.data();
+  SumJob& job = sum->job;
+  job.values = sum->addresses.data();
   job.stored = stored.mutable_data_ptr();
   job.master = data(state.master);
   for (size_t i = 0; i < kMaxStates; ++i) {
     job.states[i] = data(state.states[i]);
   }
-  job.num_elements = stored.numel() * kept->per_number;
-  launches_of(home).add(job);
+  home_of(home).launches.add(job);
   return true;
+}
+
+bool CudaBatch::add_norm(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& stored,
+    const Place& home,
+    c10::ScalarType accumulation,
+    const RuleStep& step) {
+  auto sum = prepare(
+      values, stored, home, accumulation, step, &Launches::supports_norm);
+  if (!sum) {
+    return false;
+  }
+  home_of(home).norms.push_back(*std::move(sum));
+  return true;
+}
+
+double CudaBatch::squared_norm(double scale) {
+  order_.sync();
+  std::vector<at::Tensor> squares; // of each home
+  for (const auto& home : homes_) {
+    order_.enter(home->place);
+    int64_t count = 0;
+    for (const auto& sum : home->norms) {
+      count += Launches::num_squares(sum.job);
+    }
+    squares.push_back(
+        runtime_.allocate({count}, {1}, c10::kDouble, home->place.device));
+    auto* next = squares.back().mutable_data_ptr<double>();
+    for (auto& sum : home->norms) {
+      sum.job.values = sum.addresses.data();
+      home->launches.add_norm(sum.job, scale, next);
+      next += Launches::num_squares(sum.job);
+    }
+    kernels::cuda::check(home->launches.finish());
+    const PlainDispatch plain;
+    squares.back() = squares.back().sum();
+  }
+  double result = 0;
+  for (size_t i = 0; i < homes_.size(); ++i) {
+    order_.enter(homes_[i]->place);
+    const PlainDispatch plain;
+    result += squares[i].item<double>();
+  }
+  homes_.clear();
+  staged_.clear();
+  return result;
 }
 
 bool CudaBatch::add_copy(
     const at::Tensor& source,
     const Place& home,
     const at::Tensor& out) {
-  if (!source.is_cuda() || kernels::cuda::table() == nullptr ||
+  if (!source.is_cuda() || !kernels::cuda::has_kernels(source.device()) ||
       source.scalar_type() != out.scalar_type() || !is_plain(out, source)) {
     return false;
   }
@@ -192,9 +261,8 @@ bool CudaBatch::add_copy(
 
 void CudaBatch::flush_copy() {
   if (!outs_.empty()) {
-    const c10::DeviceGuard guard(source_home_.device); // of an earlier slice
-    launches_of(source_home_)
-        .add_copy(
+    home_of(source_home_)
+        .launches.add_copy(
             source_->const_data_ptr(),
             outs_.data(),
             outs_.size(),
@@ -205,6 +273,7 @@ void CudaBatch::flush_copy() {
 
 void CudaBatch::run() {
   flush_copy();
+  order_.sync();
   for (const auto& home : homes_) {
     const c10::DeviceGuard guard(home->place.device);
     kernels::cuda::check(home->launches.finish());

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "../kernels/cpu/sum.h"
@@ -12,22 +13,21 @@
 #include "../place.h"
 #include "../rule.h"
 #include "../value.h"
-#include "peer_access.h"
 #include "stream_order.h"
 
 namespace torchkv {
 
-// A call's sums and copies on CUDA devices: one launch for each device, or a
-// few where dtypes differ. What lies elsewhere, in another layout or of another
-// dtype is copied to the device first, which allocates. In a steady state
-// nothing else does.
+// A call's sums, norms and copies on CUDA devices: one launch for each device,
+// or a few where dtypes differ. What lies elsewhere, in another layout or of
+// another dtype is copied to the device first, which allocates. In a steady
+// state nothing else does.
 //
-// Work is enqueued on the streams of `order`. REQUIRES: `order` outlives it;
-// the tensors' slices have been entered there.
+// Work is enqueued on the streams of `order`, which know what to wait for then.
+// REQUIRES: `order` outlives it; the tensors' slices have been entered there.
 class CudaBatch {
  public:
-  CudaBatch(Runtime& runtime, StreamOrder& order, PeerAccess& peers)
-      : runtime_(runtime), order_(order), peers_(peers) {}
+  CudaBatch(Runtime& runtime, StreamOrder& order)
+      : runtime_(runtime), order_(order) {}
 
   // As kernels::cpu::SumBatch::add, for values of any device and layout. Where
   // there is no kernel, it does nothing and returns false. REQUIRES: `home`,
@@ -40,6 +40,16 @@ class CudaBatch {
       const RuleStep& step = kAssignStep,
       const kernels::cpu::State& state = {});
 
+  // Adds the squares of the values' sum, as squared_norm_with_aten, to what
+  // squared_norm() returns; else as add(). REQUIRES: as add(); `step` outlives
+  // squared_norm().
+  bool add_norm(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& stored,
+      const Place& home,
+      c10::ScalarType accumulation,
+      const RuleStep& step);
+
   // Copies into an out of the same dtype that lies alike in memory, and returns
   // true; else it does nothing. REQUIRES: as add(); `source` outlives run().
   bool add_copy(
@@ -50,14 +60,33 @@ class CudaBatch {
   // Launches what has been added. RuntimeError where CUDA has failed.
   void run();
 
+  // The sum of all squares that have been added, of each number multiplied by
+  // `scale` before it is squared. Waits for it.
+  double squared_norm(double scale);
+
  private:
+  // The values of a key as a kernel can add them up.
+  struct Sum {
+    kernels::cuda::SumJob job;
+    c10::SmallVector<const void*, 8> addresses;
+    int64_t per_number = 1; // 2 elements of a complex one
+  };
   struct Home {
-    Home(const Place& place_, void* stream);
+    Home(const Place& place_, StreamOrder& order);
 
     Place place;
     kernels::cuda::Launches launches;
+    std::vector<Sum> norms; // not launched yet
   };
-  kernels::cuda::Launches& launches_of(const Place& home);
+  Home& home_of(const Place& place);
+  using Supports = bool (*)(const kernels::cuda::SumJob& job);
+  std::optional<Sum> prepare(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& stored,
+      const Place& home,
+      c10::ScalarType accumulation,
+      const RuleStep& step,
+      Supports supports);
   bool is_plain(const at::Tensor& tensor, const at::Tensor& stored);
   const void* address_of(
       const at::Tensor& value,
@@ -68,7 +97,6 @@ class CudaBatch {
 
   Runtime& runtime_;
   StreamOrder& order_;
-  PeerAccess& peers_;
   std::vector<std::unique_ptr<Home>> homes_;
   std::vector<at::Tensor> staged_; // until the launch
   const at::Tensor* source_ = nullptr; // of the copies to `outs_`

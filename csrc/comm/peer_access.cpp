@@ -2,38 +2,63 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <atomic>
+#include <mutex>
+
 #include "../kernels/cuda/library.h"
 
 namespace torchkv {
+namespace {
 
-bool PeerAccess::may_use(c10::Device device, c10::Device peer) {
-  if (device == peer) {
-    return true;
-  }
-  const std::lock_guard lock(mutex_);
-  const auto [it, is_new] = known_.try_emplace({device.index(), peer.index()});
-  if (is_new) {
-    try {
-      it->second = enable(device, peer);
-    } catch (...) {
-      known_.erase(it);
-      throw;
-    }
-  }
-  return it->second;
+enum class Access : uint8_t { kUnknown, kNone, kDirect };
+
+// By both devices, whose indices are int8.
+std::atomic<Access>& access_of(c10::Device device, c10::Device peer) {
+  static std::array<std::array<std::atomic<Access>, 128>, 128> known{};
+  return known.at(static_cast<unsigned char>(device.index()))
+      .at(static_cast<unsigned char>(peer.index()));
 }
 
-bool PeerAccess::enable(c10::Device device, c10::Device peer) {
-  if (kernels::cuda::table()->enable_peer(device.index(), peer.index()) != 0) {
+bool enable(Runtime& runtime, c10::Device device, c10::Device peer) {
+  if (!may_copy_directly() ||
+      kernels::cuda::table()->enable_peer(device.index(), peer.index()) != 0) {
     return false; // copies through the host it is
   }
   // PyTorch's allocator keeps accounts of its own, by which it maps segments
   // that grow: its copies let the source's device at the destination.
   const auto one_byte = [&](c10::Device on) {
-    return runtime_.allocate({1}, {1}, c10::kByte, on);
+    return runtime.allocate({1}, {1}, c10::kByte, on);
   };
-  runtime_.copy(one_byte(peer), one_byte(device));
+  runtime.copy(one_byte(peer), one_byte(device));
   return true;
+}
+
+} // namespace
+
+bool may_use_peer(Runtime& runtime, c10::Device device, c10::Device peer) {
+  if (device == peer) {
+    return true;
+  }
+  auto& known = access_of(device, peer);
+  if (known == Access::kUnknown) {
+    static std::mutex mutex; // no two threads ask at once
+    const std::lock_guard lock(mutex);
+    if (known == Access::kUnknown) {
+      known = enable(runtime, device, peer) ? Access::kDirect : Access::kNone;
+    }
+  }
+  return known == Access::kDirect;
+}
+
+void forget_peers() {
+  for (int i = 0; i < 128; ++i) {
+    for (int j = 0; j < 128; ++j) {
+      access_of(
+          {c10::kCUDA, static_cast<c10::DeviceIndex>(i)},
+          {c10::kCUDA, static_cast<c10::DeviceIndex>(j)}) = Access::kUnknown;
+    }
+  }
 }
 
 } // namespace torchkv

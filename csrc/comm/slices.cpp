@@ -441,6 +441,7 @@ void Slices::set_state(
         at::Tensor part =
             allocate_like(slice.value, at::toOpMathType(entry.meta.dtype));
         order.use(slice.home, it->second.device());
+        order.sync();
         copy(
             part_of(part, 0, slice.end - slice.begin),
             part_of(it->second, slice.begin, slice.end));

@@ -55,7 +55,8 @@ StreamOrder::Home& StreamOrder::home_of(const Place& place) {
        place.index < 0 ? caller : places_.stream_of(place),
        is_capturing,
        is_capturing ? nullptr : events_.get(place.device),
-       {}});
+       {},
+       0});
   return homes_.back();
 }
 
@@ -133,24 +134,100 @@ void StreamOrder::use(const Place& place, c10::Device device) {
       " and ",
       device,
       " to take part in one CUDA graph, or in none");
-  const auto event = events_.get(device);
-  runtime_.record(*event, other);
-  runtime_.wait(*event, home.stream);
   home.others.push_back(other);
 }
 
-void StreamOrder::end() {
+// The event of a caller's stream: everything that was there before this call.
+const StreamOrder::Source& StreamOrder::source_of(c10::Stream caller) {
+  for (const auto& known : callers_) {
+    if (known.stream == caller) {
+      return known;
+    }
+  }
+  callers_.push_back({caller, events_.get(caller.device())});
+  runtime_.record(*callers_.back().event, caller);
+  return callers_.back();
+}
+
+// Directly, or where that takes fewer waits by way of one of the streams, the
+// hub, which waits for all others, and then they for it.
+void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
+  c10::SmallVector<const Source*, 8> sources;
+  c10::SmallVector<c10::Stream, 8> targets;
+  for (const auto& wait : waits) {
+    if (std::find(sources.begin(), sources.end(), wait.source) ==
+        sources.end()) {
+      sources.push_back(wait.source);
+    }
+    if (std::find(targets.begin(), targets.end(), wait.stream) ==
+        targets.end()) {
+      targets.push_back(wait.stream);
+    }
+  }
+  const auto* const hub =
+      std::find_if(targets.begin(), targets.end(), [&](c10::Stream target) {
+        return std::any_of(
+            sources.begin(), sources.end(), [&](const Source* source) {
+              return source->stream == target;
+            });
+      });
+  // Graphs have edges for nothing, and streams of several may be here.
+  const bool is_capturing =
+      std::any_of(homes_.begin(), homes_.end(), [](const Home& home) {
+        return home.is_capturing;
+      });
+  if (is_capturing || hub == targets.end() ||
+      sources.size() + targets.size() - 2 >= waits.size()) {
+    for (const auto& wait : waits) {
+      runtime_.wait(*wait.source->event, wait.stream);
+    }
+    return;
+  }
+  for (const auto* source : sources) {
+    if (source->stream != *hub) {
+      runtime_.wait(*source->event, *hub);
+    }
+  }
+  const auto event = events_.get(hub->device());
+  runtime_.record(*event, *hub);
+  for (const auto& target : targets) {
+    if (target != *hub) {
+      runtime_.wait(*event, target);
+    }
+  }
+}
+
+void StreamOrder::sync() {
+  // All events first: a stream that waits already would make others wait, too.
+  c10::SmallVector<Wait, 8> waits;
   for (auto& home : homes_) {
-    if (home.is_capturing && home.others.empty()) {
+    for (; home.num_synced < home.others.size(); ++home.num_synced) {
+      waits.push_back({&source_of(home.others[home.num_synced]), home.stream});
+    }
+  }
+  if (!waits.empty()) {
+    wait_all(waits);
+  }
+}
+
+void StreamOrder::end() {
+  std::deque<Source> done; // of the homes
+  c10::SmallVector<Wait, 8> waits;
+  for (auto& home : homes_) {
+    if (home.is_capturing && home.num_synced == 0) {
       continue;
     }
     if (home.done == nullptr) {
       home.done = events_.get(home.place.device);
     }
     runtime_.record(*home.done, home.stream);
-    for (const auto& other : home.others) {
-      runtime_.wait(*home.done, other);
+    done.push_back({home.stream, home.done});
+    for (size_t i = 0; i < home.num_synced; ++i) {
+      waits.push_back({&done.back(), home.others[i]});
     }
+  }
+  if (!waits.empty()) {
+    wait_all(waits);
   }
 }
 

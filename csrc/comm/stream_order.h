@@ -7,6 +7,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/SmallVector.h>
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,7 +59,8 @@ class TORCHKV_API EventPool {
 //
 // REQUIRES: the mutexes of all entries whose slices are entered, until it is
 // destroyed; a slice is entered for one place only, and by no other StreamOrder
-// of that time: its event is recorded at the end. One thread.
+// of that time: its event is recorded at the end; sync() between use() and the
+// work that is meant. One thread.
 class TORCHKV_API StreamOrder {
  public:
   StreamOrder(Runtime& runtime, EventPool& events, Places& places)
@@ -75,17 +77,32 @@ class TORCHKV_API StreamOrder {
   void enter(Slice& slice) {
     enter(slice, slice.home);
   }
+  // Makes the device and the stream of `home`, which has been entered, the
+  // current ones again.
+  void enter(const Place& home) {
+    make_current(home_of(home));
+  }
   // The same for work of another place, an accelerator's unless the slice is in
   // CPU memory, too.
   void enter(Slice& slice, const Place& home);
 
   // Work of `home`, which has been entered, may touch memory of a caller on
-  // `device` from now on. Nothing to do where one of them is the CPU.
+  // `device` after the next sync(). Nothing to do where one of them is the CPU.
   void use(const Place& home, c10::Device device);
 
-  // The stream of the work on `home`, which has been entered.
+  // Lets homes wait for the callers' streams that use() has named since the
+  // last sync(). All of them at once, because that takes fewer events: each
+  // stream of a caller records one in a call, and where every home waits for
+  // every caller, one of the homes waits first and the others wait for it.
+  void sync();
+
+  // The stream of the work on `home`, which has been entered, and whether it is
+  // captured into a CUDA graph.
   c10::Stream stream(const Place& home) {
     return home_of(home).stream;
+  }
+  bool is_capturing(const Place& home) {
+    return home_of(home).is_capturing;
   }
 
  private:
@@ -95,10 +112,22 @@ class TORCHKV_API StreamOrder {
     c10::Stream stream; // of the work
     bool is_capturing;
     std::shared_ptr<RuntimeEvent> done; // recorded at the end
-    c10::SmallVector<c10::Stream, 4> others; // which wait for it
+    c10::SmallVector<c10::Stream, 8> others; // which it waits for, and they for
+    size_t num_synced; // of the others, it waits for so many already
+  };
+  // A stream, and what others wait for that wait for it.
+  struct Source {
+    c10::Stream stream;
+    std::shared_ptr<RuntimeEvent> event;
+  };
+  struct Wait {
+    const Source* source;
+    c10::Stream stream; // which waits
   };
   Home& home_of(const Place& place);
   c10::Stream stream_of_caller(c10::Device device);
+  const Source& source_of(c10::Stream caller);
+  void wait_all(c10::ArrayRef<Wait> waits);
   void make_current(const Home& home);
   void show_callers_stream();
   void end();
@@ -107,6 +136,7 @@ class TORCHKV_API StreamOrder {
   EventPool& events_;
   Places& places_;
   c10::SmallVector<Home, 1> homes_;
+  std::deque<Source> callers_; // which have recorded their events
   c10::OptionalDeviceGuard device_;
   // While a place's own stream is the current one: the caller's there.
   std::optional<c10::Stream> hidden_;

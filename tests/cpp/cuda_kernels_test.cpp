@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,6 +25,8 @@ namespace {
 using kernels::cpu::SumBatch;
 using kernels::cuda::Dtype;
 using kernels::cuda::kLargeParams;
+using kernels::cuda::kMediumParams;
+using kernels::cuda::kNormChunk;
 using kernels::cuda::kSmallParams;
 using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
@@ -600,15 +604,37 @@ TEST(CudaLaunchesTest, ManyKeysInOneLaunch) {
   gpu_equals_cpu(keys);
   ASSERT_EQ(emulated_launches().size(), 1U);
   EXPECT_EQ(emulated_launches()[0].head.num_keys, 161U);
-  EXPECT_EQ(emulated_launches()[0].params_bytes, kLargeParams);
   gpu_equals_cpu(keys, kSmallParams);
   EXPECT_EQ(emulated_launches().size(), 3U);
 }
 
-TEST(CudaLaunchesTest, FewKeysHaveSmallParameters) {
-  gpu_equals_cpu(momentum_keys(60, 100));
-  ASSERT_EQ(emulated_launches().size(), 1U);
-  EXPECT_EQ(emulated_launches()[0].params_bytes, kSmallParams);
+// The host copies them with each launch.
+TEST(CudaLaunchesTest, ParametersAreAsLargeAsTheKeysNeed) {
+  for (const auto& [num_keys, params_bytes] :
+       {std::pair{60, kSmallParams},
+        std::pair{161, kMediumParams},
+        std::pair{500, kLargeParams}}) {
+    gpu_equals_cpu(momentum_keys(num_keys, 100));
+    ASSERT_EQ(emulated_launches().size(), 1U);
+    EXPECT_EQ(emulated_launches()[0].params_bytes, params_bytes);
+  }
+}
+
+// As in a capture.
+TEST(CudaLaunchesTest, ACallMayLimitItsParameters) {
+  const auto keys = momentum_keys(300, 10);
+  emulated_launches().clear();
+  Launches launches(emulated_table(), kMultiprocessors, nullptr, kSmallParams);
+  std::vector<const void*> values;
+  for (const auto& key : keys) {
+    launches.add(job_of(key, values));
+  }
+  EXPECT_TRUE(emulated_launches().empty()) << "before finish()";
+  EXPECT_EQ(launches.finish(), 0);
+  EXPECT_EQ(emulated_launches().size(), 5U);
+  for (const auto& launch : emulated_launches()) {
+    EXPECT_EQ(launch.params_bytes, kSmallParams);
+  }
 }
 
 // Words of 16 bytes where all pointers of a key allow them.
@@ -635,6 +661,7 @@ TEST(CudaLaunchesTest, KeysOfDifferentSteps) {
   }
 }
 
+// A block for each chunk, so that the hardware balances them.
 TEST(CudaLaunchesTest, ChunksKeepAllMultiprocessorsBusy) {
   // Some 2 million elements: whole chunks for one multiprocessor, pieces of one
   // for a GPU.
@@ -643,13 +670,12 @@ TEST(CudaLaunchesTest, ChunksKeepAllMultiprocessorsBusy) {
   ASSERT_EQ(emulated_launches().size(), 1U);
   EXPECT_EQ(emulated_launches()[0].head.chunk, 16384U);
   EXPECT_EQ(emulated_launches()[0].head.num_chunks, 124U);
-  EXPECT_EQ(emulated_launches()[0].num_blocks, 4U);
   gpu_equals_cpu(keys, kLargeParams, 132);
   ASSERT_EQ(emulated_launches().size(), 1U);
   EXPECT_EQ(emulated_launches()[0].head.chunk, 2048U);
-  EXPECT_EQ(emulated_launches()[0].num_blocks, 528U);
+  EXPECT_EQ(emulated_launches()[0].head.num_chunks, 978U);
   gpu_equals_cpu(momentum_keys(1, 5), kLargeParams, 132);
-  EXPECT_EQ(emulated_launches()[0].num_blocks, 1U);
+  EXPECT_EQ(emulated_launches()[0].head.num_chunks, 1U);
 }
 
 TEST(CudaLaunchesTest, NothingIsLaunchedForNothing) {
@@ -721,6 +747,123 @@ TEST(CudaLaunchesTest, AsManyValuesAsFit) {
   Options options{at::kBFloat16, at::kBFloat16, 400, 33};
   options.step = steps_of(testing::rule_cases()[2].rule)[1];
   gpu_equals_cpu({make_key(random, options)}, kSmallParams);
+}
+
+// --- Norms
+
+double norm_on_gpu(
+    const std::vector<Key>& keys,
+    double scale,
+    std::vector<double>* all = nullptr) {
+  Launches launches(emulated_table(), kMultiprocessors, nullptr);
+  std::vector<const void*> values;
+  std::vector<SumJob> jobs;
+  int64_t count = 0;
+  for (const auto& key : keys) {
+    count += Launches::num_squares(job_of(key, values));
+  }
+  std::vector<double> squares(static_cast<size_t>(count), NAN);
+  double* next = squares.data();
+  for (const auto& key : keys) {
+    const SumJob job = job_of(key, values);
+    EXPECT_TRUE(Launches::supports_norm(job));
+    launches.add_norm(job, scale, next);
+    next += Launches::num_squares(job);
+  }
+  EXPECT_EQ(launches.finish(), 0);
+  if (all != nullptr) {
+    *all = squares;
+  }
+  return std::accumulate(squares.begin(), squares.end(), 0.0);
+}
+
+class CudaNormTest : public ::testing::TestWithParam<Dtypes> {};
+
+TEST_P(CudaNormTest, EqualsTheCpu) {
+  Random random(0);
+  at::manual_seed(0);
+  for (const double scale : {1.0, 0.25}) {
+    for (const bool first_is_sum : {false, true}) {
+      for (const uint64_t misaligned : {0, 1, 0xFFFF}) {
+        std::vector<Key> keys;
+        double expected = 0;
+        for (const int64_t num_values : {1, 2, 5}) {
+          for (const int64_t size : {0, 1, 7, 4097, 65541}) {
+            Options options{
+                GetParam().value, GetParam().stored, num_values, size};
+            options.misaligned = misaligned;
+            options.first_is_sum =
+                first_is_sum && c10::isReducedFloatingType(options.value);
+            options.step.rule.id = RuleSpec::Id::kAdam;
+            options.step.scale = 0.5;
+            options.step.clip_value = 1.5;
+            options.step.last_scale = 100; // which is not for norms
+            Key key = make_key(random, options);
+            at::Tensor sum;
+            for (auto& value : key.values) {
+              value.memory.normal_();
+              const at::Tensor wide =
+                  value.tensor().to(at::toOpMathType(options.value));
+              sum = sum.defined() ? sum + wide : wide;
+            }
+            expected += (sum * 0.5)
+                            .clamp(-1.5, 1.5)
+                            .to(at::kDouble)
+                            .mul(scale)
+                            .square()
+                            .sum()
+                            .item<double>();
+            keys.push_back(key);
+          }
+        }
+        emulated_launches().clear();
+        std::vector<double> squares;
+        std::vector<double> again;
+        EXPECT_NEAR(
+            norm_on_gpu(keys, scale, &squares), expected, 1e-10 * expected);
+        EXPECT_LE(emulated_launches().size(), 3U); // by number of values
+        norm_on_gpu(keys, scale, &again);
+        EXPECT_EQ(squares, again);
+        for (const auto& launch : emulated_launches()) {
+          EXPECT_EQ(launch.head.chunk, kNormChunk);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Floating,
+    CudaNormTest,
+    ::testing::ValuesIn(kFloating),
+    name_of_dtypes);
+
+TEST(CudaNormTest, OfWhatIsNotFinite) {
+  Random random(0);
+  for (const double bad : {double(INFINITY), -double(INFINITY), double(NAN)}) {
+    Options options{at::kFloat, at::kFloat, 2, 100};
+    options.step.rule.id = RuleSpec::Id::kSgd;
+    const Key key = make_key(random, options);
+    key.values[0].memory.fill_(1);
+    key.values[1].memory.fill_(1);
+    EXPECT_EQ(norm_on_gpu({key}, 1), 400);
+    key.values[1].tensor()[57] = bad;
+    EXPECT_FALSE(std::isfinite(norm_on_gpu({key}, 1)));
+  }
+}
+
+TEST(CudaNormTest, ManyKeysInOneLaunch) {
+  const auto keys = momentum_keys(161, 100);
+  emulated_launches().clear();
+  norm_on_gpu(keys, 1);
+  EXPECT_EQ(emulated_launches().size(), 1U);
+}
+
+TEST(CudaNormTest, OfNumbersThatHaveNone) {
+  Random random(0);
+  std::vector<const void*> values;
+  const Key key = make_key(random, {at::kInt, at::kInt, 2, 10});
+  EXPECT_FALSE(Launches::supports_norm(job_of(key, values)));
 }
 
 // --- Copies

@@ -48,25 +48,35 @@ void for_each_thread(uint32_t num_blocks, F f) {
   }
 }
 
+// The threads of a block in step with each other: as add_shares with a barrier.
+double sum_of_shares(std::vector<double> shares) {
+  for (uint32_t half = kThreads / 2; half > 0; half /= 2) {
+    for (uint32_t thread = 0; thread < half; ++thread) {
+      shares[thread] += shares[thread + half];
+    }
+  }
+  return shares[0];
+}
+
 template <typename V>
-bool run_sum(const Variant& variant, const Copy& params, uint32_t num_blocks) {
+bool run_sum(const Variant& variant, const Copy& params) {
   return dispatch_sum<V>(variant, [&](auto sum) {
-    for_each_thread(num_blocks, [&](uint32_t block, uint32_t thread) {
-      sum_thread<decltype(sum)>(
-          params.head(),
-          params.bank(),
-          params.bank_bytes,
-          block,
-          num_blocks,
-          thread);
-    });
+    using P = decltype(sum);
+    std::vector<double> shares(kThreads);
+    for_each_thread(
+        params.head().num_chunks, [&](uint32_t block, uint32_t thread) {
+          shares[thread] = sum_thread<P>(
+              params.head(), params.bank(), params.bank_bytes, block, thread);
+          if (P::kIsNorm && thread == 0) {
+            *squares_of(params.head(), params.bank(), block) =
+                sum_of_shares(shares);
+          }
+        });
   });
 }
 
-bool run_sum(const Variant& variant, const Copy& params, uint32_t num_blocks) {
-  const auto run = [&](auto run_sum) {
-    return run_sum(variant, params, num_blocks);
-  };
+bool run_sum(const Variant& variant, const Copy& params) {
+  const auto run = [&](auto run_sum) { return run_sum(variant, params); };
   switch (variant.value) {
     case Dtype::kFloat:
       return run(run_sum<float>);
@@ -91,7 +101,7 @@ bool run_sum(const Variant& variant, const Copy& params, uint32_t num_blocks) {
 }
 
 // Checks every pointer of every key, beyond what a copy does byte by byte.
-std::vector<int> alignments_of(const Copy& params) {
+std::vector<int> alignments_of(const Copy& params, bool is_norm = false) {
   const size_t num_pointers =
       (params.head().key_bytes - sizeof(KeyHead)) / sizeof(void*);
   std::vector<int> alignments;
@@ -104,7 +114,9 @@ std::vector<int> alignments_of(const Copy& params) {
           pointer == nullptr || key.head == key.size ||
           address % key.alignment == 0);
     };
-    check(key.memory);
+    if (!is_norm) {
+      check(key.memory);
+    }
     std::for_each_n(pointers_of(key), num_pointers, check);
   }
   return alignments;
@@ -114,7 +126,6 @@ int launch_sum(
     Variant variant,
     const void* params,
     size_t params_bytes,
-    uint32_t num_blocks,
     void* /*stream*/) {
   const Copy copy(params, params_bytes);
   emulated_launches().push_back(
@@ -122,22 +133,17 @@ int launch_sum(
        variant,
        copy.head(),
        params_bytes,
-       num_blocks,
-       alignments_of(copy)});
-  EXPECT_TRUE(run_sum(variant, copy, num_blocks));
+       alignments_of(copy, variant.rule == Rule::kNorm)});
+  EXPECT_TRUE(run_sum(variant, copy));
   return emulated_error();
 }
 
-int launch_copy(
-    const void* params,
-    size_t params_bytes,
-    uint32_t num_blocks,
-    void* /*stream*/) {
+int launch_copy(const void* params, size_t params_bytes, void* /*stream*/) {
   const Copy copy(params, params_bytes);
   emulated_launches().push_back(
-      {true, {}, copy.head(), params_bytes, num_blocks, alignments_of(copy)});
-  for_each_thread(num_blocks, [&](uint32_t block, uint32_t thread) {
-    copy_thread(copy.head(), copy.bank(), block, num_blocks, thread);
+      {true, {}, copy.head(), params_bytes, alignments_of(copy)});
+  for_each_thread(copy.head().num_chunks, [&](uint32_t block, uint32_t thread) {
+    copy_thread(copy.head(), copy.bank(), block, thread);
   });
   return emulated_error();
 }

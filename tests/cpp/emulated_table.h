@@ -13,7 +13,6 @@ struct EmulatedLaunch {
   kernels::cuda::Variant variant;
   kernels::cuda::ParamsHead head;
   size_t params_bytes;
-  uint32_t num_blocks;
   std::vector<int> alignments; // of the keys
 };
 

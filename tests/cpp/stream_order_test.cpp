@@ -93,11 +93,74 @@ TEST_F(StreamOrderTest, ACallersTensorElsewhereIsOrderedBothWays) {
     order.use({kHome}, other);
     order.use({kHome}, kHome);
     order.use({kHome}, c10::kCPU);
+    EXPECT_EQ(runtime_.log, Log());
+    order.sync();
+    order.use({kHome}, other);
+    order.sync();
     EXPECT_EQ(runtime_.log, (Log{"record 0 of 3", "wait 0"}));
   }
   EXPECT_EQ(
       runtime_.log,
       (Log{"record 0 of 3", "wait 0", "record 0", "wait 0 of 3"}));
+}
+
+// Several homes and callers: all events are recorded before any is waited for,
+// and one of the streams waits for the others before they wait for it.
+TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
+  std::vector<Slice> slices;
+  for (int d = 0; d < 3; ++d) {
+    slices.push_back(
+        slice_on(c10::Device(c10::kMeta, static_cast<c10::DeviceIndex>(d))));
+  }
+  {
+    StreamOrder order(runtime_, events_, places_);
+    for (auto& slice : slices) {
+      order.enter(slice);
+      for (const auto& other : slices) {
+        order.use(slice.home, other.home.device);
+      }
+    }
+    order.sync();
+    EXPECT_EQ(
+        runtime_.log,
+        (
+            Log{"record 0 of 1",
+                "record 0 of 2",
+                "record 0",
+                "wait 0",
+                "wait 0",
+                "record 0",
+                "wait 0 of 1",
+                "wait 0 of 2"}));
+    runtime_.log.clear();
+  }
+  EXPECT_EQ(
+      runtime_.log,
+      (
+          Log{"record 0",
+              "record 0 of 1",
+              "record 0 of 2",
+              "wait 0 of 1",
+              "wait 0 of 1",
+              "record 0 of 1",
+              "wait 0 of 2",
+              "wait 0"}));
+}
+
+// A few waits are made as they are.
+TEST_F(StreamOrderTest, TwoHomesHaveNoHub) {
+  std::vector<Slice> slices{slice_on(kHome), slice_on({c10::kMeta, 1})};
+  StreamOrder order(runtime_, events_, places_);
+  for (auto& slice : slices) {
+    order.enter(slice);
+    for (const auto& other : slices) {
+      order.use(slice.home, other.home.device);
+    }
+  }
+  order.sync();
+  EXPECT_EQ(
+      runtime_.log,
+      (Log{"record 0 of 1", "record 0", "wait 0", "wait 0 of 1"}));
 }
 
 TEST_F(StreamOrderTest, ACaptureWaitsForNothingOutside) {

@@ -5,7 +5,9 @@ import pytest
 import check_sass
 from check_sass import Kernel, Limits
 
-GOOD = Kernel("sm_90", "sum<float> 4096", registers=64, stack=0, loads=4, stores=2)
+GOOD = Kernel(
+    "sm_90", "sum<float> 4096", registers=64, stack=0, loads=4, stores=2, narrow=8
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +27,7 @@ def test_within_limits():
         ({"stack": 8}, "stack 8, at most 0"),
         ({"loads": 3}, "loads of 16 bytes 3, at least 4"),
         ({"stores": 0}, "stores of 16 bytes 0, at least 2"),
+        ({"narrow": 4}, "loads of less 4, at least 8"),
     ],
 )
 def test_broken_limit(change, complaint):

@@ -198,12 +198,13 @@ struct Sum {
   using weight_t = arithmetic_t<S>;
 
   static constexpr Rule kRule = kRuleOfAll;
-  static constexpr bool kIsAssign = kRule == Rule::kAssign;
+  static constexpr bool kIsNorm = kRule == Rule::kNorm;
+  static constexpr bool kHasWeight = has_weight(kRule);
   static constexpr int kValues = kNumValues;
   // Any number of values is added in groups, each loaded before it is added.
   static constexpr int kGroup = kValues == 0 ? 4 : kValues;
   static constexpr int kStates = static_cast<int>(num_states(kRule));
-  static constexpr int kPointers = kIsAssign ? 0 : 1 + kStates;
+  static constexpr int kPointers = kHasWeight ? 1 + kStates : 0;
   // A word of values, but no more than a word of each state where there are
   // several, and no more than 8 sums: registers are few.
   static constexpr int kPackSize = kStates > 1 ? kWord / sizeof(weight_t)
@@ -215,11 +216,25 @@ struct Sum {
   static constexpr int kNeededStates = kStates > 1 ? 2 : 0;
   static constexpr int kPackBytes = kPackSize *
       static_cast<int>(kGroup * sizeof(V) +
-                       (kIsAssign ? 0
-                                  : sizeof(weight_t) * (1 + kNeededStates)));
+                       (kHasWeight ? sizeof(weight_t) * (1 + kNeededStates)
+                                   : 0));
   static constexpr int kUnroll =
       kValues == 0 || kPackBytes >= 48 ? 1 : 64 / kPackBytes;
+  // Where a pack is one element: up to 16 loads, beyond which registers spill.
+  static constexpr int kLoads = kGroup + (kHasWeight ? 1 + kStates : 0);
+  static constexpr int kUnrollOfOne = kValues == 0 || kLoads > 8 ? 1
+      : kLoads > 4                                               ? 2
+      : kLoads > 2                                               ? 4
+                                                                 : 8;
 };
+
+// The gradient that a rule sees.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T clipped(const Step<T>& step, T g) {
+  g = g * step.scale;
+  g = g > step.limit ? step.limit : g; // a NaN stays
+  return g < -step.limit ? -step.limit : g;
+}
 
 template <typename T>
 TORCHKV_HOST_DEVICE inline T update(
@@ -229,10 +244,7 @@ TORCHKV_HOST_DEVICE inline T update(
     T g,
     const bool* has,
     T* s) {
-  g = g * step.scale;
-  g = g > step.limit ? step.limit : g; // a NaN stays
-  g = g < -step.limit ? -step.limit : g;
-  g = g * step.last_scale;
+  g = clipped(step, g) * step.last_scale;
   const RuleNumbers<T>& n = step.numbers;
   if (rule == Rule::kSgd) {
     return has[0] ? sgd_momentum(w, g, s[0], n) : sgd(w, g, n);
@@ -274,7 +286,7 @@ class PackOfSum {
     if constexpr (P::kValues != 0) {
       load_group(key, element, 0, P::kValues);
     }
-    if constexpr (!P::kIsAssign) {
+    if constexpr (P::kHasWeight) {
       load_weight(key, element);
       TORCHKV_UNROLL
       for (int s = 0; s < P::kStates; ++s) {
@@ -285,7 +297,8 @@ class PackOfSum {
     }
   }
 
-  TORCHKV_HOST_DEVICE inline void finish(
+  // Returns the squares of a norm, else nothing.
+  TORCHKV_HOST_DEVICE inline double finish(
       const ParamsHead& head,
       const KeyHead& key,
       const Step<weight_t>* step,
@@ -300,24 +313,28 @@ class PackOfSum {
       }
       add_group(1, P::kValues, total);
     }
-    if constexpr (!P::kIsAssign) {
-      update_all(key, *step, total);
+    if constexpr (P::kIsNorm) {
+      double squares = 0;
       TORCHKV_UNROLL
-      for (int s = 0; s < P::kStates; ++s) {
-        if (state_of(key, s) != nullptr) {
-          store(states_[s], state_of(key, s) + element);
-        }
+      for (int i = 0; i < kSize; ++i) {
+        const double g =
+            static_cast<double>(clipped(*step, total.at[i])) * head.scale;
+        squares += g * g;
       }
-      if (kHasMaster && master_of(key) != nullptr) {
-        store(total, master_of(key) + element);
+      return squares;
+    } else {
+      if constexpr (P::kHasWeight) {
+        update_all(key, *step, total);
+        store_state(key, element, total);
       }
+      Pack<stored_t, kSize> result;
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        result.at[i] = narrow<stored_t>(total.at[i]);
+      }
+      store(result, static_cast<stored_t*>(key.memory) + element);
+      return 0;
     }
-    Pack<stored_t, kSize> result;
-    TORCHKV_UNROLL
-    for (int i = 0; i < kSize; ++i) {
-      result.at[i] = narrow<stored_t>(total.at[i]);
-    }
-    store(result, static_cast<stored_t*>(key.memory) + element);
   }
 
  private:
@@ -351,6 +368,21 @@ class PackOfSum {
       for (int i = 0; i < kSize; ++i) {
         weight_.at[i] = widen(rounded.at[i]);
       }
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline void store_state(
+      const KeyHead& key,
+      int64_t element,
+      const Pack<weight_t, kSize>& weight) {
+    TORCHKV_UNROLL
+    for (int s = 0; s < P::kStates; ++s) {
+      if (state_of(key, s) != nullptr) {
+        store(states_[s], state_of(key, s) + element);
+      }
+    }
+    if (kHasMaster && master_of(key) != nullptr) {
+      store(weight, master_of(key) + element);
     }
   }
 
@@ -439,9 +471,10 @@ class PackOfSum {
   Pack<weight_t, kSize> states_[P::kStates > 0 ? P::kStates : 1];
 };
 
-// The packs of `kSize` elements in elements [begin, end) of a key.
+// The packs of `kSize` elements in elements [begin, end) of a key; returns what
+// finish() does.
 template <typename P, int kSize>
-TORCHKV_HOST_DEVICE inline void sum_packs(
+TORCHKV_HOST_DEVICE inline double sum_packs(
     const ParamsHead& head,
     const KeyHead& key,
     const Step<typename P::weight_t>* step,
@@ -449,7 +482,8 @@ TORCHKV_HOST_DEVICE inline void sum_packs(
     int64_t end,
     uint32_t thread) {
   constexpr int64_t kStride = int64_t{kThreads} * kSize;
-  constexpr int kUnroll = kSize == 1 ? 1 : P::kUnroll;
+  constexpr int kUnroll = kSize == 1 ? P::kUnrollOfOne : P::kUnroll;
+  double squares = 0;
   TORCHKV_NO_UNROLL
   for (int64_t first = begin + int64_t{thread} * kSize; first < end;
        first += kStride * kUnroll) {
@@ -463,38 +497,62 @@ TORCHKV_HOST_DEVICE inline void sum_packs(
     TORCHKV_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       if (first + u * kStride < end) {
-        packs[u].finish(head, key, step, first + u * kStride);
+        squares += packs[u].finish(head, key, step, first + u * kStride);
       }
+    }
+  }
+  return squares;
+}
+
+// What one thread does with a chunk; returns its share of a norm.
+template <typename P>
+TORCHKV_HOST_DEVICE inline double sum_thread(
+    const ParamsHead& head,
+    const char* bank,
+    size_t bank_bytes,
+    uint32_t chunk,
+    uint32_t thread) {
+  using step_t = Step<typename P::weight_t>;
+  uint32_t first_chunk = 0;
+  const KeyHead& key = find_key(head, bank, chunk, first_chunk);
+  const auto* steps = reinterpret_cast<const step_t*>(bank + bank_bytes);
+  const step_t* step = steps - 1 - key.step;
+  const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
+  const int64_t end =
+      key.size - begin < head.chunk ? key.size : begin + head.chunk;
+  // What is left after the last whole pack, and keys that are not aligned.
+  int64_t rest = begin;
+  double squares = 0;
+  if (key.alignment == kWord) {
+    rest = end - (end - begin) % P::kPackSize;
+    squares = sum_packs<P, P::kPackSize>(head, key, step, begin, rest, thread);
+  }
+  return squares + sum_packs<P, 1>(head, key, step, rest, end, thread);
+}
+
+// Makes shares[0] the sum of all threads' shares of a norm: the same bits on
+// every run. `synchronize` waits for all threads of the block.
+template <typename Synchronize>
+TORCHKV_HOST_DEVICE inline void add_shares(
+    double* shares,
+    uint32_t thread,
+    Synchronize synchronize) {
+  for (uint32_t half = kThreads / 2; half > 0; half /= 2) {
+    synchronize();
+    if (thread < half) {
+      shares[thread] += shares[thread + half];
     }
   }
 }
 
-// What one thread does in a launch.
-template <typename P>
-TORCHKV_HOST_DEVICE inline void sum_thread(
+// Where a chunk's sum of squares goes.
+TORCHKV_HOST_DEVICE inline double* squares_of(
     const ParamsHead& head,
     const char* bank,
-    size_t bank_bytes,
-    uint32_t block,
-    uint32_t num_blocks,
-    uint32_t thread) {
-  using step_t = Step<typename P::weight_t>;
-  const auto* steps = reinterpret_cast<const step_t*>(bank + bank_bytes);
-  for (uint32_t chunk = block; chunk < head.num_chunks; chunk += num_blocks) {
-    uint32_t first_chunk = 0;
-    const KeyHead& key = find_key(head, bank, chunk, first_chunk);
-    const step_t* step = steps - 1 - key.step;
-    const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
-    const int64_t end =
-        key.size - begin < head.chunk ? key.size : begin + head.chunk;
-    // What is left after the last whole pack, and keys that are not aligned.
-    int64_t rest = begin;
-    if (key.alignment == kWord) {
-      rest = end - (end - begin) % P::kPackSize;
-      sum_packs<P, P::kPackSize>(head, key, step, begin, rest, thread);
-    }
-    sum_packs<P, 1>(head, key, step, rest, end, thread);
-  }
+    uint32_t chunk) {
+  uint32_t first_chunk = 0;
+  const KeyHead& key = find_key(head, bank, chunk, first_chunk);
+  return static_cast<double*>(key.memory) + (chunk - first_chunk);
 }
 
 // --- Copies
@@ -534,49 +592,46 @@ TORCHKV_HOST_DEVICE inline void copy_words(
   }
 }
 
-// What one thread does in a launch.
+// What one thread does with a chunk.
 TORCHKV_HOST_DEVICE inline void copy_thread(
     const ParamsHead& head,
     const char* bank,
-    uint32_t block,
-    uint32_t num_blocks,
+    uint32_t chunk,
     uint32_t thread) {
-  for (uint32_t chunk = block; chunk < head.num_chunks; chunk += num_blocks) {
-    uint32_t first_chunk = 0;
-    const KeyHead& key = find_key(head, bank, chunk, first_chunk);
-    const int64_t body = (key.size - key.head) / key.alignment * key.alignment;
-    const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
-    const int64_t end = body - begin < head.chunk ? body : begin + head.chunk;
-    const auto copy = [&](auto word) {
-      constexpr auto kSize = static_cast<int64_t>(sizeof(word));
-      copy_words<decltype(word)>(
-          key, head.num_values, begin / kSize, end / kSize, thread);
-    };
-    switch (key.alignment) {
-      case 16:
-        copy(Pack<uint64_t, 2>());
-        break;
-      case 8:
-        copy(uint64_t());
-        break;
-      case 4:
-        copy(uint32_t());
-        break;
-      case 2:
-        copy(uint16_t());
-        break;
-      default:
-        copy(uint8_t());
-    }
-    if (begin == 0) {
-      // What lies before and after the aligned words: fewer than 16 bytes each.
-      const int64_t tail = key.size - key.head - body;
-      if (thread < key.head + tail) {
-        const int64_t i = thread < key.head ? thread : body + thread;
-        const char byte = static_cast<const char*>(key.memory)[i];
-        for (int k = 0; k < head.num_values; ++k) {
-          static_cast<char*>(pointers_of(key)[k])[i] = byte;
-        }
+  uint32_t first_chunk = 0;
+  const KeyHead& key = find_key(head, bank, chunk, first_chunk);
+  const int64_t body = (key.size - key.head) / key.alignment * key.alignment;
+  const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
+  const int64_t end = body - begin < head.chunk ? body : begin + head.chunk;
+  const auto copy = [&](auto word) {
+    constexpr auto kSize = static_cast<int64_t>(sizeof(word));
+    copy_words<decltype(word)>(
+        key, head.num_values, begin / kSize, end / kSize, thread);
+  };
+  switch (key.alignment) {
+    case 16:
+      copy(Pack<uint64_t, 2>());
+      break;
+    case 8:
+      copy(uint64_t());
+      break;
+    case 4:
+      copy(uint32_t());
+      break;
+    case 2:
+      copy(uint16_t());
+      break;
+    default:
+      copy(uint8_t());
+  }
+  if (begin == 0) {
+    // What lies before and after the aligned words: fewer than 16 bytes each.
+    const int64_t tail = key.size - key.head - body;
+    if (thread < key.head + tail) {
+      const int64_t i = thread < key.head ? thread : body + thread;
+      const char byte = static_cast<const char*>(key.memory)[i];
+      for (int k = 0; k < head.num_values; ++k) {
+        static_cast<char*>(pointers_of(key)[k])[i] = byte;
       }
     }
   }

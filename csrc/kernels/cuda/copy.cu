@@ -7,25 +7,36 @@ namespace {
 template <size_t kBytes>
 __global__ void __launch_bounds__(kThreads, kCopyBlocksPerMultiprocessor)
     copy_kernel(const __grid_constant__ Params<kBytes> params) {
-  copy_thread(params.head, params.bank, blockIdx.x, gridDim.x, threadIdx.x);
+  copy_thread(params.head, params.bank, blockIdx.x, threadIdx.x);
+}
+
+template <size_t kBytes>
+const void* kernel() {
+  return reinterpret_cast<const void*>(&copy_kernel<kBytes>);
 }
 
 } // namespace
 
-int launch_copy(
-    const void* params,
-    size_t params_bytes,
-    uint32_t num_blocks,
-    void* stream) {
-  auto* const to = static_cast<cudaStream_t>(stream);
-  if (params_bytes == kSmallParams) {
-    copy_kernel<<<num_blocks, kThreads, 0, to>>>(
-        *static_cast<const Params<kSmallParams>*>(params));
-  } else {
-    copy_kernel<<<num_blocks, kThreads, 0, to>>>(
-        *static_cast<const Params<kLargeParams>*>(params));
-  }
-  return cudaGetLastError();
+int launch_copy(const void* params, size_t params_bytes, void* stream) {
+  return launch_by_size(
+      kernel<kSmallParams>(),
+      kernel<kMediumParams>(),
+      kernel<kLargeParams>(),
+      params,
+      params_bytes,
+      stream);
+}
+
+int has_code(bool* result) {
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, kernel<kSmallParams>());
+  *result = error == cudaSuccess;
+  const bool is_missing = error == cudaErrorNoKernelImageForDevice ||
+      error == cudaErrorInvalidDeviceFunction ||
+      error == cudaErrorUnsupportedPtxVersion;
+  const int told = returned(error);
+  return is_missing ? cudaSuccess : told;
 }
 
 } // namespace torchkv::kernels::cuda

@@ -64,7 +64,8 @@ bool dispatch_sum(const Variant& variant, F f) {
                Rule::kAssign,
                Rule::kSgd,
                Rule::kAdam,
-               Rule::kOther>(variant, f);
+               Rule::kOther,
+               Rule::kNorm>(variant, f);
   };
   if constexpr (is_half(dtype_of<V>())) {
     return with(V()) || with(float());

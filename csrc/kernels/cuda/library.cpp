@@ -1,5 +1,6 @@
 #include "library.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -61,30 +62,66 @@ const Table* table() {
   return table;
 }
 
+namespace {
+
+// What is known of a device; the same for the life of the process.
+struct Facts {
+  std::atomic<int8_t> has_code{-1}; // -1 = not asked yet
+  std::atomic<int> num_multiprocessors{0}; // likewise 0
+};
+
+// By device, whose index is an int8.
+Facts& facts_of(c10::Device device) {
+  static std::array<Facts, 128> facts;
+  return facts.at(static_cast<unsigned char>(device.index()));
+}
+
+} // namespace
+
 void set_table(const Table* table) {
   table_of_tests = table;
   is_set = true;
+  for (int i = 0; i < 128; ++i) {
+    Facts& facts = facts_of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)});
+    facts.has_code = -1;
+    facts.num_multiprocessors = 0;
+  }
+}
+
+bool has_kernels(c10::Device device) {
+  const Table* const kernels = table();
+  if (kernels == nullptr) {
+    return false;
+  }
+  auto& known = facts_of(device).has_code;
+  if (known < 0) {
+    const c10::DeviceGuard guard(device);
+    bool has_code = false;
+    check(kernels->has_code(&has_code));
+    known = static_cast<int8_t>(has_code);
+  }
+  return known != 0;
 }
 
 int num_multiprocessors(c10::Device device) {
-  // By device, whose index is an int8; 0 = not asked yet.
-  static std::array<std::atomic<int>, 128> known{};
-  const int index = static_cast<unsigned char>(device.index());
-  std::atomic<int>& kept = known.at(static_cast<size_t>(index));
-  int number = kept;
+  auto& known = facts_of(device).num_multiprocessors;
+  int number = known;
   if (number == 0) {
-    check(table()->num_multiprocessors(index, &number));
-    kept = number;
+    check(table()->num_multiprocessors(device.index(), &number));
+    known = number;
   }
   return number;
 }
 
 bool is_capturing(c10::Stream stream) {
   const Table* const kernels = table();
-  bool result = false;
-  if (kernels != nullptr) {
-    check(kernels->is_capturing(stream.native_handle(), &result));
+  void* const handle = stream.native_handle();
+  if (kernels == nullptr || handle == nullptr) {
+    return false; // CUDA captures no default stream
   }
+  const c10::DeviceGuard guard(stream.device());
+  bool result = false;
+  check(kernels->is_capturing(handle, &result));
   return result;
 }
 

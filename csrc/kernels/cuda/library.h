@@ -20,11 +20,17 @@ TORCHKV_API const Table* table();
 // that there are no kernels.
 TORCHKV_API void set_table(const Table* table);
 
-// Of the device; at least 1. REQUIRES: table() is not null.
+// Whether there are kernels for the CUDA device: there is a table, and it was
+// compiled for that device, which is asked for once. A GPU that is older than
+// all architectures of the build has none, as if there were no table.
+TORCHKV_API bool has_kernels(c10::Device device);
+
+// Of the device; at least 1. REQUIRES: has_kernels(device).
 int num_multiprocessors(c10::Device device);
 
-// Whether work on the CUDA stream goes into a graph.
-bool is_capturing(c10::Stream stream);
+// Whether work on the CUDA stream goes into a graph. Makes no context on
+// another device than the stream's.
+TORCHKV_API bool is_capturing(c10::Stream stream);
 
 // RuntimeError with CUDA's words where `error` is not cudaSuccess.
 void check(int error);

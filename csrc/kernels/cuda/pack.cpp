@@ -26,7 +26,7 @@ size_t element_size(Dtype dtype) {
 
 // Of a key, without its values.
 constexpr size_t num_pointers(Rule rule) {
-  return rule == Rule::kAssign ? 0 : 1 + num_states(rule);
+  return has_weight(rule) ? 1 + num_states(rule) : 0;
 }
 
 constexpr size_t key_bytes(size_t num_pointers) {
@@ -38,7 +38,7 @@ constexpr size_t bank_bytes(size_t params_bytes) {
 }
 
 size_t step_bytes(const Variant& variant) {
-  return variant.rule == Rule::kAssign   ? 0
+  return !has_step(variant.rule)         ? 0
       : variant.stored == Dtype::kDouble ? sizeof(Step<double>)
                                          : sizeof(Step<float>);
 }
@@ -56,6 +56,11 @@ Variant variant_of(const SumJob& job) {
   return variant;
 }
 
+Variant variant_of_norm(const SumJob& job) {
+  const bool is_one = job.num_values == 1 && !job.first_is_sum;
+  return {job.value, job.value, Rule::kNorm, static_cast<uint8_t>(is_one)};
+}
+
 bool is_copy(const SumJob& job) {
   return job.step->rule.id == RuleSpec::Id::kAssign && job.num_values == 1 &&
       job.value == job.stored_dtype && !job.first_is_sum;
@@ -67,9 +72,9 @@ uintptr_t address(const void* pointer) {
 
 } // namespace
 
-// Keys on their way into one launch.
-struct Launches::Open {
-  Open(Kind kind_, const Variant& variant_, size_t num_pointers_)
+// Keys of one launch.
+struct Launches::Packed {
+  Packed(Kind kind_, const Variant& variant_, size_t num_pointers_)
       : kind(kind_), variant(variant_), num_pointers(num_pointers_) {}
 
   size_t used_bytes() const {
@@ -115,43 +120,65 @@ struct Launches::Open {
   Params<kLargeParams> params; // not cleared, for that takes longer than a key
 };
 
+namespace {
+
+bool has_room(const Variant& variant, const SumJob& job) {
+  return key_bytes(num_pointers(variant.rule) + job.num_values) +
+      step_bytes(variant) <=
+      bank_bytes(kSmallParams);
+}
+
+} // namespace
+
 bool Launches::supports(const SumJob& job) {
   const Variant variant = variant_of(job);
   return job.step->rule.id != RuleSpec::Id::kLamb &&
       (is_copy(job) || is_built(variant)) &&
-      (!job.first_is_sum || is_half(job.value)) &&
-      key_bytes(num_pointers(variant.rule) + job.num_values) +
-          step_bytes(variant) <=
-      bank_bytes(kSmallParams);
+      (!job.first_is_sum || is_half(job.value)) && has_room(variant, job);
 }
 
-Launches::Launches(const Table& table, int num_multiprocessors, void* stream)
+bool Launches::supports_norm(const SumJob& job) {
+  const Variant variant = variant_of_norm(job);
+  return is_built(variant) && (!job.first_is_sum || is_half(job.value)) &&
+      has_room(variant, job);
+}
+
+int64_t Launches::num_squares(const SumJob& job) {
+  return (job.num_elements + kNormChunk - 1) / kNormChunk;
+}
+
+Launches::Launches(
+    const Table& table,
+    int num_multiprocessors,
+    void* stream,
+    size_t params_limit)
     : table_(table),
       num_multiprocessors_(static_cast<uint32_t>(num_multiprocessors)),
-      stream_(stream) {}
+      stream_(stream),
+      params_limit_(std::min<size_t>(params_limit, table.params_bytes)) {}
 
 Launches::~Launches() = default;
 
-Launches::Open& Launches::open_launch(
+Launches::Packed& Launches::packed(
     Kind kind,
     const Variant& variant,
     size_t num_pointers) {
-  auto found = std::find_if(open_.begin(), open_.end(), [&](const auto& open) {
-    return open->kind == kind && open->num_pointers == num_pointers &&
-        open->variant.value == variant.value &&
-        open->variant.stored == variant.stored &&
-        open->variant.rule == variant.rule;
-  });
-  if (found != open_.end()) {
+  // Only the newest of a kind may have room.
+  const auto found =
+      std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
+        return packed->kind == kind && packed->num_pointers == num_pointers &&
+            packed->variant.value == variant.value &&
+            packed->variant.stored == variant.stored &&
+            packed->variant.rule == variant.rule;
+      });
+  if (found != packed_.rend()) {
     const size_t needed = key_bytes(num_pointers) + step_bytes(variant);
-    if ((*found)->used_bytes() + needed <= bank_bytes(table_.params_bytes)) {
+    if ((*found)->used_bytes() + needed <= bank_bytes(params_limit_)) {
       return **found;
     }
-    launch(**found);
-    open_.erase(found);
   }
-  open_.push_back(std::make_unique<Open>(kind, variant, num_pointers));
-  return *open_.back();
+  packed_.push_back(std::make_unique<Packed>(kind, variant, num_pointers));
+  return *packed_.back();
 }
 
 void Launches::add(const SumJob& job) {
@@ -166,29 +193,46 @@ void Launches::add(const SumJob& job) {
         job.num_elements * static_cast<int64_t>(element_size(job.value)));
     return;
   }
-  const Variant variant = variant_of(job);
+  add(job.first_is_sum ? Kind::kSumOnSum : Kind::kSum,
+      variant_of(job),
+      job,
+      job.stored);
+}
+
+void Launches::add_norm(const SumJob& job, double scale, double* squares) {
+  scale_ = scale;
+  if (job.num_elements != 0) {
+    add(job.first_is_sum ? Kind::kNormOnSum : Kind::kNorm,
+        variant_of_norm(job),
+        job,
+        squares);
+  }
+}
+
+void Launches::add(
+    Kind kind,
+    const Variant& variant,
+    const SumJob& job,
+    void* memory) {
   const size_t num_own = num_pointers(variant.rule);
-  Open& open = open_launch(
-      job.first_is_sum ? Kind::kSumOnSum : Kind::kSum,
-      variant,
-      num_own + job.num_values);
-  KeyHead* const key = open.next_key();
+  Packed& launch = packed(kind, variant, num_own + job.num_values);
+  KeyHead* const key = launch.next_key();
   auto* const pointers = reinterpret_cast<const void**>(key + 1);
   if (num_own != 0) {
     pointers[0] = job.master;
     std::copy_n(job.states.begin(), num_own - 1, pointers + 1);
   }
   std::copy_n(job.values, job.num_values, pointers + num_own);
-  uintptr_t any = address(job.stored);
+  uintptr_t any = variant.rule == Rule::kNorm ? 0 : address(memory);
   for (size_t i = 0; i < num_own + job.num_values; ++i) {
     any |= address(pointers[i]);
   }
   key->alignment = any % 16 == 0 ? 16 : 1;
   key->head = 0;
   key->size = job.num_elements;
-  key->memory = job.stored;
-  key->step = num_own == 0 ? uint16_t{0} : open.place_of(*job.step);
-  open.size += job.num_elements;
+  key->memory = memory;
+  key->step = has_step(variant.rule) ? launch.place_of(*job.step) : uint16_t{0};
+  launch.size += job.num_elements;
 }
 
 void Launches::add_copy(
@@ -205,8 +249,8 @@ void Launches::add_copy(
   for (; num_outs > kMaxOuts; outs += kMaxOuts, num_outs -= kMaxOuts) {
     add_copy(source, outs, kMaxOuts, num_bytes);
   }
-  Open& open = open_launch(Kind::kCopy, Variant{}, num_outs);
-  KeyHead* const key = open.next_key();
+  Packed& launch = packed(Kind::kCopy, Variant{}, num_outs);
+  KeyHead* const key = launch.next_key();
   std::copy_n(outs, num_outs, reinterpret_cast<void**>(key + 1));
   uintptr_t difference = 16;
   for (size_t i = 0; i < num_outs; ++i) {
@@ -218,63 +262,67 @@ void Launches::add_copy(
   key->head = static_cast<uint8_t>(std::min(head, num_bytes));
   key->size = num_bytes;
   key->memory = const_cast<void*>(source); // only read
-  open.size += num_bytes;
+  launch.size += num_bytes;
 }
 
-void Launches::launch(Open& open) {
-  if (error_ != 0) {
-    return;
-  }
-  auto& params = open.params;
+void Launches::launch(Packed& packed) {
+  auto& params = packed.params;
   // Steps lie at the end of the bank, whichever is used.
-  const size_t steps_bytes = open.num_steps * step_bytes(open.variant);
-  const bool is_small = open.used_bytes() <= bank_bytes(kSmallParams);
-  const size_t params_bytes = is_small ? kSmallParams : kLargeParams;
-  if (is_small) {
-    std::memmove(
-        params.bank + bank_bytes(kSmallParams) - steps_bytes,
-        params.bank + bank_bytes(kLargeParams) - steps_bytes,
-        steps_bytes);
+  const size_t steps_bytes = packed.num_steps * step_bytes(packed.variant);
+  size_t params_bytes = kLargeParams;
+  for (const size_t smaller : {kMediumParams, kSmallParams}) {
+    if (packed.used_bytes() <= bank_bytes(smaller)) {
+      params_bytes = smaller;
+    }
   }
+  std::memmove(
+      params.bank + bank_bytes(params_bytes) - steps_bytes,
+      params.bank + bank_bytes(kLargeParams) - steps_bytes,
+      steps_bytes);
 
-  const bool is_copy = open.kind == Kind::kCopy;
+  const bool is_copy = packed.kind == Kind::kCopy;
   const uint32_t max_blocks = num_multiprocessors_ *
       (is_copy ? kCopyBlocksPerMultiprocessor
-               : blocks_per_multiprocessor(open.variant));
-  // Four chunks a block, or the last ones would keep too few of them busy.
+               : blocks_per_multiprocessor(packed.variant));
   const int64_t unit = is_copy ? 4 : 1;
   int64_t chunk = kMaxChunk * unit;
-  while (chunk > kMinChunk * unit && open.size < chunk * max_blocks * 4) {
+  // Four chunks for each block that runs at once, or the last ones would keep
+  // too few multiprocessors busy.
+  while (chunk > kMinChunk * unit && packed.size < chunk * max_blocks * 4) {
     chunk /= 2;
   }
+  if (packed.variant.rule == Rule::kNorm) {
+    chunk = kNormChunk;
+  }
   int64_t num_chunks = 0;
-  for (uint32_t i = 0; i < open.num_keys; ++i) {
+  for (uint32_t i = 0; i < packed.num_keys; ++i) {
     auto* const key = reinterpret_cast<KeyHead*>(
-        params.bank + i * key_bytes(open.num_pointers));
+        params.bank + i * key_bytes(packed.num_pointers));
     num_chunks += (key->size + chunk - 1) / chunk;
     key->chunk_end = static_cast<uint32_t>(num_chunks);
   }
-  params.head.num_keys = open.num_keys;
+  params.head.num_keys = packed.num_keys;
   params.head.num_chunks = static_cast<uint32_t>(num_chunks);
   params.head.chunk = static_cast<uint32_t>(chunk);
-  params.head.key_bytes = static_cast<uint16_t>(key_bytes(open.num_pointers));
+  params.head.key_bytes = static_cast<uint16_t>(key_bytes(packed.num_pointers));
   params.head.num_values = static_cast<uint16_t>(
-      open.num_pointers - num_pointers(open.variant.rule));
-  params.head.first_is_sum = open.kind == Kind::kSumOnSum;
+      packed.num_pointers - num_pointers(packed.variant.rule));
+  params.head.first_is_sum =
+      packed.kind == Kind::kSumOnSum || packed.kind == Kind::kNormOnSum;
+  params.head.scale = scale_;
 
-  const auto num_blocks =
-      static_cast<uint32_t>(std::min<int64_t>(num_chunks, max_blocks));
   error_ = is_copy
-      ? table_.launch_copy(&params, params_bytes, num_blocks, stream_)
-      : table_.launch_sum(
-            open.variant, &params, params_bytes, num_blocks, stream_);
+      ? table_.launch_copy(&params, params_bytes, stream_)
+      : table_.launch_sum(packed.variant, &params, params_bytes, stream_);
 }
 
 int Launches::finish() {
-  for (const auto& open : open_) {
-    launch(*open);
+  for (const auto& packed : packed_) {
+    if (error_ == 0) {
+      launch(*packed);
+    }
   }
-  open_.clear();
+  packed_.clear();
   return error_;
 }
 

@@ -27,20 +27,26 @@ struct SumJob {
   const RuleStep* step = &kAssignStep;
 };
 
-// The work of a call on one device, packed into as few launches as it takes,
-// without waiting for any. What a key adds to an open launch costs the host
-// some ten nanoseconds.
+// The work of a call on one device, packed into as few launches as it takes.
+// Nothing is launched before finish(), so that a caller knows by then what the
+// launches must wait for. What a key adds costs the host some ten nanoseconds.
 //
-// REQUIRES: that device is the current one; no job writes what another job of
-// the call reads or writes. A job's values may be what it stores. Steps and
-// arrays of pointers are copied; memory of the device must stay until the work
-// on the stream is done. Not for several threads.
+// REQUIRES: no job writes what another job of the call reads or writes. A job's
+// values may be what it stores. Steps and arrays of pointers are copied; memory
+// of the device must stay until the work on the stream is done. Not for several
+// threads.
 class TORCHKV_API Launches {
  public:
   // Whether there is a kernel for the job; its pointers are not looked at.
   static bool supports(const SumJob& job);
 
-  Launches(const Table& table, int num_multiprocessors, void* stream);
+  // `params_limit`: the bytes of parameters that a launch may have, such as
+  // kSmallParams while the stream is captured.
+  Launches(
+      const Table& table,
+      int num_multiprocessors,
+      void* stream,
+      size_t params_limit = kLargeParams);
   ~Launches();
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
@@ -54,24 +60,35 @@ class TORCHKV_API Launches {
       size_t num_outs,
       int64_t num_bytes);
 
-  // Launches what is open. The first error of all launches, or 0; after one,
-  // nothing more is launched.
+  // The same for the squares of the sum as the rule would see it, but for
+  // last_scale, each number multiplied by `scale` first: one double for each
+  // chunk, num_squares(job) in all, into `squares` instead of the stored value.
+  // REQUIRES: supports_norm(job); one scale for all norms of the call.
+  static bool supports_norm(const SumJob& job);
+  static int64_t num_squares(const SumJob& job);
+  void add_norm(const SumJob& job, double scale, double* squares);
+
+  // Launches what was added. The first error of all launches, or 0; after one,
+  // nothing more is launched. REQUIRES: the device is the current one.
   int finish();
 
  private:
-  struct Open;
+  struct Packed;
 
-  enum class Kind : uint8_t { kSum, kSumOnSum, kCopy };
+  enum class Kind : uint8_t { kSum, kSumOnSum, kNorm, kNormOnSum, kCopy };
 
-  // An open launch of that kind with room for another key.
-  Open& open_launch(Kind kind, const Variant& variant, size_t num_pointers);
-  void launch(Open& open);
+  // One of that kind with room for another key.
+  Packed& packed(Kind kind, const Variant& variant, size_t num_pointers);
+  void add(Kind kind, const Variant& variant, const SumJob& job, void* memory);
+  void launch(Packed& packed);
 
   const Table& table_;
   const uint32_t num_multiprocessors_;
   void* const stream_;
+  const size_t params_limit_;
+  double scale_ = 1; // of norms
   int error_ = 0;
-  std::vector<std::unique_ptr<Open>> open_;
+  std::vector<std::unique_ptr<Packed>> packed_;
 };
 
 } // namespace torchkv::kernels::cuda

@@ -11,13 +11,16 @@ __global__ void __launch_bounds__(
     kThreads,
     blocks_per_multiprocessor(variant_of<P>()))
     sum_kernel(const __grid_constant__ Params<kBytes> params) {
-  sum_thread<P>(
-      params.head,
-      params.bank,
-      sizeof(params.bank),
-      blockIdx.x,
-      gridDim.x,
-      threadIdx.x);
+  const double share = sum_thread<P>(
+      params.head, params.bank, sizeof(params.bank), blockIdx.x, threadIdx.x);
+  if constexpr (P::kIsNorm) {
+    __shared__ double shares[kThreads];
+    shares[threadIdx.x] = share;
+    add_shares(shares, threadIdx.x, [] { __syncthreads(); });
+    if (threadIdx.x == 0) {
+      *squares_of(params.head, params.bank, blockIdx.x) = shares[0];
+    }
+  }
 }
 
 // Launches the kernel of a variant whose values are of type V.
@@ -26,20 +29,19 @@ int launch_sum(
     Variant variant,
     const void* params,
     size_t params_bytes,
-    uint32_t num_blocks,
     void* stream) {
-  const bool found = dispatch_sum<V>(variant, [&](auto sum) {
+  int error = cudaErrorInvalidDeviceFunction;
+  dispatch_sum<V>(variant, [&](auto sum) {
     using P = decltype(sum);
-    auto* const to = static_cast<cudaStream_t>(stream);
-    if (params_bytes == kSmallParams) {
-      sum_kernel<P><<<num_blocks, kThreads, 0, to>>>(
-          *static_cast<const Params<kSmallParams>*>(params));
-    } else {
-      sum_kernel<P><<<num_blocks, kThreads, 0, to>>>(
-          *static_cast<const Params<kLargeParams>*>(params));
-    }
+    error = launch_by_size(
+        reinterpret_cast<const void*>(&sum_kernel<P, kSmallParams>),
+        reinterpret_cast<const void*>(&sum_kernel<P, kMediumParams>),
+        reinterpret_cast<const void*>(&sum_kernel<P, kLargeParams>),
+        params,
+        params_bytes,
+        stream);
   });
-  return found ? cudaGetLastError() : cudaErrorInvalidDeviceFunction;
+  return error;
 }
 
 } // namespace torchkv::kernels::cuda

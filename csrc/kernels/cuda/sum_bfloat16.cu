@@ -2,11 +2,6 @@
 
 namespace torchkv::kernels::cuda {
 
-template int launch_sum<BFloat16>(
-    Variant,
-    const void*,
-    size_t,
-    uint32_t,
-    void*);
+template int launch_sum<BFloat16>(Variant, const void*, size_t, void*);
 
 } // namespace torchkv::kernels::cuda

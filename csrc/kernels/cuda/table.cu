@@ -10,10 +10,9 @@ int launch_sum(
     Variant variant,
     const void* params,
     size_t params_bytes,
-    uint32_t num_blocks,
     void* stream) {
   const auto launch = [&](auto function) {
-    return function(variant, params, params_bytes, num_blocks, stream);
+    return function(variant, params, params_bytes, stream);
   };
   switch (variant.value) {
     case Dtype::kFloat:
@@ -39,7 +38,8 @@ int launch_sum(
 }
 
 int num_multiprocessors(int device, int* result) {
-  return cudaDeviceGetAttribute(result, cudaDevAttrMultiProcessorCount, device);
+  return returned(
+      cudaDeviceGetAttribute(result, cudaDevAttrMultiProcessorCount, device));
 }
 
 int is_capturing(void* stream, bool* result) {
@@ -47,25 +47,23 @@ int is_capturing(void* stream, bool* result) {
   const auto error =
       cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
   *result = status != cudaStreamCaptureStatusNone;
-  return error;
+  return returned(error);
 }
 
 int enable_peer(int device, int peer) {
   int before = 0;
-  cudaError_t error = cudaGetDevice(&before);
+  int error = returned(cudaGetDevice(&before));
   if (error != cudaSuccess) {
     return error;
   }
-  error = cudaSetDevice(device);
+  error = returned(cudaSetDevice(device));
   if (error == cudaSuccess) {
-    error = cudaDeviceEnablePeerAccess(peer, 0);
+    error = returned(cudaDeviceEnablePeerAccess(peer, 0));
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
       error = cudaSuccess;
     }
   }
-  // An error that is handled must not look like one of the next launch.
-  cudaGetLastError();
-  const cudaError_t restored = cudaSetDevice(before);
+  const int restored = returned(cudaSetDevice(before));
   return error == cudaSuccess ? restored : error;
 }
 
@@ -76,8 +74,8 @@ const char* error_string(int error) {
 Table make_table() {
   int driver = 0;
   // Without a driver nobody launches anything.
-  const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess;
-  cudaGetLastError();
+  const bool has_driver =
+      returned(cudaDriverGetVersion(&driver)) == cudaSuccess;
   return {
       kAbi,
       has_driver && driver >= 12010 ? static_cast<uint32_t>(kLargeParams)
@@ -85,6 +83,7 @@ Table make_table() {
       &launch_sum,
       &launch_copy,
       &num_multiprocessors,
+      &has_code,
       &is_capturing,
       &enable_peer,
       &error_string};

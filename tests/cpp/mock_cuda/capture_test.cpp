@@ -239,6 +239,38 @@ TEST_F(CaptureTest, AssignedSums) {
   }
 }
 
+// In several launches, whose parameters are small.
+TEST_F(CaptureTest, ManyKeys) {
+  constexpr int kMany = 300;
+  const auto store = c10::make_intrusive<KVStore>("device");
+  const Keys keys = mock_cuda::first_keys(kMany);
+  Tensors values;
+  for (int i = 0; i < kMany; ++i) {
+    values.append(at::full({2}, 1.F, at::device(cuda(0))));
+    values.end_group();
+  }
+  store->init(keys, values);
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
+  store->set_optimizer(optimizer);
+  const auto step = [&] {
+    store->push(keys, values);
+    store->pull(keys, values);
+  };
+  step(); // 0
+  const auto graph = captured(step);
+  for (const auto& value : values.flat) {
+    value.fill_(-1);
+  }
+  graph->replay(current_stream(cuda(0))); // 0 + 1
+  graph->replay(current_stream(cuda(0))); // 1 - 1
+  graph->replay(current_stream(cuda(0))); // 0 - 0
+  values.flat[7].fill_(4);
+  graph->replay(current_stream(cuda(0))); // 0 - 4
+  EXPECT_EQ(values.flat[7].cpu()[0].item<float>(), -4);
+  EXPECT_EQ(values.flat[kMany - 1].cpu()[0].item<float>(), 0);
+}
+
 TEST_F(CaptureTest, AnOpaqueUpdater) {
   Pair pair(at::kFloat);
   pair.set_up([](KVStore& store) {

@@ -39,6 +39,7 @@ struct Devices {
   // Of each device, of low and of high priority.
   std::map<std::pair<c10::DeviceIndex, bool>, int> next_of_pool;
   std::set<std::pair<c10::DeviceIndex, c10::DeviceIndex>> peers;
+  std::set<c10::DeviceIndex> without_code;
   int num_private_streams = 0;
   int64_t num_events = 0;
   std::string mistake;
@@ -332,6 +333,25 @@ bool enable_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer) {
     devices().peers.emplace(device, peer);
   }
   return can || device == peer;
+}
+
+bool has_any_peer_access() {
+  const std::lock_guard lock(mutex());
+  return !devices().peers.empty();
+}
+
+bool has_code(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex());
+  return devices().without_code.count(device) == 0;
+}
+
+void set_has_code(c10::DeviceIndex device, bool has) {
+  const std::lock_guard lock(mutex());
+  if (has) {
+    devices().without_code.erase(device);
+  } else {
+    devices().without_code.insert(device);
+  }
 }
 
 c10::Device current_device() {

@@ -55,6 +55,12 @@ c10::Stream current_stream(c10::Device device);
 // Lets kernels of `device` use memory of `peer`. Returns whether the topology
 // allows it.
 bool enable_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer);
+bool has_any_peer_access(); // of any pair
+
+// Whether kernels were compiled for the device; so it is until a test says
+// otherwise.
+bool has_code(c10::DeviceIndex device);
+void set_has_code(c10::DeviceIndex device, bool has);
 
 // REQUIRES for all below: mutex().
 

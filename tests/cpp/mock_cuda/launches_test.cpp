@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,17 @@ Tensors tensors_on(int num_devices, double value) {
     for (int d = 0; d < num_devices; ++d) {
       result.append(at::full({i + 1}, value, at::device(cuda(d))));
     }
+    result.end_group();
+  }
+  return result;
+}
+
+// Of each key, the first of its tensors.
+Tensors gradients_of_first(const Tensors& tensors, int num_devices) {
+  Tensors result;
+  for (size_t i = 0; i < tensors.flat.size();
+       i += static_cast<size_t>(num_devices)) {
+    result.append(tensors.flat[i]);
     result.end_group();
   }
   return result;
@@ -87,18 +100,91 @@ TEST_F(LaunchesTest, OneDeviceTakesOneLaunchEachWay) {
   }
 }
 
+// Each stream of a caller records one event before the work and one after it.
+// One home waits for all others, and they for it, before the work and after it:
+// with N streams, no less than 2 (N - 1) waits let each wait for all others.
 TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
-  for (const int num_devices : {2, 4}) {
+  for (const int num_devices : {2, 4, 8}) {
+    mock_cuda::reset(8);
     const Model model(num_devices);
     model.step();
     EXPECT_EQ(counters().launches, 2 * num_devices);
     EXPECT_EQ(counters().operators, 0);
     EXPECT_EQ(counters().allocations, 0);
-    // Each home waits for the others, and they for it, both ways.
-    EXPECT_EQ(counters().records, 2 * num_devices * num_devices);
-    EXPECT_EQ(counters().waits, 4 * num_devices * (num_devices - 1));
+    const int64_t num_hubs = num_devices > 2 ? 2 : 0;
+    EXPECT_EQ(counters().records, 2 * (2 * num_devices + num_hubs));
+    EXPECT_EQ(counters().waits, 2 * 4 * (num_devices - 1));
     EXPECT_EQ(counters().synchronizations, 0);
   }
+}
+
+TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
+  for (const int num_devices : {1, 4}) {
+    mock_cuda::reset(8);
+    const auto store = c10::make_intrusive<KVStore>("device");
+    const auto gradients = tensors_on(num_devices, 1);
+    store->init(all_keys(), gradients_of_first(gradients, num_devices));
+    Optimizer optimizer;
+    optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
+    optimizer.gradient.max_norm = 1;
+    store->set_optimizer(optimizer);
+    store->push(all_keys(), gradients);
+    counters() = {};
+    store->push(all_keys(), gradients);
+    EXPECT_EQ(counters().launches, 2 * num_devices); // the norm and the step
+    // A sum of squares, and what brings it to the host.
+    EXPECT_LE(counters().operators, 3 * num_devices);
+    EXPECT_NEAR(
+        *store->grad_norm(),
+        num_devices * std::sqrt(kNumKeys * (kNumKeys + 1) / 2.0),
+        1e-9);
+  }
+}
+
+// PyTorch's operators do the work on a GPU that is older than the kernels.
+TEST_F(LaunchesTest, ADeviceWithoutCodeHasNoLaunches) {
+  for (const bool has_code : {true, false}) {
+    mock_cuda::reset(4);
+    mock_cuda::set_has_code(1, has_code);
+    kernels::cuda::set_table(&mock_cuda::table()); // asks again
+    const Model model(2);
+    model.step();
+    EXPECT_EQ(counters().launches, has_code ? 4 : 2);
+    EXPECT_EQ(counters().operators == 0, has_code);
+    for (const auto& weight : model.weights.flat) {
+      EXPECT_EQ(weight.cpu()[0].item<float>(), -2 - 3);
+    }
+  }
+}
+
+TEST_F(LaunchesTest, ANormWithoutCode) {
+  mock_cuda::set_has_code(0, false);
+  kernels::cuda::set_table(&mock_cuda::table());
+  const auto store = c10::make_intrusive<KVStore>("device");
+  const auto value = at::full({4}, 3.F, at::device(cuda(0)));
+  store->init(3, value);
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
+  optimizer.gradient.max_norm = 1;
+  store->set_optimizer(optimizer);
+  store->push(3, value);
+  EXPECT_EQ(counters().launches, 0);
+  EXPECT_DOUBLE_EQ(*store->grad_norm(), 6);
+}
+
+// Broken IOMMUs let direct accesses go astray.
+TEST_F(LaunchesTest, WithoutDirectAccessEverythingGoesThroughTheHost) {
+  for (const bool is_direct : {true, false}) {
+    mock_cuda::reset(2);
+    setenv("TORCHKV_P2P", is_direct ? "1" : "0", 1);
+    const Model model(2);
+    model.step();
+    EXPECT_EQ(mock_cuda::has_any_peer_access(), is_direct);
+    for (const auto& weight : model.weights.flat) {
+      EXPECT_EQ(weight.cpu()[0].item<float>(), -2 - 3);
+    }
+  }
+  unsetenv("TORCHKV_P2P");
 }
 
 // Launches that are full go out while another device is the current one.

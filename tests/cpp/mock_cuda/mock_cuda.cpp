@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "comm/peer_access.h"
 #include "graph.h"
 #include "host_memory.h"
 
@@ -21,6 +22,7 @@ void reset(int num_devices, Topology topology) {
   forget_host_memory();
   forget_blocks();
   reset_devices(num_devices, topology);
+  forget_peers();
 }
 
 void launch(

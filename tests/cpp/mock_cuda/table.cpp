@@ -76,6 +76,19 @@ void add_memory(
   }
 }
 
+// A double for each chunk of each key.
+void add_squares(std::vector<Range>& ranges, const void* params) {
+  const auto& small = *static_cast<const Params<kSmallParams>*>(params);
+  uint32_t first = 0;
+  for (uint32_t i = 0; i < small.head.num_keys; ++i) {
+    const auto& key = *reinterpret_cast<const KeyHead*>(
+        small.bank + i * small.head.key_bytes);
+    ranges.push_back(
+        {key.memory, (key.chunk_end - first) * sizeof(double), true});
+    first = key.chunk_end;
+  }
+}
+
 // `run` gets a copy of the parameters, as a kernel does.
 int launch_with(
     const char* kernel,
@@ -96,12 +109,31 @@ int launch_with(
   return *error;
 }
 
+// PyTorch refuses larger parameters while it captures.
+void check_params(void* stream, size_t params_bytes) {
+  const std::lock_guard lock(mutex());
+  TORCH_CHECK(
+      params_bytes == kSmallParams || capture_of(stream_of(stream)) == nullptr,
+      "mock_cuda: a launch with ",
+      params_bytes,
+      " bytes of parameters in a capture");
+}
+
+void check_code() {
+  TORCH_CHECK(
+      has_code(current_device().index()),
+      "mock_cuda: a launch on ",
+      current_device(),
+      ", for which there is no code");
+}
+
 int launch_sum(
     Variant variant,
     const void* params,
     size_t params_bytes,
-    uint32_t num_blocks,
     void* stream) {
+  check_params(stream, params_bytes);
+  check_code();
   const auto& head = *static_cast<const ParamsHead*>(params);
   auto ranges = ranges_of(
       params,
@@ -114,19 +146,26 @@ int launch_sum(
                                     : bytes_of(variant.value);
         return Range{begin, static_cast<size_t>(key.size) * bytes, is_own};
       });
-  add_memory(ranges, params, bytes_of(variant.stored), /*is_write=*/true);
+  if (variant.rule == Rule::kNorm) {
+    add_squares(ranges, params);
+  } else {
+    add_memory(ranges, params, bytes_of(variant.stored), /*is_write=*/true);
+  }
   return launch_with(
-      "sum", stream, ranges, params, params_bytes, [=](const void* copy) {
+      variant.rule == Rule::kNorm ? "norm" : "sum",
+      stream,
+      ranges,
+      params,
+      params_bytes,
+      [=](const void* copy) {
         return testing::emulated_table().launch_sum(
-            variant, copy, params_bytes, num_blocks, stream);
+            variant, copy, params_bytes, stream);
       });
 }
 
-int launch_copy(
-    const void* params,
-    size_t params_bytes,
-    uint32_t num_blocks,
-    void* stream) {
+int launch_copy(const void* params, size_t params_bytes, void* stream) {
+  check_params(stream, params_bytes);
+  check_code();
   auto ranges = ranges_of(
       params, [&](const KeyHead& key, const void* begin, size_t, size_t) {
         return Range{begin, static_cast<size_t>(key.size), /*is_write=*/true};
@@ -135,7 +174,7 @@ int launch_copy(
   return launch_with(
       "copy", stream, ranges, params, params_bytes, [=](const void* copy) {
         return testing::emulated_table().launch_copy(
-            copy, params_bytes, num_blocks, stream);
+            copy, params_bytes, stream);
       });
 }
 
@@ -144,8 +183,21 @@ int num_multiprocessors(int /*device*/, int* result) {
   return 0;
 }
 
+int has_code_of_current(bool* result) {
+  *result = has_code(current_device().index());
+  return 0;
+}
+
+// A question about a stream that makes a context on another device, or about
+// the default stream, fails a capture that is under way elsewhere.
 int is_capturing(void* stream, bool* result) {
   const std::lock_guard lock(mutex());
+  TORCH_CHECK(
+      stream != nullptr && stream_of(stream).device() == current_device(),
+      "mock_cuda: whether ",
+      stream == nullptr ? "a default stream" : place_of(stream_of(stream)),
+      " is captured was asked while the current device is ",
+      current_device());
   *result = capture_of(stream_of(stream)) != nullptr;
   return 0;
 }
@@ -171,6 +223,7 @@ const Table& table() {
       &launch_sum,
       &launch_copy,
       &num_multiprocessors,
+      &has_code_of_current,
       &is_capturing,
       &enable_peer,
       &error_string};

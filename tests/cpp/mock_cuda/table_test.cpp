@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "devices_test.h"
+#include "graph.h"
 #include "kernels/cuda/pack.h"
 
 namespace torchkv::mock_cuda {
@@ -108,6 +109,51 @@ TEST_F(TableTest, ACopyReadsItsSourceAndWritesItsOuts) {
   order(stream, current_stream(cuda(0)));
   EXPECT_EQ(copy(), "");
   EXPECT_TRUE(at::equal(stored.cpu(), at::ones(kSize)));
+}
+
+// PyTorch refuses large parameters while it captures.
+TEST_F(TableTest, ACaptureTakesSmallParametersOnly) {
+  const c10::Stream stream = new_stream(cuda(0));
+  const c10::StreamGuard guard(stream);
+  order(current_stream(cuda(0)), stream);
+  std::vector<void*> outs{m.mutable_data_ptr()};
+  for (const size_t limit :
+       {kernels::cuda::kSmallParams, kernels::cuda::kLargeParams}) {
+    begin_capture(stream);
+    const std::string said = refusal([&] {
+      Launches launches(table(), 2, stream.native_handle(), limit);
+      for (int i = 0; i < 200; ++i) {
+        launches.add_copy(stored.const_data_ptr(), outs.data(), 1, 4);
+      }
+      launches.finish();
+    });
+    EXPECT_EQ(
+        said.find("bytes of parameters in a capture") == std::string::npos,
+        limit == kernels::cuda::kSmallParams);
+    end_capture(stream);
+  }
+}
+
+// Where it is not the current device, asking would make a context there.
+TEST_F(TableTest, AStreamIsAskedOnItsDevice) {
+  const c10::Stream stream = new_stream(cuda(1));
+  bool result = false;
+  EXPECT_NE(
+      refusal([&] {
+        table().is_capturing(stream.native_handle(), &result);
+      }).find("while the current device is cuda:0"),
+      std::string::npos);
+  EXPECT_FALSE(kernels::cuda::is_capturing(stream));
+  EXPECT_FALSE(
+      kernels::cuda::is_capturing(c10::Stream(c10::Stream::DEFAULT, cuda(1))));
+  EXPECT_EQ(current_device(), cuda(0));
+}
+
+TEST_F(TableTest, ALaunchNeedsCode) {
+  set_has_code(0, false);
+  EXPECT_NE(step().find("for which there is no code"), std::string::npos);
+  EXPECT_TRUE(kernels::cuda::has_kernels(cuda(1)));
+  EXPECT_FALSE(kernels::cuda::has_kernels(cuda(0)));
 }
 
 TEST_F(DevicesTest, PeersAreThoseOfTheTopology) {
