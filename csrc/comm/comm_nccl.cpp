@@ -1,10 +1,13 @@
 #include "comm_nccl.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "../errors.h"
@@ -79,7 +82,10 @@ class Group {
   using Ranks = c10::SmallVector<Rank, 8>;
 
   // Of a scatter or gather, `numbers` are those of one rank, and `root` counts
-  // for nothing. REQUIRES: one rank for each device, one of them `root`.
+  // for nothing. RuntimeError while a stream of one is captured into a CUDA
+  // graph: the graph would have to take part on all devices or on none, and
+  // what NCCL refuses leaves its communicators unusable. REQUIRES: one rank for
+  // each device, one of them `root`.
   void add(Kind kind, Ranks ranks, c10::Device root, Numbers numbers) {
     std::sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
       return a.device.index() < b.device.index();
@@ -87,6 +93,12 @@ class Group {
     std::vector<int> devices;
     int root_rank = 0;
     for (const auto& rank : ranks) {
+      TORCH_CHECK(
+          !runtime_.is_capturing(runtime_.current_stream(rank.device)),
+          "expected no CUDA graph to be captured with the type 'nccl' between "
+          "several devices, but the current stream of ",
+          rank.device,
+          " is; a store of type 'device' can be captured");
       if (rank.device == root) {
         root_rank = static_cast<int>(devices.size());
       }
@@ -96,6 +108,10 @@ class Group {
     for (size_t i = 0; i < ranks.size(); ++i) {
       operations_.push_back({kind, ranks[i], root_rank, numbers, comms[i]});
     }
+    if (std::find(cliques_.begin(), cliques_.end(), devices) ==
+        cliques_.end()) {
+      cliques_.push_back(std::move(devices));
+    }
   }
 
   void run() {
@@ -104,15 +120,15 @@ class Group {
     }
     const nccl::Functions& functions = *nccl::functions();
     const std::lock_guard lock(nccl::group_mutex());
-    nccl::check("ncclGroupStart", functions.group_start());
+    check("ncclGroupStart", functions.group_start());
     nccl::Result first = 0;
     for (const auto& operation : operations_) {
       const nccl::Result result = enqueue(functions, operation);
       first = first == 0 ? result : first;
     }
     const nccl::Result end = functions.group_end();
-    nccl::check("an operation", first);
-    nccl::check("ncclGroupEnd", end);
+    check("an operation", first);
+    check("ncclGroupEnd", end);
     operations_.clear();
   }
 
@@ -124,6 +140,17 @@ class Group {
     Numbers numbers;
     nccl::Comm comm;
   };
+
+  void check(const char* what, nccl::Result result) {
+    if (result == 0) {
+      return;
+    }
+    const std::string problem = nccl::describe(what, result);
+    for (const auto& devices : cliques_) {
+      nccl::give_up(devices, problem);
+    }
+    TORCH_CHECK(false, problem);
+  }
 
   nccl::Result enqueue(
       const nccl::Functions& functions,
@@ -152,6 +179,7 @@ class Group {
 
   Runtime& runtime_;
   std::vector<Operation> operations_;
+  std::vector<std::vector<int>> cliques_; // of the operations: their devices
 };
 
 // The numbers of each value, where they are for NCCL: one value on each of
@@ -222,6 +250,20 @@ CommNccl::CommNccl(Runtime& runtime)
       nccl::functions() != nullptr,
       "create: expected NCCL for the type 'nccl', which PyTorch's CUDA builds "
       "load, but none is loaded");
+  const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+  const bool blocks =
+      blocking != nullptr && *blocking != 0 && std::string(blocking) != "0";
+  const int num_devices = c10::impl::hasDeviceGuardImpl(c10::kCUDA)
+      ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount()
+      : 0;
+  TORCH_CHECK(
+      !blocks || num_devices < 2,
+      "create: expected launches that do not block for the type 'nccl' with ",
+      num_devices,
+      " CUDA devices, but got CUDA_LAUNCH_BLOCKING=",
+      blocking,
+      ", with which the first operation would wait for the others for ever; "
+      "unset it, or use the type 'device'");
 }
 
 // Sums that are at home, to which parts point.

@@ -1,6 +1,7 @@
 #include "nccl_library.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <dlfcn.h>
 
 #include <atomic>
@@ -63,30 +64,53 @@ void set_functions(const Functions* functions) {
   functions_of_tests() = functions;
 }
 
-void check(const char* what, Result result) {
-  TORCH_CHECK(
-      result == 0,
-      "NCCL: ",
-      what,
-      " failed: ",
-      functions()->get_error_string(result));
+std::string describe(const char* what, Result result) {
+  return c10::str(
+      "NCCL: ", what, " failed: ", functions()->get_error_string(result));
 }
 
+namespace {
+
+struct Clique {
+  std::vector<Comm> comms;
+  std::string problem; // of communicators that are not to be used again
+};
+
+std::mutex cliques_mutex; // guards them all
+
+// Never freed: see clique().
+Clique& clique_of(const std::vector<int>& devices) {
+  static auto* cliques =
+      new std::map<std::pair<const Functions*, std::vector<int>>, Clique>();
+  return (*cliques)[{functions(), devices}];
+}
+
+} // namespace
+
 c10::ArrayRef<Comm> clique(const std::vector<int>& devices) {
-  static auto* cliques = new std::
-      map<std::pair<const Functions*, std::vector<int>>, std::vector<Comm>>();
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  auto& comms = (*cliques)[{functions(), devices}];
-  if (comms.empty()) {
+  const std::lock_guard lock(cliques_mutex);
+  Clique& known = clique_of(devices);
+  TORCH_CHECK(
+      known.problem.empty(),
+      "expected communicators that work between CUDA devices ",
+      c10::Join(", ", devices),
+      ", but got some that have failed before, which only a new process can "
+      "replace: ",
+      known.problem);
+  if (known.comms.empty()) {
     std::vector<Comm> made(devices.size());
-    check(
-        "ncclCommInitAll",
-        functions()->comm_init_all(
-            made.data(), static_cast<int>(devices.size()), devices.data()));
-    comms = std::move(made);
+    const Result result = functions()->comm_init_all(
+        made.data(), static_cast<int>(devices.size()), devices.data());
+    TORCH_CHECK(result == 0, describe("ncclCommInitAll", result));
+    known.comms = std::move(made);
   }
-  return comms;
+  return known.comms;
+}
+
+void give_up(const std::vector<int>& devices, const std::string& problem) {
+  const std::lock_guard lock(cliques_mutex);
+  Clique& known = clique_of(devices);
+  known.problem = known.problem.empty() ? problem : known.problem;
 }
 
 std::mutex& group_mutex() {

@@ -82,13 +82,20 @@ TORCHKV_API const Functions* functions();
 // For tests: takes the library's place, from now on.
 TORCHKV_API void set_functions(const Functions* functions);
 
-// RuntimeError with NCCL's words.
-void check(const char* what, Result result);
+// "NCCL: ncclGroupEnd failed: unhandled cuda error"
+std::string describe(const char* what, Result result);
 
 // One communicator for each device of a list in ascending order, without
 // repeats. Made when it is first asked for, which takes seconds, and never
-// destroyed: it must not outlive the CUDA driver. Any thread.
+// destroyed: it must not outlive the CUDA driver. RuntimeError where NCCL has
+// failed on such a list before. Any thread.
 TORCHKV_API c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
+
+// Communicators on which an operation has failed are not used again: NCCL has
+// left their ranks at different places. `problem` is what it said.
+TORCHKV_API void give_up(
+    const std::vector<int>& devices,
+    const std::string& problem);
 
 // Groups of several threads must not mix: the order of operations must be the
 // same on all devices of a clique. Held while a group is enqueued.

@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "devices.h"
@@ -43,6 +45,7 @@ struct Part {
 thread_local std::vector<Part> group;
 thread_local int depth = 0;
 std::atomic<int> num_operations{0};
+std::set<int> unusable_cliques; // guarded by mutex()
 
 c10::ScalarType scalar_type(nccl::DataType dtype) {
   switch (dtype) {
@@ -262,6 +265,18 @@ nccl::Result run_group() {
         }
       }
       if (parts.size() != static_cast<size_t>(parts[0].comm->num_ranks)) {
+        return kInvalidUsage;
+      }
+      const auto num_captured =
+          std::count_if(parts.begin(), parts.end(), [](const Part& part) {
+            return part.stream != nullptr &&
+                capture_of(stream_of(part)) != nullptr;
+          });
+      if (num_captured != 0 &&
+          num_captured != static_cast<int64_t>(parts.size())) {
+        unusable_cliques.insert(clique); // the ranks wait for each other
+      }
+      if (unusable_cliques.count(clique) != 0) {
         return kInvalidUsage;
       }
       run(parts);

@@ -4,11 +4,15 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "devices_test.h"
+#include "graph.h"
+#include "kvstore.h"
+#include "stores.h"
 
 namespace torchkv::mock_cuda {
 namespace {
@@ -293,6 +297,108 @@ TEST_F(NcclTest, BuffersEndWithTheirMemory) {
         });
       }).find("behind the end"),
       std::string::npos);
+}
+
+// And after one that was not, the communicators are lost.
+TEST_F(NcclTest, AllStreamsOfAnOperationAreCapturedOrNone) {
+  static const nccl::Functions others = functions; // with cliques of their own
+  nccl::set_functions(&others);
+  comms = nccl::clique({0, 1, 2, 3});
+  EXPECT_EQ(all_gather_all(), 0);
+  const c10::Stream captured = new_stream(cuda(0));
+  {
+    const c10::StreamGuard guard(captured);
+    begin_capture(captured);
+    EXPECT_NE(all_gather_all(), 0);
+    end_capture(captured);
+  }
+  EXPECT_NE(all_gather_all(), 0);
+}
+
+// --- What a store does about it
+// -------------------------------------------------------------------------
+
+class NcclStoreTest : public DevicesTest {
+ protected:
+  explicit NcclStoreTest() {
+    functions() = nccl_functions();
+    nccl::set_functions(&functions()); // whose cliques no other test has
+  }
+  static nccl::Functions& functions() {
+    static nccl::Functions functions{};
+    return functions;
+  }
+
+  // Pushes ones of some devices; returns what is wrong with that.
+  static std::string push(KVStore& store, int key, std::vector<int> devices) {
+    std::vector<at::Tensor> values;
+    for (const int device : devices) {
+      values.push_back(at::ones({2}, at::device(cuda(device))));
+    }
+    return refusal([&] { store.push(key, Tensors::replicas(values)); });
+  }
+};
+
+// Before NCCL hears of it, which would lose the communicators.
+TEST_F(NcclStoreTest, NoCaptureReachesNccl) {
+  const auto store = make_store("nccl");
+  store->init(1, at::zeros({2}, at::device(cuda(0))));
+  EXPECT_EQ(push(*store, 1, {0, 1}), "");
+  const int before = num_nccl_operations();
+  for (const int device : {0, 1}) {
+    const c10::Stream captured = new_stream(cuda(device));
+    const c10::StreamGuard guard(captured);
+    std::vector<at::Tensor> values;
+    for (const int d : {0, 1}) {
+      values.push_back(at::ones({2}, at::device(cuda(d))));
+    }
+    begin_capture(captured);
+    const std::string said =
+        refusal([&] { store->push(1, Tensors::replicas(values)); });
+    EXPECT_NE(
+        said.find("expected no CUDA graph to be captured"), std::string::npos)
+        << said;
+    EXPECT_NE(refusal([&] { store->pull(1, Tensors::replicas(values)); }), "");
+    refusal([&] { end_capture(captured); });
+  }
+  EXPECT_EQ(num_nccl_operations(), before);
+  EXPECT_EQ(push(*store, 1, {0, 1}), "") << "the communicators work on";
+  EXPECT_TRUE(at::equal(store->pull(1)[0].cpu(), at::full({2}, 2.F)));
+}
+
+TEST_F(NcclStoreTest, ACommunicatorThatHasFailedIsNotUsedAgain) {
+  const auto store = make_store("nccl");
+  for (const int key : {1, 2}) {
+    store->init(key, at::zeros({2}, at::device(cuda(0))));
+  }
+  EXPECT_EQ(push(*store, 1, {0, 1, 2}), "");
+  functions().group_end = [] {
+    nccl_functions().group_end();
+    return 1;
+  };
+  EXPECT_NE(
+      push(*store, 1, {0, 1, 2}).find("NCCL: ncclGroupEnd failed"),
+      std::string::npos);
+  functions().group_end = nccl_functions().group_end;
+  const std::string said = push(*store, 1, {0, 1, 2});
+  EXPECT_NE(said.find("CUDA devices 0, 1, 2, but got"), std::string::npos)
+      << said;
+  EXPECT_NE(said.find("ncclGroupEnd failed"), std::string::npos) << said;
+  EXPECT_EQ(push(*store, 2, {0, 3}), "") << "others work on";
+}
+
+// A launch that blocks waits for those that come after it.
+TEST_F(NcclStoreTest, LaunchesThatBlockAreRefused) {
+  setenv("CUDA_LAUNCH_BLOCKING", "1", /*replace=*/1);
+  EXPECT_NE(
+      refusal([] { make_store("nccl"); }).find("CUDA_LAUNCH_BLOCKING=1"),
+      std::string::npos);
+  reset(1);
+  EXPECT_EQ(refusal([] { make_store("nccl"); }), "");
+  reset(4);
+  setenv("CUDA_LAUNCH_BLOCKING", "0", /*replace=*/1);
+  EXPECT_EQ(refusal([] { make_store("nccl"); }), "");
+  unsetenv("CUDA_LAUNCH_BLOCKING");
 }
 
 } // namespace
