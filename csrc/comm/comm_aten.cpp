@@ -44,14 +44,29 @@ bool lacks_state(const Slice& slice, const RuleSpec& rule) {
 }
 
 // The values of a part, after what its slice has accumulated.
-c10::SmallVector<Value, 8> gradients_of(const Part& part) {
-  c10::SmallVector<Value, 8> values;
-  if (part.entry->num_accumulated != 0) {
-    values.push_back({Value::Form::kDense, &part.slice->accumulated});
+class Gradients {
+ public:
+  explicit Gradients(const Part& part) : all_(part.values) {
+    if (part.entry->num_accumulated != 0) {
+      copy_.push_back({Value::Form::kDense, &part.slice->accumulated});
+      copy_.append(part.values.begin(), part.values.end());
+      all_ = copy_;
+    }
   }
-  values.append(part.values.begin(), part.values.end());
-  return values;
-}
+  Gradients(const Gradients&) = delete; // it may point into itself
+  Gradients& operator=(const Gradients&) = delete;
+  Gradients(Gradients&&) = delete;
+  Gradients& operator=(Gradients&&) = delete;
+  ~Gradients() = default;
+
+  operator c10::ArrayRef<Value>() const { // NOLINT(google-explicit-constructor)
+    return all_;
+  }
+
+ private:
+  c10::ArrayRef<Value> all_;
+  c10::SmallVector<Value, 4> copy_;
+};
 
 } // namespace
 
@@ -148,7 +163,7 @@ CommAten::Ready CommAten::ready(const Part& part, StreamOrder& order) {
     result.way = Ready::Way::kDevice;
     return result;
   }
-  const auto values = gradients_of(part);
+  const Gradients values(part);
   const bool is_plain = are_plain_cpu(values);
   if (is_plain && lie_alike(values, slice.value)) {
     return result;
@@ -204,6 +219,12 @@ void CommAten::step_into(
     return;
   }
   const RuleStep& step = ready.step;
+  const Gradients values(part);
+  const auto dtype = accumulation_type(values, slice.value.scalar_type());
+  if (ready.way == Ready::Way::kDevice &&
+      work.cuda_sums.add(values, slice, dtype, step)) {
+    return;
+  }
   kernels::cpu::State state{slice.master, {}};
   const auto names = state_names(step.rule);
   for (size_t i = 0; i < kMaxStates; ++i) {
@@ -220,8 +241,6 @@ void CommAten::step_into(
         state);
     return;
   }
-  const auto values = gradients_of(part);
-  const auto dtype = accumulation_type(values, slice.value.scalar_type());
   switch (ready.way) {
     case Ready::Way::kBatch:
       work.sums.add(values, slice.value, dtype, step, state);
@@ -230,10 +249,6 @@ void CommAten::step_into(
       kernels::cpu::sum_strided(values, slice.value, dtype, step, state);
       break;
     case Ready::Way::kDevice: {
-      if (work.cuda_sums.add(
-              values, slice.value, slice.home, dtype, step, state)) {
-        break;
-      }
       at::Tensor total = sum_of(values, slice, dtype, order);
       const PlainDispatch plain;
       const bool has_master = slice.master.defined();
@@ -290,7 +305,7 @@ void CommAten::accumulate(Parts& parts) {
   for (const auto& part : parts) {
     Slice& slice = *part.slice;
     order.enter(slice);
-    const auto values = gradients_of(part);
+    const Gradients values(part);
     reduce_into(values, slices_.accumulated(slice), slice.home, work);
   }
   work.run();
@@ -316,7 +331,7 @@ double CommAten::squared_norm(Parts& parts, double scale) {
       continue;
     }
     const Place& home = slice.home;
-    const auto values = gradients_of(part);
+    const Gradients values(part);
     const auto dtype = accumulation_type(values, slice.value.scalar_type());
     const bool is_cpu = home.device.is_cpu();
     if (is_cpu && are_plain_cpu(values) && lie_alike(values, slice.value)) {

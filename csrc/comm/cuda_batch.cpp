@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "../kernels/cpu/sum.h"
 #include "../kernels/cuda/library.h"
 #include "../plain_dispatch.h"
 #include "peer_access.h"
+#include "plain_tensor.h"
 
 namespace torchkv {
 namespace {
@@ -93,11 +95,24 @@ CudaBatch::Home& CudaBatch::home_of(const Place& place) {
   return *homes_.back();
 }
 
+bool CudaBatch::has_kernels(c10::Device device) {
+  if (device_ == device) {
+    return !device.is_cpu();
+  }
+  if (!device.is_cuda() || !kernels::cuda::has_kernels(device)) {
+    return false;
+  }
+  device_ = device;
+  return true;
+}
+
 // Whether kernels of the stored value's device can use the tensor as it lies.
 bool CudaBatch::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
-  return tensor.is_cuda() && !tensor.is_conj() && !tensor.is_neg() &&
-      !tensor._is_zerotensor() && kernels::cpu::lie_alike(tensor, stored) &&
-      may_use_peer(runtime_, stored.device(), tensor.device());
+  const c10::Device device = tensor.device();
+  return device.is_cuda() && torchkv::is_plain(tensor) &&
+      kernels::cpu::lie_alike(tensor, stored) &&
+      (device == stored.device() ||
+       may_use_peer(runtime_, stored.device(), device));
 }
 
 // Where kernels find the value in `dtype`: at home, or in a copy.
@@ -117,21 +132,21 @@ const void* CudaBatch::address_of(
   return staged_.back().const_data_ptr();
 }
 
-std::optional<CudaBatch::Sum> CudaBatch::prepare(
+bool CudaBatch::prepare(
+    Sum& sum,
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     const Place& home,
     c10::ScalarType accumulation,
     const RuleStep& step,
     Supports supports) {
-  if (!stored.is_cuda() || !kernels::cuda::has_kernels(stored.device())) {
-    return std::nullopt;
+  if (!has_kernels(stored.device())) {
+    return false;
   }
   const auto kept = elements_of(stored.scalar_type());
   if (!kept) {
-    return std::nullopt;
+    return false;
   }
-  Sum sum;
   SumJob& job = sum.job;
   job.stored_dtype = kept->dtype;
   job.num_values = values.size();
@@ -157,7 +172,7 @@ std::optional<CudaBatch::Sum> CudaBatch::prepare(
   if (!as_they_are) {
     dtype = accumulation;
     if (!has_kernel(dtype, false)) {
-      return std::nullopt;
+      return false;
     }
   }
   for (const auto& value : values) {
@@ -165,33 +180,62 @@ std::optional<CudaBatch::Sum> CudaBatch::prepare(
     sum.addresses.push_back(
         address_of(*value.data, stored, home, is_sum ? accumulation : dtype));
   }
-  return sum;
+  return true;
 }
 
 bool CudaBatch::add(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     const Place& home,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    const kernels::cpu::State& state) {
-  auto sum =
-      prepare(values, stored, home, accumulation, step, &Launches::supports);
-  if (!sum) {
+    c10::ScalarType accumulation) {
+  Sum sum;
+  if (!prepare(
+          sum,
+          values,
+          stored,
+          home,
+          accumulation,
+          kAssignStep,
+          &Launches::supports)) {
     return false;
   }
-  const auto data = [](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
-  };
-  SumJob& job = sum->job;
-  job.values = sum->addresses.data();
-  job.stored = stored.mutable_data_ptr();
-  job.master = data(state.master);
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    job.states[i] = data(state.states[i]);
-  }
-  home_of(home).launches.add(job);
+  launch(sum, stored, home);
   return true;
+}
+
+bool CudaBatch::add(
+    c10::ArrayRef<Value> values,
+    const Slice& slice,
+    c10::ScalarType accumulation,
+    const RuleStep& step) {
+  Sum sum;
+  if (!prepare(
+          sum,
+          values,
+          slice.value,
+          slice.home,
+          accumulation,
+          step,
+          &Launches::supports)) {
+    return false;
+  }
+  if (slice.master.defined()) {
+    sum.job.master = slice.master.mutable_data_ptr();
+  }
+  const auto names = state_names(step.rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      sum.job.states[i] = slice.states[i].mutable_data_ptr();
+    }
+  }
+  launch(sum, slice.value, slice.home);
+  return true;
+}
+
+void CudaBatch::launch(Sum& sum, const at::Tensor& stored, const Place& home) {
+  sum.job.values = sum.addresses.data();
+  sum.job.stored = stored.mutable_data_ptr();
+  home_of(home).launches.add(sum.job);
 }
 
 bool CudaBatch::add_norm(
@@ -200,12 +244,18 @@ bool CudaBatch::add_norm(
     const Place& home,
     c10::ScalarType accumulation,
     const RuleStep& step) {
-  auto sum = prepare(
-      values, stored, home, accumulation, step, &Launches::supports_norm);
-  if (!sum) {
+  Sum sum;
+  if (!prepare(
+          sum,
+          values,
+          stored,
+          home,
+          accumulation,
+          step,
+          &Launches::supports_norm)) {
     return false;
   }
-  home_of(home).norms.push_back(*std::move(sum));
+  home_of(home).norms.push_back(std::move(sum));
   return true;
 }
 
@@ -245,11 +295,12 @@ bool CudaBatch::add_copy(
     const at::Tensor& source,
     const Place& home,
     const at::Tensor& out) {
-  if (!source.is_cuda() || !kernels::cuda::has_kernels(source.device()) ||
+  const bool is_known = source_ == &source;
+  if ((!is_known && !has_kernels(source.device())) ||
       source.scalar_type() != out.scalar_type() || !is_plain(out, source)) {
     return false;
   }
-  if (source_ != &source) {
+  if (!is_known) {
     flush_copy();
     source_ = &source;
     source_home_ = home;

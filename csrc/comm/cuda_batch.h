@@ -5,10 +5,9 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "../kernels/cpu/sum.h"
+#include "../entry.h"
 #include "../kernels/cuda/pack.h"
 #include "../place.h"
 #include "../rule.h"
@@ -36,9 +35,13 @@ class CudaBatch {
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
       const Place& home,
+      c10::ScalarType accumulation);
+  // The same with a step of the slice's value, master and states.
+  bool add(
+      c10::ArrayRef<Value> values,
+      const Slice& slice,
       c10::ScalarType accumulation,
-      const RuleStep& step = kAssignStep,
-      const kernels::cpu::State& state = {});
+      const RuleStep& step);
 
   // Adds the squares of the values' sum, as squared_norm_with_aten, to what
   // squared_norm() returns; else as add(). REQUIRES: as add(); `step` outlives
@@ -80,13 +83,16 @@ class CudaBatch {
   };
   Home& home_of(const Place& place);
   using Supports = bool (*)(const kernels::cuda::SumJob& job);
-  std::optional<Sum> prepare(
+  bool prepare(
+      Sum& sum,
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
       const Place& home,
       c10::ScalarType accumulation,
       const RuleStep& step,
       Supports supports);
+  void launch(Sum& sum, const at::Tensor& stored, const Place& home);
+  bool has_kernels(c10::Device device);
   bool is_plain(const at::Tensor& tensor, const at::Tensor& stored);
   const void* address_of(
       const at::Tensor& value,
@@ -99,6 +105,7 @@ class CudaBatch {
   StreamOrder& order_;
   std::vector<std::unique_ptr<Home>> homes_;
   std::vector<at::Tensor> staged_; // until the launch
+  c10::Device device_ = c10::kCPU; // the last that was found to have kernels
   const at::Tensor* source_ = nullptr; // of the copies to `outs_`
   Place source_home_;
   c10::SmallVector<void*, 8> outs_;

@@ -15,15 +15,14 @@ struct Extent {
 
 Extent extent_of(const at::Tensor& tensor) {
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  if (tensor.numel() == 0) {
-    return {data, data};
+  int64_t count = tensor.numel();
+  if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
+    count = 1;
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      count += (tensor.size(i) - 1) * tensor.stride(i);
+    }
   }
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += (tensor.size(i) - 1) * tensor.stride(i);
-  }
-  return {
-      data, data + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+  return {data, data + count * static_cast<int64_t>(tensor.element_size())};
 }
 
 } // namespace

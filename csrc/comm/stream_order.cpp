@@ -61,6 +61,7 @@ StreamOrder::Home& StreamOrder::home_of(const Place& place) {
 }
 
 void StreamOrder::show_callers_stream() {
+  current_ = SIZE_MAX;
   if (hidden_) {
     stream_.reset();
     hidden_.reset();
@@ -73,12 +74,13 @@ void StreamOrder::make_current(const Home& home) {
       stream_.reset_stream(home.stream);
       hidden_ = home.caller;
     }
-    return;
+  } else {
+    show_callers_stream();
+    if (device_.current_device() != home.place.device) {
+      device_.reset_device(home.place.device);
+    }
   }
-  show_callers_stream();
-  if (device_.current_device() != home.place.device) {
-    device_.reset_device(home.place.device);
-  }
+  current_ = static_cast<size_t>(&home - homes_.begin());
 }
 
 void StreamOrder::enter(Slice& slice, const Place& place) {
@@ -87,8 +89,10 @@ void StreamOrder::enter(Slice& slice, const Place& place) {
     show_callers_stream();
     return;
   }
-  Home& home = home_of(place);
-  make_current(home);
+  if (current_ >= homes_.size() || homes_[current_].place != place) {
+    make_current(home_of(place));
+  }
+  const Home& home = homes_[current_];
   if (home.is_capturing || slice.home.device.is_cpu()) {
     return;
   }
@@ -115,11 +119,7 @@ void StreamOrder::enter(Slice& slice, const Place& place) {
   timeline.event = home.done;
 }
 
-void StreamOrder::use(const Place& place, c10::Device device) {
-  if (device.is_cpu() || place.device.is_cpu() ||
-      (device == place.device && place.index < 0)) {
-    return;
-  }
+void StreamOrder::use_other(const Place& place, c10::Device device) {
   Home& home = home_of(place);
   const c10::Stream other = stream_of_caller(device);
   if (other == home.stream ||

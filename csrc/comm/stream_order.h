@@ -7,6 +7,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -88,7 +89,12 @@ class TORCHKV_API StreamOrder {
 
   // Work of `home`, which has been entered, may touch memory of a caller on
   // `device` after the next sync(). Nothing to do where one of them is the CPU.
-  void use(const Place& home, c10::Device device);
+  void use(const Place& home, c10::Device device) {
+    const bool is_home = device == home.device && home.index < 0;
+    if (!is_home && !device.is_cpu() && !home.device.is_cpu()) {
+      use_other(home, device);
+    }
+  }
 
   // Lets homes wait for the callers' streams that use() has named since the
   // last sync(). All of them at once, because that takes fewer events: each
@@ -126,6 +132,7 @@ class TORCHKV_API StreamOrder {
   };
   Home& home_of(const Place& place);
   c10::Stream stream_of_caller(c10::Device device);
+  void use_other(const Place& place, c10::Device device);
   const Source& source_of(c10::Stream caller);
   void wait_all(c10::ArrayRef<Wait> waits);
   void make_current(const Home& home);
@@ -136,6 +143,7 @@ class TORCHKV_API StreamOrder {
   EventPool& events_;
   Places& places_;
   c10::SmallVector<Home, 1> homes_;
+  size_t current_ = SIZE_MAX; // the home whose device and stream are current
   std::deque<Source> callers_; // which have recorded their events
   c10::OptionalDeviceGuard device_;
   // While a place's own stream is the current one: the caller's there.

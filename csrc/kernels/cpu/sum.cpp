@@ -524,11 +524,6 @@ void CopyBatch::run() const {
       });
 }
 
-bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
-  return a.strides() == b.strides() ||
-      lie_alike(a.sizes(), a.strides(), b.strides());
-}
-
 bool lie_alike(
     c10::IntArrayRef sizes,
     c10::IntArrayRef a_strides,

@@ -103,12 +103,15 @@ class TORCHKV_API CopyBatch {
 };
 
 // Whether element i of one tensor, counted as they lie in memory, is element i
-// of the other.
-TORCHKV_API bool lie_alike(const at::Tensor& a, const at::Tensor& b);
-// The same of tensors of such sizes and strides.
+// of the other: of tensors of such sizes and strides.
 TORCHKV_API bool lie_alike(
     c10::IntArrayRef sizes,
     c10::IntArrayRef a_strides,
     c10::IntArrayRef b_strides);
+// The same of two tensors of one shape.
+inline bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  return (a.is_contiguous() && b.is_contiguous()) ||
+      lie_alike(a.sizes(), a.strides(), b.strides());
+}
 
 } // namespace torchkv::kernels::cpu

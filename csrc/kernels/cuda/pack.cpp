@@ -75,16 +75,25 @@ uintptr_t address(const void* pointer) {
 // Keys of one launch.
 struct Launches::Packed {
   Packed(Kind kind_, const Variant& variant_, size_t num_pointers_)
-      : kind(kind_), variant(variant_), num_pointers(num_pointers_) {}
+      : kind(kind_),
+        variant(variant_),
+        num_pointers(num_pointers_),
+        bytes_of_key(key_bytes(num_pointers_)),
+        bytes_of_step(step_bytes(variant_)) {}
+
+  bool is_for(Kind other, const Variant& of, size_t pointers) const {
+    return kind == other && num_pointers == pointers &&
+        variant.value == of.value && variant.stored == of.stored &&
+        variant.rule == of.rule;
+  }
 
   size_t used_bytes() const {
-    return num_keys * key_bytes(num_pointers) + num_steps * step_bytes(variant);
+    return num_keys * bytes_of_key + num_steps * bytes_of_step;
   }
 
   // Where the next key lies; its pointers follow it.
   KeyHead* next_key() {
-    return reinterpret_cast<KeyHead*>(
-        params.bank + num_keys++ * key_bytes(num_pointers));
+    return reinterpret_cast<KeyHead*>(params.bank + num_keys++ * bytes_of_key);
   }
 
   // The place of the step, which the last few keys may have had, too.
@@ -101,7 +110,7 @@ struct Launches::Packed {
     }
     recent[num_steps++ % recent.size()] = step;
     char* const to =
-        params.bank + sizeof(params.bank) - num_steps * step_bytes(variant);
+        params.bank + sizeof(params.bank) - num_steps * bytes_of_step;
     if (variant.stored == Dtype::kDouble) {
       new (to) Step<double>(step);
     } else {
@@ -113,6 +122,8 @@ struct Launches::Packed {
   Kind kind;
   Variant variant;
   size_t num_pointers; // of a key
+  size_t bytes_of_key;
+  size_t bytes_of_step;
   uint32_t num_keys = 0;
   size_t num_steps = 0;
   int64_t size = 0; // of all keys
@@ -164,17 +175,14 @@ Launches::Packed& Launches::packed(
     const Variant& variant,
     size_t num_pointers) {
   // Only the newest of a kind may have room.
-  const auto found =
-      std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
-        return packed->kind == kind && packed->num_pointers == num_pointers &&
-            packed->variant.value == variant.value &&
-            packed->variant.stored == variant.stored &&
-            packed->variant.rule == variant.rule;
-      });
-  if (found != packed_.rend()) {
-    const size_t needed = key_bytes(num_pointers) + step_bytes(variant);
-    if ((*found)->used_bytes() + needed <= bank_bytes(params_limit_)) {
-      return **found;
+  for (auto it = packed_.rbegin(); it != packed_.rend(); ++it) {
+    Packed& found = **it;
+    if (found.is_for(kind, variant, num_pointers)) {
+      if (found.used_bytes() + found.bytes_of_key + found.bytes_of_step <=
+          bank_bytes(params_limit_)) {
+        return found;
+      }
+      break;
     }
   }
   packed_.push_back(std::make_unique<Packed>(kind, variant, num_pointers));
