@@ -232,15 +232,22 @@ def torch_foreach_grouped(arrays: Arrays) -> Call:
 
 
 def torch_add_foreach(arrays: Arrays) -> Call:
-    """``torch.add(out=)`` of the first two, which saves a pass, then ``_foreach_``."""
-    first, second, *others = (
+    """``torch.add(out=)`` of the first two, which saves a pass, then ``_foreach_``.
+
+    One replica is copied.
+    """
+    first, *others = (
         [v[r] for v in arrays.values] for r in range(len(arrays.values[0]))
     )
+    second = others.pop(0) if others else None
     outs = [list(column) for column in zip(*arrays.outs, strict=True)]
 
     def call() -> None:
-        for a, b, stored in zip(first, second, arrays.stored, strict=True):
-            torch.add(a, b, out=stored)
+        if second is None:
+            torch._foreach_copy_(arrays.stored, first)
+        else:
+            for a, b, stored in zip(first, second, arrays.stored, strict=True):
+                torch.add(a, b, out=stored)
         for values in others:
             torch._foreach_add_(arrays.stored, values)
         for out in outs:

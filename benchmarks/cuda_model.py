@@ -30,7 +30,14 @@ from parameter_lists import (
     resnet50,
     shrunk,
 )
-from report import Target, contestants_table, draw_bars, finish, plan_for
+from report import (
+    Target,
+    collect,
+    contestants_table,
+    draw_bars,
+    finish,
+    plan_for,
+)
 
 REPLICAS = 2
 OURS = "torchkv push, pull"
@@ -143,7 +150,8 @@ def draw(figure: Any, measured: dict[str, dict[str, Any]]) -> None:
         for title, figures in measured.items()
         for what, key in CLOCKS.items()
     }
-    draw_bars(figure, medians, "milliseconds, median")
+    if medians:
+        draw_bars(figure, medians, "milliseconds, median")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -152,17 +160,19 @@ def main(arguments: list[str] | None = None) -> None:
     plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=5)
     facts = gpu.facts(options.device)
     lists = models(options.smoke, options.device)
-    measured = {
-        title: measure_model(shapes, plan, options.device)
-        for title, shapes in lists.items()
-    }
-    first = next(iter(measured))
+    figures = collect(
+        options,
+        facts,
+        "models",
+        (
+            {"model": title, **measure_model(shapes, plan, options.device)}
+            for title, shapes in lists.items()
+        ),
+    )
+    measured = {each["model"]: each for each in figures}
     finish(
         options,
-        {
-            **facts,
-            "models": [{"model": title, **each} for title, each in measured.items()],
-        },
+        {**facts, "models": figures},
         [
             contestants_table(
                 f"{title}, {figures['keys']} keys, {what}",
@@ -172,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
             for title, figures in measured.items()
             for what, key in CLOCKS.items()
         ],
-        targets_of(first, measured[first]),
+        targets_of(figures[0]["model"], figures[0]) if figures else [],
         lambda figure: draw(figure, measured),
     )
 

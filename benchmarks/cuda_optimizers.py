@@ -9,6 +9,7 @@ makes a step of ``torch.optim`` with ``fused=True``; it has none with a master.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,7 +23,7 @@ from contestants import Arrays, Call
 from gpu_grid import Case
 from harness import Contestant
 from optimizers import Kind, all_close, stepped
-from report import finish
+from report import collect, finish
 
 OURS = "torchkv push"
 TORCH = "torch.add(out=), _foreach_add_, fused step"
@@ -39,7 +40,7 @@ ADAMW = Kind(
     lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
     {},
 )
-KINDS = [(MOMENTUM, 1), (ADAMW, 2)]  # with the number of states
+KINDS = [(ADAMW, 2), (MOMENTUM, 1)]  # with the number of states
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 COPY_PERCENT = 92
@@ -62,10 +63,16 @@ def held_per_byte(replicas: int, num_states: int, dtype: torch.dtype) -> float:
 
 
 def torch_push(kind: Kind, arrays: Arrays) -> tuple[Call, Tensor]:
-    """A call that sums and makes a step, and its weight, which is zero before."""
+    """A call that sums and makes a step, and its weight, which is zero before.
+
+    One replica is the gradient as it is.
+    """
     weight = torch.nn.Parameter(torch.zeros_like(arrays.stored[0]))
-    weight.grad = arrays.stored[0]
     optimizer = kind.torchs([weight])
+    if len(arrays.values[0]) == 1:
+        weight.grad = arrays.values[0][0]
+        return optimizer.step, weight.detach()
+    weight.grad = arrays.stored[0]
     add = ways.torch_add_foreach(arrays)
 
     def call() -> None:
@@ -112,34 +119,28 @@ def main(arguments: list[str] | None = None) -> None:
     options = gpu.parse(__doc__ or "", 11, arguments)
     sizes = gpu_grid.sizes_for(options)
     facts = gpu.facts(options.device)
-    by_kind = {
-        kind.title: [
-            case
-            for name, dtype in DTYPES.items()
-            for case in gpu_grid.measure_cases(
-                f"{kind.title}, {name}",
-                sizes,
-                options.device,
-                lambda n, d=dtype, s=num_states: moved_per_byte(n, s, d),
-                lambda n, d=dtype, s=num_states: held_per_byte(n, s, d),
-                lambda case, d=dtype, k=kind: contestants_of(
-                    k, case, d, options.device
-                ),
-            )
-        ]
+    measured = (
+        gpu_grid.measure_cases(
+            f"{kind.title}, {name}",
+            sizes,
+            options.device,
+            lambda n, d=dtype, s=num_states: moved_per_byte(n, s, d),
+            lambda n, d=dtype, s=num_states: held_per_byte(n, s, d),
+            lambda case, d=dtype, k=kind: contestants_of(k, case, d, options.device),
+        )
         for kind, num_states in KINDS
-    }
-    cases = [case for own in by_kind.values() for case in own]
+        for name, dtype in DTYPES.items()
+    )
+    cases = collect(options, facts, "cases", itertools.chain.from_iterable(measured))
+    adamw = [case for case in cases if case["name"].startswith(ADAMW.title)]
     title = "Optimizers on a GPU: torchkv, and torch's time against it"
     finish(
         options,
         {**facts, "cases": cases},
         [gpu_grid.table(title, cases, OURS, [TORCH])],
         [
-            *gpu_grid.copy_targets(by_kind[ADAMW.title], sizes, OURS, COPY_PERCENT),
-            *gpu_grid.peer_targets(
-                by_kind[ADAMW.title], sizes, OURS, {TORCH: TORCH_TARGET}
-            ),
+            *gpu_grid.copy_targets(adamw, sizes, OURS, COPY_PERCENT),
+            *gpu_grid.peer_targets(adamw, sizes, OURS, {TORCH: TORCH_TARGET}),
         ],
         lambda figure: gpu_grid.draw(figure, cases, OURS),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu import COPY, copy_of, free_bytes, num_turns
@@ -34,9 +34,10 @@ def sizes_for(options: argparse.Namespace) -> Sizes:
     """A minute of a GPU; a smoke run, seconds of anything."""
     plan = plan_for(options, rounds=11, turn_s=0.001, budget_s=1)
     if options.smoke:
-        return Sizes([2, 4], [1 << 10, 1 << 14], 1 << 14, 1 << 17, plan)
-    sizes = [MIB, 16 * MIB, 256 * MIB, 1024 * MIB]
-    return Sizes([2, 4, 8], sizes, 256 * MIB, ROTATED_BYTES, plan)
+        return Sizes([1, 4], [1 << 14, 1 << 10], 1 << 14, 1 << 17, plan)
+    # Those that targets are for come first: the run may be cut short.
+    sizes = [256 * MIB, 1024 * MIB, 16 * MIB, MIB]
+    return Sizes([2, 1, 4, 8], sizes, 256 * MIB, ROTATED_BYTES, plan)
 
 
 class Case(NamedTuple):
@@ -66,8 +67,8 @@ def measure_cases(
     moved_per_byte: Callable[[int], float],
     held_per_byte: Callable[[int], float],
     contestants_of: Callable[[Case], dict[str, Contestant]],
-) -> list[dict[str, Any]]:
-    """Every number and size of replicas that memory allows, and ``copy_`` beside.
+) -> Iterator[dict[str, Any]]:
+    """Every size and number of replicas that memory allows, and ``copy_`` beside.
 
     Args:
         name: what is done, with its dtype.
@@ -78,9 +79,8 @@ def measure_cases(
         held_per_byte: the bytes that all contestants hold, likewise, without copy_'s.
         contestants_of: makes them.
     """
-    figures = []
-    for replicas in sizes.replicas:
-        for replica_bytes in sizes.replica_bytes:
+    for replica_bytes in sizes.replica_bytes:
+        for replicas in sizes.replicas:
             moved = int(moved_per_byte(replicas) * replica_bytes)
             turns = num_turns(moved, sizes.rotated_bytes)
             case = Case(name, replicas, replica_bytes, moved, turns)
@@ -91,8 +91,7 @@ def measure_cases(
             copy = copy_of(moved, sizes.rotated_bytes, device)
             times = measure({COPY: copy, **contestants_of(case)}, sizes.plan)
             del copy
-            figures.append({**case._asdict(), "title": case.title, "seconds": times})
-    return figures
+            yield {**case._asdict(), "title": case.title, "seconds": times}
 
 
 def of_copy(case: Mapping[str, Any], ours: str) -> float:
@@ -167,15 +166,17 @@ def draw(figure: Any, cases: Sequence[Mapping[str, Any]], ours: str) -> None:
     """Percent of copy_ by size: a panel per name, a line per number of replicas."""
     figure.set_size_inches(12, 4.5)
     names = list(dict.fromkeys(case["name"] for case in cases))
+    if not names:
+        return
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         own = [case for case in cases if case["name"] == name]
         for count in dict.fromkeys(case["replicas"] for case in own):
-            points = [
+            points = sorted(
                 (case["replica_bytes"], 100 * of_copy(case, ours))
                 for case in own
                 if case["replicas"] == count
-            ]
+            )
             axes.plot(*zip(*points, strict=True), marker="o", label=f"{count} replicas")
         axes.set_xscale("log", base=2)
         axes.set_title(name, fontsize="medium")

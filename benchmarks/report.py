@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,6 +207,40 @@ def draw_bars(
     return panels
 
 
+def collect(
+    options: argparse.Namespace,
+    facts: Mapping[str, Any],
+    name: str,
+    cases: Iterable[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Measures case by case, and writes the JSON, where asked, after each.
+
+    Ctrl-C ends the measuring, not the program: what was measured is told.
+
+    Args:
+        options: what `parser` parsed.
+        facts: the environment.
+        name: of the cases in the JSON.
+        cases: each is measured when it is asked for.
+    """
+    measured = []
+    try:
+        for case in cases:
+            measured.append(case)
+            if options.json:
+                write_json(options.json, {**facts, name: measured})
+    except KeyboardInterrupt:
+        print(f"stopped after {len(measured)} cases\n")
+    return measured
+
+
+def write_json(path: Path, figures: Mapping[str, Any]) -> None:
+    """Writes the file whole: a program that is killed leaves the one before."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(json.dumps(figures, indent=2) + "\n")
+    unfinished.replace(path)
+
+
 def finish(
     options: argparse.Namespace,
     figures: dict[str, Any],
@@ -231,7 +265,7 @@ def finish(
     for table in tables:
         print("\n" + (table.markdown() if options.markdown else table.text()))
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(options.json, figures)
     if options.plot:
         import matplotlib
 

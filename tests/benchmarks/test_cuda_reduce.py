@@ -17,8 +17,8 @@ pytestmark = pytest.mark.parametrize(
 def test_measures_every_dtype_number_and_size(tmp_path, device):
     output, written = run_smoke("cuda_reduce", tmp_path, "--device", device)
     cases = [(c["name"], c["replicas"], c["replica_bytes"]) for c in written["cases"]]
-    dtypes = ["fp32", "bf16", "fp16"]
-    assert cases == list(itertools.product(dtypes, [2, 4], [1 << 10, 1 << 14]))
+    grid = itertools.product(["fp32", "bf16"], [1 << 14, 1 << 10], [1, 4])
+    assert cases == [(name, replicas, size) for name, size, replicas in grid]
     for case in written["cases"]:
         assert_rounds(case["seconds"], [COPY, cuda_reduce.OURS, *cuda_reduce.PEERS])
         assert case["title"] in output

@@ -1,8 +1,11 @@
 """Tables for terminals and for the documentation; promises, kept and broken."""
 
+import argparse
+import json
+
 import pytest
 
-from report import Table, Target, contestants_table, duration, targets_table
+from report import Table, Target, collect, contestants_table, duration, targets_table
 
 TABLE = Table("Push", ["what", "us"], [["a", "1.0"], ["long_name", "12.5"]])
 
@@ -56,3 +59,37 @@ def test_contestants_are_compared_round_by_round():
 )
 def test_durations_have_fitting_units(seconds, text):
     assert duration(seconds) == text
+
+
+def options_for(path):
+    return argparse.Namespace(json=path)
+
+
+def test_figures_are_written_after_each_case(tmp_path):
+    path = tmp_path / "figures.json"
+    seen = []
+
+    def cases():
+        for i in range(3):
+            seen.append(json.loads(path.read_text()) if path.exists() else None)
+            yield {"case": i}
+
+    found = collect(options_for(path), {"gpu": "x"}, "cases", cases())
+    assert found == [{"case": 0}, {"case": 1}, {"case": 2}]
+    assert seen == [
+        None,
+        {"gpu": "x", "cases": [{"case": 0}]},
+        {"gpu": "x", "cases": [{"case": 0}, {"case": 1}]},
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_an_interrupt_leaves_what_was_measured(tmp_path, capsys):
+    def cases():
+        yield {"case": 0}
+        raise KeyboardInterrupt
+
+    path = tmp_path / "figures.json"
+    assert collect(options_for(path), {}, "cases", cases()) == [{"case": 0}]
+    assert "stopped after 1 cases" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == {"cases": [{"case": 0}]}

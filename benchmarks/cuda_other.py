@@ -1,0 +1,251 @@
+"""What else a GPU shows: the first push, a captured step, misaligned gradients.
+
+The first push of a process loads the kernels and makes what later ones use; torch's
+first sum and fused step stand beside it, each in a process of its own. A captured step
+is a push and a pull of ResNet-50 with SGD, recorded once in a CUDA graph and replayed.
+Misaligned gradients are views into a flat buffer, one element behind its begin.
+
+    python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import contestants as ways
+import gpu
+from contestants import Arrays, Call
+from cuda_model import HOST_CALLS, host_timed
+from cuda_optimizers import MOMENTUM
+from harness import Contestant, Plan, interleave, measure, median_ratio
+from optimizers import all_close, stepped
+from parameter_lists import resnet50, shrunk
+from report import Table, Target, collect, draw_bars, duration, finish, plan_for
+
+FIRST = "first push"
+REPLICAS = 2
+CAPTURED, EAGER = "captured push, pull", "torchkv push, pull"
+ALIGNED, MISALIGNED = "aligned", "one element behind"
+PROCESSES = 5
+
+FIRST_TARGET = 1.5
+CAPTURED_TARGET = 1.0
+MISALIGNED_PERCENT = 70
+
+# What each process does, and prints the seconds of: the first call, and one more.
+BEGIN = """
+import json, sys, time
+import torch
+device = sys.argv[1]
+gradients = [torch.ones(1 << 16, device=device) for _ in range(2)]
+weight = torch.zeros(1 << 16, device=device)
+torch.add(gradients[0], 1)  # CUDA itself is there
+def seconds(call):
+    start = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+"""
+PROCESS_OF = {
+    FIRST: """
+import torchkv
+store = torchkv.create("device")
+store.init(0, weight)
+store.set_optimizer(torchkv.optim.AdamW())
+call = lambda: store.push(0, gradients)
+""",
+    "torch's first sum and fused step": """
+weight = torch.nn.Parameter(weight)
+weight.grad = torch.zeros_like(weight)
+optimizer = torch.optim.AdamW([weight], fused=True)
+def call():
+    torch.add(*gradients, out=weight.grad)
+    optimizer.step()
+""",
+}
+END = "print(json.dumps([seconds(call), seconds(call)]))"
+
+
+def first_calls(num_processes: int, device: str) -> dict[str, Any]:
+    """The seconds of the first call, and of the second, each in new processes."""
+    first: dict[str, list[float]] = {name: [] for name in PROCESS_OF}
+    second: dict[str, list[float]] = {name: [] for name in PROCESS_OF}
+    for _ in range(num_processes):
+        for name, code in PROCESS_OF.items():
+            done = subprocess.run(
+                [sys.executable, "-c", BEGIN + code + END, device],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            times = json.loads(done.stdout.splitlines()[-1])
+            first[name].append(times[0])
+            second[name].append(times[1])
+    return {"case": FIRST, "seconds": first, "second_call": second}
+
+
+def captured(call: Call, device: str) -> Call:
+    """Replays the call; without a GPU there are no graphs, and the call is made."""
+    if device == "cpu":
+        return call
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def captured_step(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """The seconds of the GPU and of the host, of a replay and of the calls."""
+    shapes = shrunk(resnet50()) if smoke else resnet50()
+    expected = stepped(MOMENTUM, shapes, torch.float32, REPLICAS, device)
+    contestants, calls = {}, {}
+    for name in (CAPTURED, EAGER):
+        arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS, device)
+        store, keys = ways.store_for(arrays, "device")
+        store.set_optimizer(MOMENTUM.ours())
+        # Gradients of zero change no weight, and all that a step needs is there.
+        zeros = [[torch.zeros_like(v) for v in values] for values in arrays.values]
+        store.push(keys, zeros)
+        store.pull(keys, out=arrays.outs)
+        del zeros
+
+        def step(store: Any = store, keys: Any = keys, arrays: Any = arrays) -> None:
+            store.push(keys, arrays.values)
+            store.pull(keys, out=arrays.outs)
+
+        def agrees(arrays: Any = arrays) -> bool:
+            columns = zip(*arrays.outs, strict=True)
+            return all(all_close(list(column), expected) for column in columns)
+
+        calls[name] = captured(step, device) if name == CAPTURED else step
+        contestants[name] = Contestant(gpu.timed([calls[name]], device), agrees)
+    seconds = measure(contestants, plan)
+    host = interleave(
+        {name: host_timed(call) for name, call in calls.items()},
+        dict.fromkeys(calls, HOST_CALLS),
+        plan.rounds,
+    )
+    return {"case": CAPTURED, "seconds": seconds, "host_seconds": host}
+
+
+def views(arrays: Arrays, behind: int) -> list[list[Tensor]]:
+    """The same gradients, in views that begin so many elements behind a buffer."""
+
+    def view(value: Tensor) -> Tensor:
+        flat = torch.empty(value.numel() + behind, device=value.device)
+        return flat[behind:].copy_(value)
+
+    return [[view(value) for value in values] for values in arrays.values]
+
+
+def misaligned(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """Sums of gradients at the begin of a buffer, and one element behind it."""
+    elements = 1 << 12 if smoke else 1 << 26
+    shapes = [(elements,)]
+    sums = ways.sums_of(shapes, torch.float32, REPLICAS, device)
+    moved = 4 * elements * (REPLICAS + 1)
+    contestants = {gpu.COPY: gpu.copy_of(moved, 1, device)}
+    for name, behind in {ALIGNED: 0, MISALIGNED: 1}.items():
+        arrays = Arrays(shapes, torch.float32, REPLICAS, 0, device)
+        store, keys = ways.store_for(arrays, "device")
+        values = views(arrays, behind)
+
+        def push(store: Any = store, keys: Any = keys, values: Any = values) -> None:
+            store.push(keys, values)
+
+        contestants[name] = Contestant(
+            gpu.timed([push], device),
+            lambda store=store, keys=keys: all(
+                map(torch.equal, store.pull(keys), sums)
+            ),
+        )
+    return {"case": MISALIGNED, "seconds": measure(contestants, plan)}
+
+
+def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
+    """All of them, one after the other."""
+    yield misaligned(plan, smoke, device)
+    yield captured_step(plan, smoke, device)
+    yield first_calls(1 if smoke else PROCESSES, device)
+
+
+def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
+    """What is promised of the cases that were measured."""
+    targets = []
+    for figure in figures:
+        seconds = figure["seconds"]
+        if figure["case"] == FIRST:
+            ours, torchs = (statistics.median(times) for times in seconds.values())
+            what = f"{FIRST}, of torch's first sum and fused step"
+            targets.append(Target(what, ours / torchs, FIRST_TARGET, at_least=False))
+        elif figure["case"] == CAPTURED:
+            for key, clock in [("seconds", "GPU"), ("host_seconds", "host")]:
+                ratio = median_ratio(figure[key][EAGER], figure[key][CAPTURED])
+                what = f"{CAPTURED}, faster than the calls, {clock}"
+                targets.append(Target(what, ratio, CAPTURED_TARGET))
+        else:
+            percent = 100 * median_ratio(seconds[gpu.COPY], seconds[MISALIGNED])
+            what = "misaligned gradients, of copy_"
+            targets.append(Target(what, percent, MISALIGNED_PERCENT, True, "%"))
+    return targets
+
+
+def table(figures: list[dict[str, Any]]) -> Table:
+    """A line per contestant of each case."""
+    keys = {"seconds": "", "host_seconds": ", host", "second_call": ", once more"}
+    rows = [
+        [
+            f"{figure['case']}: {name}{what}",
+            duration(min(times)),
+            duration(statistics.median(times)),
+        ]
+        for figure in figures
+        for key, what in keys.items()
+        for name, times in figure.get(key, {}).items()
+    ]
+    return Table("What else a GPU shows", ["case", "min", "median"], rows)
+
+
+def draw(figure: Any, figures: list[dict[str, Any]]) -> None:
+    """A bar per contestant, as long as its median."""
+    figure.set_size_inches(9, 8)
+    medians = {
+        each["case"]: {
+            name: statistics.median(times) * 1e3
+            for name, times in each["seconds"].items()
+        }
+        for each in figures
+    }
+    if medians:
+        draw_bars(figure, medians, "milliseconds, median")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints tables, writes JSON and a plot where asked."""
+    options = gpu.parse(__doc__ or "", 25, arguments)
+    plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=2)
+    facts = gpu.facts(options.device)
+    figures = collect(
+        options, facts, "cases", cases(plan, options.smoke, options.device)
+    )
+    finish(
+        options,
+        {**facts, "cases": figures},
+        [table(figures)] if figures else [],
+        targets_of(figures),
+        lambda figure: draw(figure, figures),
+    )
+
+
+if __name__ == "__main__":
+    main()
