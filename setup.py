@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -285,8 +286,13 @@ class BuildBinaries(BuildExtension):
         toolkit = cuda_toolkit()  # whether it is there, before anything slow
         package = ROOT / "torchkv" if self.inplace else Path(self.build_lib, "torchkv")
         (package / "lib").mkdir(parents=True, exist_ok=True)
-        super().run()
-        self.add_cuda_kernels(package / "lib" / "libtorchkv_cuda.so", toolkit)
+        # The compilers of both are programs, so a thread is enough to start one.
+        with ThreadPoolExecutor(1) as pool:
+            kernels = pool.submit(
+                self.add_cuda_kernels, package / "lib" / "libtorchkv_cuda.so", toolkit
+            )
+            super().run()
+            kernels.result()
         self.add_headers(package / "include" / "torchkv")
         self.add_cmake_config(package / "share" / "cmake" / "torchkv")
         # For torchkv/__init__.py, which compares it before it loads the library.

@@ -247,10 +247,9 @@ def run_program(path, *arguments, **options):
     search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, str(path), *arguments],
-        **options,
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
+        **{"timeout": 110, **options},
     )

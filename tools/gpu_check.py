@@ -1,12 +1,20 @@
 """Everything that only a GPU can show, within minutes: `make gpu-check`.
 
-Builds torchkv in this tree for the GPU at hand, with the torch of this Python, and runs
-the CUDA tests, once more with one GPU as four places, some of them under
-compute-sanitizer, and the CUDA benchmarks. Leaves a summary.txt, results.json, log.txt
-and the benchmarks' JSON in the folder it is given.
+Builds torchkv in this tree, as users get it, with the torch of this Python, and runs
+the CUDA tests, the CUDA benchmarks, the tests once more with one GPU as four places,
+some of them under compute-sanitizer, and an example. Before anything else it says what
+is missing; what can run without, runs. A step that is out of time is interrupted and
+shows what it had; what a step leaves of its time is for those after it. Leaves a
+summary.txt, results.json, log.txt and the benchmarks' JSON in the folder it is given.
+
+Exit status: 0 where every step passed, 1 where not, 2 where nothing could begin.
 """
 
+from __future__ import annotations
+
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -15,17 +23,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
+
+import print_failures
 
 ROOT = Path(__file__).resolve().parents[1]
-BUDGET_S = 540.0
-# One GPU as four, each with a stream of its own.
-PLACES = ",".join(["cuda:0"] * 4)
-# Tests of the store: values are cut at any size there, so none need be large.
-ON_PLACES = ["--ignore=tests/benchmarks", "--ignore=tests/examples", "-k", "not large"]
+MINUTES = 9.0
+# One device as four, each with a stream of its own on a GPU.
+PLACES = 4
+# What an interrupted step may still say.
+GRACE_S = 10.0
+# The benchmarks' and examples' own tests, and those of the tools, are of no GPU.
+NOT_OF_GPUS = [f"--ignore=tests/{name}" for name in ("benchmarks", "examples", "tools")]
+# Values are cut at any size on places, so none need be large.
+ON_PLACES = ["-k", "not large"]
 # Tiny tests: a sanitizer slows kernels down a hundredfold. The dtypes left out run
 # through the same kernels as others, or through PyTorch's.
 SANITIZED = [
@@ -40,15 +57,108 @@ SANITIZERS = {
     "initcheck": [],
     "synccheck": ["--kernel-name", "kernel_substring=torchkv"],
 }
+# A dry run's, which has no GPU: of the same store, on the CPU.
+DRY_TESTS = ["tests/test_push.py", "tests/test_pull.py", "-m", "not slow and not cuda"]
+LIBRARY = ROOT / "torchkv" / "lib" / "libtorchkv.so"
+
+
+# --- What is needed ---------------------------------------------------------------
+
+
+class Need(NamedTuple):
+    """A program or a package that some steps need."""
+
+    name: str
+    is_there: Callable[[], bool]
+    advice: str  # what to do about it
+    wheel: str = ""  # the package, where a wheel brings it
+
+
+def release_of(package: str) -> tuple[int, ...]:
+    """Its version's numbers; none where it is missing."""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def package(name: str, least: int = 0, without: str = "") -> Need:
+    """A package of Python's, of at least some major version."""
+    told = f"{name}>={least}" if least else name
+    advice = f"{without}pip install '{told}', or --wheels with a folder that has it"
+    return Need(name, lambda: release_of(name) >= (least,), advice, told)
+
+
+def program(name: str, advice: str) -> Need:
+    """A program on the PATH."""
+    return Need(name, lambda: shutil.which(name) is not None, advice)
+
+
+def has_compiler() -> bool:
+    """As setup.py looks for it."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    return any(map(shutil.which, named[:1] or ["c++", "g++", "clang++"]))
+
+
+NEEDS = [
+    Need("g++", has_compiler, "apt install g++, or set CXX"),
+    Need(
+        "Python.h",
+        lambda: Path(sysconfig.get_path("include"), "Python.h").exists(),
+        f"apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev",
+    ),
+    package("setuptools", 77),
+    package("ninja", without="the build takes longer without; "),
+    package("pytest", 9),
+    package("pytest-timeout", without="a test that hangs ends its step without; "),
+    package("numpy", without="the tests that import it fail without; "),
+    package("safetensors", without="the tests that import it fail without; "),
+    package("matplotlib"),
+    package("scikit-learn"),
+    package("tqdm"),
+    program("nvcc", "set CUDA_HOME to the CUDA toolkit, or put its bin on the PATH"),
+    program("compute-sanitizer", "it is in the CUDA toolkit, in its bin"),
+    program("ncu", "only to look into a kernel; it is in Nsight Compute"),
+]
+
+
+def missing(needs: Iterable[Need]) -> list[Need]:
+    """Those that are not there."""
+    importlib.invalidate_caches()
+    return [need for need in needs if not need.is_there()]
+
+
+def install(needs: Iterable[Need], wheels: Path, target: Path) -> None:
+    """Installs what is missing from a folder of wheels, without a network."""
+    for need in needs:
+        if need.wheel:
+            subprocess.run(
+                [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
+                + ["--find-links", str(wheels), "--target", str(target), need.wheel],
+                capture_output=True,  # what is still missing is said afterwards
+            )
+    sys.path.insert(0, str(target))
+    os.environ["PYTHONPATH"] = joined(str(target), os.environ.get("PYTHONPATH"))
+    os.environ["PATH"] = joined(str(target / "bin"), os.environ["PATH"])
+
+
+def joined(*folders: str | None) -> str:
+    """As variables list folders."""
+    return os.pathsep.join(filter(None, folders))
+
+
+# --- The plan ---------------------------------------------------------------------
 
 
 class Step(NamedTuple):
-    """A command with a limit of its own."""
+    """A command, and its share of the time that is left when its turn comes."""
 
     name: str
     command: Sequence[str]
-    limit_s: float
-    variables: dict[str, str] = {}
+    share: float
+    variables: Mapping[str, str] = {}
+    needs: Sequence[str] = ()
 
 
 class Result(NamedTuple):
@@ -60,92 +170,214 @@ class Result(NamedTuple):
     last_words: str  # the last line of output
 
 
-def plan(folder: Path, arch: str) -> list[Step]:
-    """The steps; those that follow are of no use if the first fails."""
+def build_steps(folder: Path, dry: bool) -> list[Step]:
+    """The binary that users get, of all architectures; and what its kernels need."""
+    where = ["--build-lib", str(folder / "built")] if dry else ["--inplace"]
     python = sys.executable
-    pytest = [python, "-m", "pytest", "-q", "-m", "cuda and not slow"]
-    steps = [
-        Step(
-            "build",
-            [python, "setup.py", "build_ext", "--inplace"],
-            180,
-            {"TORCHKV_USE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch},
-        ),
-        Step("tests", pytest, 180, {"FAIL_WITHOUT_CUDA": "1"}),
-        Step(
-            "places",
-            [*pytest, *ON_PLACES],
-            90,
-            {"FAIL_WITHOUT_CUDA": "1", "TORCHKV_PLACES": PLACES},
-        ),
-        Step(
-            "digits",
-            [python, "examples/train_digits.py", "--devices", PLACES]
-            + ["--plot", str(folder / "digits.png")],
-            60,
-            {"TORCHKV_PLACES": PLACES},
-        ),
+    variables = {"TORCH_CUDA_ARCH_LIST": ""}
+    if not dry:  # whose objects are those of the last build
+        variables |= {"TORCHKV_USE_CUDA": "1", "TORCHKV_WERROR": "0"}
+    build = Step(
+        "build",
+        [python, "setup.py", "build_ext", *where],
+        40,
+        variables,
+        ["g++", "Python.h", "setuptools", *([] if dry else ["nvcc"])],
+    )
+    kernels = ROOT / "torchkv" / "lib" / "libtorchkv_cuda.so"
+    listed = [python, "tools/check_sass.py", "--list", str(kernels)]
+    if dry and not kernels.exists():
+        return [build]
+    return [build, Step("check_sass", listed, 2)]
+
+
+def pytest_command(dry: bool, *arguments: str) -> list[str]:
+    """Tests that say what fails when it does."""
+    chosen = DRY_TESTS if dry else ["-m", "cuda and not slow", *NOT_OF_GPUS, *arguments]
+    return [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "print_failures"),
+        *("--continue-on-collection-errors", *chosen),
     ]
+
+
+def test_steps(folder: Path, dry: bool) -> list[Step]:
+    """All tests that need a GPU."""
+    variables = {} if dry else {"FAIL_WITHOUT_CUDA": "1"}
+    return [Step("tests", pytest_command(dry), 30, variables, ["pytest"])]
+
+
+def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
+    """Every benchmark of GPUs; the shortest first."""
+    names = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
+    tiny = ["--device", "cpu", "--smoke"] if dry else []
+    return [
+        Step(
+            name,
+            [sys.executable, f"benchmarks/{name}.py", *tiny]
+            + ["--json", str(folder / f"{name}.json")],
+            share,
+        )
+        for name, share in zip(names, [4, 4, 7, 10], strict=True)
+    ]
+
+
+def places_of(dry: bool) -> str:
+    """One device, again and again."""
+    return ",".join(["cpu" if dry else "cuda:0"] * PLACES)
+
+
+def place_steps(folder: Path, dry: bool) -> list[Step]:
+    """The tests once more, where every store of type device cuts its values."""
+    variables = {"TORCHKV_PLACES": places_of(dry)}
+    if not dry:
+        variables["FAIL_WITHOUT_CUDA"] = "1"
+    return [Step("places", pytest_command(dry, *ON_PLACES), 10, variables, ["pytest"])]
+
+
+def sanitizer_steps(folder: Path, dry: bool) -> list[Step]:
+    """Some tests under each tool; a dry run's tests, without one."""
+    steps = []
     for tool, options in SANITIZERS.items():
         sanitizer = ["compute-sanitizer", "--tool", tool, *options]
         sanitizer += ["--error-exitcode", "1", "--report-api-errors", "no"]
         sanitizer += ["--target-processes", "application-only"]
         # torch's allocator would hide where an allocation ends.
         variables = {"FAIL_WITHOUT_CUDA": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        steps.append(Step(tool, [*sanitizer, *pytest, *SANITIZED], 90, variables))
-    for benchmark in sorted((ROOT / "benchmarks").glob("cuda_*.py")):
-        figures = str(folder / f"{benchmark.stem}.json")
-        command = [python, str(benchmark.relative_to(ROOT)), "--json", figures]
-        steps.append(Step(benchmark.stem, command, BUDGET_S))
+        if dry:
+            sanitizer, variables = [], {}
+        command = [*sanitizer, *pytest_command(dry, *SANITIZED)]
+        needs = ["pytest"] if dry else ["pytest", "compute-sanitizer"]
+        steps.append(Step(tool, command, 3, variables, needs))
     return steps
 
 
-def run(step: Step, limit_s: float, log: IO[str]) -> Result:
-    """Runs a step, and ends all that it started once its time is over."""
-    variables = {**os.environ, **step.variables}
-    variables["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    )
+def digits_steps(folder: Path, dry: bool) -> list[Step]:
+    """A training run."""
+    places = places_of(dry)
+    command = [sys.executable, "examples/train_digits.py", "--devices", places]
+    return [
+        Step(
+            "digits",
+            [*command, "--plot", str(folder / "digits.png")],
+            3,
+            {"TORCHKV_PLACES": places},
+            ["matplotlib", "scikit-learn", "tqdm"],
+        )
+    ]
+
+
+GROUPS: dict[str, Callable[[Path, bool], list[Step]]] = {
+    "build": build_steps,
+    "tests": test_steps,
+    "benchmarks": benchmark_steps,
+    "places": place_steps,
+    "sanitizers": sanitizer_steps,
+    "digits": digits_steps,
+}
+
+
+def plan(only: Sequence[str], folder: Path, dry: bool = False) -> list[Step]:
+    """The steps of the groups, in their order."""
+    return [step for name in only for step in GROUPS[name](folder, dry)]
+
+
+# --- Steps ------------------------------------------------------------------------
+
+
+def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
+    """Runs a step, and ends all that it started once its time is over.
+
+    All that it says goes into the log, and what fails on the terminal at once.
+    """
+    path = joined(str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH"))
+    variables = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **step.variables}
     log.write(f"\n=== {step.name}: {shlex.join(step.command)}\n")
     log.flush()
-    started_at = log.tell()
     started = time.monotonic()
     process = subprocess.Popen(
         step.command,
         cwd=ROOT,
-        env=variables,
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
         start_new_session=True,
     )
-    try:
-        status = process.wait(timeout=limit_s)
-        outcome = f"failed ({status})" if status else "passed"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        outcome = f"out of time ({limit_s:.0f} s)"
-    log.seek(started_at)
-    said = [line for line in log.read().splitlines() if line.strip()]
-    last_words = said[-1].strip("= ") if said else ""
+    output = process.stdout
+    assert output is not None
+    last_words = ""
+
+    def listen() -> None:
+        nonlocal last_words
+        for said in output:
+            log.write(said)
+            log.flush()
+            if said.startswith(print_failures.PREFIX):
+                print(said, end="", flush=True)
+            elif said.strip():
+                last_words = said.strip("= \n")
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    outcome = ended(process, limit_s, grace_s)
+    listener.join(timeout=grace_s)
+    if not listener.is_alive():  # a child that got away may keep the pipe open
+        output.close()
     return Result(step.name, outcome, time.monotonic() - started, last_words)
 
 
-def run_all(steps: Sequence[Step], budget_s: float, log: IO[str]) -> list[Result]:
-    """Runs the steps in order, as long as there is time."""
+def ended(process: subprocess.Popen[str], limit_s: float, grace_s: float) -> str:
+    """How a process ended: by itself, interrupted, or killed."""
+    try:
+        status = process.wait(timeout=limit_s)
+        return f"failed ({status})" if status else "passed"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=grace_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what has not heard it, or children
+    process.wait()
+    return f"out of time ({limit_s:.0f} s)"
+
+
+def reason_not_to_run(
+    step: Step, results: Sequence[Result], absent: Iterable[str]
+) -> str | None:
+    """What a step lacks, if it does."""
+    for name in step.needs:
+        if name in absent:
+            return f"no {name}"
+    build = next((result for result in results if result.name == "build"), None)
+    if step.name != "build":
+        is_built = build.outcome == "passed" if build else LIBRARY.exists()
+        if not is_built:
+            return "no build"
+    return None
+
+
+def run_all(
+    steps: Sequence[Step],
+    budget_s: float,
+    log: IO[str],
+    absent: Sequence[str] = (),
+) -> list[Result]:
+    """Runs the steps in order; each has its share of the time that is left."""
     deadline = time.monotonic() + budget_s
     results: list[Result] = []
-    for step in steps:
+    for i, step in enumerate(steps):
         left_s = deadline - time.monotonic()
-        if results and results[0].outcome != "passed":
-            result = Result(step.name, "not run", 0, f"no {results[0].name}")
-        elif left_s <= 0:
-            result = Result(step.name, "not run", 0, "no time left")
-        elif not shutil.which(step.command[0]):
-            result = Result(step.name, "not run", 0, f"no {step.command[0]}")
+        own_s = left_s * step.share / sum(other.share for other in steps[i:])
+        grace_s = min(GRACE_S, own_s / 2)
+        reason = reason_not_to_run(step, results, absent)
+        if reason is None and own_s <= 0:
+            reason = "no time left"
+        if reason is None:
+            result = run(step, own_s - grace_s, grace_s, log)
         else:
-            result = run(step, min(step.limit_s, left_s), log)
+            result = Result(step.name, "not run", 0, reason)
         results.append(result)
         print(line(result), flush=True)
     return results
@@ -154,9 +386,39 @@ def run_all(steps: Sequence[Step], budget_s: float, log: IO[str]) -> list[Result
 def line(result: Result) -> str:
     """A result for people."""
     return (
-        f"{result.name:12}{result.outcome:22}{result.seconds:6.1f} s"
+        f"{result.name:16}{result.outcome:22}{result.seconds:6.1f} s"
         f"  {result.last_words[:120]}"
     )
+
+
+# --- What came of it --------------------------------------------------------------
+
+
+def targets_in(folder: Path) -> list[dict[str, Any]]:
+    """What the benchmarks promise, with what it came to."""
+    return [
+        target
+        for path in sorted(folder.glob("cuda_*.json"))
+        for target in json.loads(path.read_text()).get("targets", [])
+    ]
+
+
+def targets_table(targets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each target."""
+    told = {True: "yes", False: "NO", None: "not measured"}
+    rows = [("target", "promised", "came to", "reached")]
+    for target in targets:
+        value, unit = target["value"], target["unit"]
+        bound = f"{'>=' if target['at_least'] else '<='} {target['limit']:g} {unit}"
+        came_to = "-" if value is None else f"{value:.3g} {unit}"
+        rows.append((target["what"], bound, came_to, told[target["reached"]]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def said_by(*command: str) -> str:
@@ -167,57 +429,126 @@ def said_by(*command: str) -> str:
     return done.stdout.strip() or done.stderr.strip()
 
 
-def gpu() -> tuple[str, dict[str, str]]:
-    """The GPU's architecture, and what else to know about this machine."""
-    try:
-        import torch
-    except ImportError:
-        sys.exit(
-            f"gpu_check: {sys.executable} has no torch; "
-            "name one that has: make gpu-check PYTHON=..."
-        )
-    if not torch.cuda.is_available():
-        sys.exit(f"gpu_check: torch {torch.__version__} can use no GPU here")
-    properties = torch.cuda.get_device_properties(0)
+def facts_of_gpu() -> dict[str, str]:
+    """What to know about this machine."""
+    import torch
+
     nvcc = re.search(r"release \S+ \S+", said_by("nvcc", "--version"))
-    return f"{properties.major}.{properties.minor}", {
-        "gpu": f"{torch.cuda.device_count()} x {properties.name}",
+    return {
+        "gpu": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}",
         "driver": said_by(
             "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
         ),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "nvcc": nvcc[0] if nvcc else "none",
+        "cores": str(len(os.sched_getaffinity(0))),
     }
 
 
-def main() -> None:
-    """Runs the plan, and fails unless every step passes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the results go")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan only")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds in all")
-    arguments = parser.parse_args()
+# --- The program ------------------------------------------------------------------
 
-    folder = arguments.folder.resolve()
-    if arguments.dry_run:
-        for step in plan(folder, "9.0"):
-            settings = [f"{name}={value}" for name, value in step.variables.items()]
-            print(f"{step.name}, at most {step.limit_s:.0f} s:")
-            print("  " + shlex.join([*settings, *step.command]))
-        return
-    arch, facts = gpu()
+
+def refuse(problem: str) -> NoReturn:
+    """Ends with one line, before anything was done."""
+    print(f"gpu_check: {problem}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_torch() -> None:
+    """Refuses a Python whose torch can use no GPU."""
+    try:
+        import torch
+    except ImportError:
+        refuse(
+            f"{sys.executable} has no torch; "
+            "name one that has: make gpu-check PYTHON=..."
+        )
+    if not torch.cuda.is_available():
+        refuse(f"torch {torch.__version__} can use no GPU here")
+
+
+def names_of(text: str) -> list[str]:
+    """The groups that --only names, in its order."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in GROUPS:
+            refuse(
+                f"--only: expected names out of {', '.join(GROUPS)}, but got {name!r}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the results go")
+    parser.add_argument(
+        "--only",
+        metavar="NAMES",
+        default=",".join(GROUPS),
+        help="steps, in this order (%(default)s)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="in all (%(default)g)"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="a folder of wheels for what is missing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="every step on the CPU, tiny"
+    )
+    options = parser.parse_args(arguments)
+    options.only = names_of(options.only)
+    if not options.minutes > 0:
+        refuse(f"--minutes: expected more than 0, but got {options.minutes:g}")
+    if options.wheels and not options.wheels.is_dir():
+        refuse(f"--wheels: there is no folder {options.wheels}")
+    if options.folder.exists() and not options.folder.is_dir():
+        refuse(f"{options.folder} is no folder")
+    if "build" in options.only and not has_compiler():
+        refuse("there is no C++ compiler to build with: apt install g++, or set CXX")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the plan, and fails unless every step passes."""
+    options = parse(arguments)
+    started = time.monotonic()
+    if not options.dry_run:
+        check_torch()
+    folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    heading = "\n".join(f"{name:12}{value}" for name, value in facts.items())
-    print(heading, flush=True)
-    with (folder / "log.txt").open("w+") as log:
-        results = run_all(plan(folder, arch), arguments.budget, log)
-    (folder / "summary.txt").write_text(
-        "\n".join([heading, *map(line, results)]) + "\n"
-    )
-    (folder / "results.json").write_text(
-        json.dumps({**facts, "steps": [r._asdict() for r in results]}, indent=2) + "\n"
-    )
+    # Not in the folder of results, which is for people.
+    with tempfile.TemporaryDirectory() as packages:
+        if options.wheels:
+            install(missing(NEEDS), options.wheels, Path(packages))
+        absent = missing(NEEDS)
+        notes = [f"missing: {need.name}: {need.advice}" for need in absent]
+        dry = {"dry run": "on the CPU, tiny: figures say nothing about speed"}
+        facts = dry if options.dry_run else facts_of_gpu()
+        heading = [*(f"{name:16}{value}" for name, value in facts.items()), *notes]
+        print("\n".join(heading), flush=True)
+        budget_s = 60 * options.minutes - (time.monotonic() - started)
+        with (folder / "log.txt").open("w") as log:
+            results = run_all(
+                plan(options.only, folder, options.dry_run),
+                budget_s,
+                log,
+                [need.name for need in absent],
+            )
+    targets = targets_in(folder)
+    told = targets_table(targets) if targets else []
+    print("\n".join(["", *told]), flush=True)
+    summary = [*heading, *map(line, results), "", *told]
+    (folder / "summary.txt").write_text("\n".join(summary) + "\n")
+    written = {
+        **facts,
+        "missing": [need.name for need in absent],
+        "steps": [result._asdict() for result in results],
+        "targets": targets,
+    }
+    (folder / "results.json").write_text(json.dumps(written, indent=2) + "\n")
     if any(result.outcome != "passed" for result in results):
         sys.exit(f"gpu_check: not everything passed, see {folder / 'log.txt'}")
 
