@@ -1,0 +1,190 @@
+"""What libtorchkv_cuda makes of the CUDA runtime's answers, with a fake runtime.
+
+The kernels' objects, as nvcc has compiled them, are linked with it. Nothing is
+launched: the fake says what a launch, or the question for code, would have come to.
+"""
+
+import ctypes
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import cuda_kernels
+
+ROOT = Path(__file__).parents[2]
+
+FAKE = """
+int launch_status, attributes_status, last_error, num_launches, num_blocks;
+
+struct dim3 { unsigned x, y, z; };
+int cudaLaunchKernel(const void* kernel, struct dim3 grid, struct dim3 block,
+                     void** arguments, unsigned long shared, void* stream) {
+  ++num_launches;
+  num_blocks = grid.x;
+  if (launch_status) last_error = launch_status;
+  return launch_status;
+}
+int cudaFuncGetAttributes(void* attributes, const void* kernel) {
+  if (attributes_status) last_error = attributes_status;
+  return attributes_status;
+}
+int cudaGetLastError(void) {
+  int error = last_error;
+  last_error = 0;
+  return error;
+}
+const char* cudaGetErrorString(int error) { return "an error of the fake"; }
+int cudaGetDevice(int* device) { *device = 0; return 0; }
+int cudaSetDevice(int device) { return 0; }
+int cudaDriverGetVersion(int* version) { *version = 13000; return 0; }
+int cudaDeviceGetAttribute(int* value, int attribute, int device) {
+  *value = 132;
+  return 0;
+}
+int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  last_error = 704;  /* cudaErrorPeerAccessAlreadyEnabled */
+  return 704;
+}
+int cudaStreamIsCapturing(void* stream, int* status) { *status = 1; return 0; }
+/* What nvcc's own code calls. */
+void** __cudaRegisterFatBinary(void* binary) { static void* handle; return &handle; }
+void __cudaRegisterFatBinaryEnd(void** handle) {}
+void __cudaUnregisterFatBinary(void** handle) {}
+void __cudaRegisterFunction() {}
+int __cudaGetKernel() { return 0; }
+int __cudaLaunchKernel() { return 0; }
+unsigned __cudaPopCallConfiguration() { return 0; }
+"""
+
+
+class Variant(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint8) for name in ("value", "stored", "rule", "count")]
+
+
+def function(*arguments):
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)
+
+
+class Table(ctypes.Structure):
+    """As kernels/cuda/params.h has it."""
+
+    _fields_ = [
+        ("abi", ctypes.c_uint32),
+        ("params_bytes", ctypes.c_uint32),
+        (
+            "launch_sum",
+            function(Variant, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
+        ),
+        ("launch_copy", function(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)),
+        (
+            "num_multiprocessors",
+            function(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
+        ),
+        ("has_code", function(ctypes.POINTER(ctypes.c_bool))),
+        (
+            "is_capturing",
+            function(ctypes.c_void_p, ctypes.POINTER(ctypes.c_bool)),
+        ),
+        ("enable_peer", function(ctypes.c_int, ctypes.c_int)),
+    ]
+
+
+class Fake:
+    """The table, and the fake's variables as attributes."""
+
+    def __init__(self, path):
+        vars(self)["library"] = ctypes.CDLL(path)
+        self.library.torchkv_cuda_table.restype = ctypes.POINTER(Table)
+        vars(self)["table"] = self.library.torchkv_cuda_table().contents
+
+    def __getattr__(self, name):
+        return ctypes.c_int.in_dll(self.library, name).value
+
+    def __setattr__(self, name, value):
+        ctypes.c_int.in_dll(self.library, name).value = value
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    objects = sorted(ROOT.glob("build/cuda-*/*.o"))
+
+    def is_fresh(target):
+        command = target.with_suffix(".command").read_text()
+        return cuda_kernels.is_fresh(target, shlex.split(command))
+
+    if not objects or not all(map(is_fresh, objects)):
+        assert os.environ.get("TORCHKV_USE_CUDA") != "1"
+        pytest.skip("the CUDA kernels were not compiled")
+    folder = tmp_path_factory.mktemp("fake")
+    (folder / "fake.c").write_text(FAKE)
+    fake = ["c++", "-w", "-x", "c", "-fPIC", "-c", str(folder / "fake.c")]
+    subprocess.run([*fake, "-o", str(folder / "fake.o")], check=True)
+    library = folder / "library.so"
+    command = ["c++", "-shared", "-o", str(library), *map(str, objects)]
+    subprocess.run([*command, str(folder / "fake.o"), "-Wl,--no-undefined"], check=True)
+    return library
+
+
+@pytest.fixture
+def fake(library):
+    fake = Fake(library)
+    for name in ("launch_status", "attributes_status", "last_error", "num_launches"):
+        setattr(fake, name, 0)
+    return fake
+
+
+def launch(fake, kernel, size=4096):
+    params = (ctypes.c_uint32 * (size // 4))()
+    params[0] = 1  # key
+    params[1] = 17  # chunks
+    if kernel == "copy":
+        return fake.table.launch_copy(params, size, None)
+    return fake.table.launch_sum(Variant(0, 0, 0, 2), params, size, None)
+
+
+@pytest.mark.parametrize("size", [4096, 12288, 32760])
+@pytest.mark.parametrize("kernel", ["copy", "sum"])
+def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
+    fake.last_error = 9  # of other code, that nobody has asked for
+    assert launch(fake, kernel, size) == 0
+    assert (fake.last_error, fake.num_launches, fake.num_blocks) == (9, 1, 17)
+    fake.launch_status = 98
+    assert launch(fake, kernel, size) == 98
+    assert fake.last_error == 0, "it would look like one of the next call"
+
+
+def test_what_has_no_kernel_is_not_launched(fake):
+    params = (ctypes.c_uint32 * 1024)()
+    assert fake.table.launch_sum(Variant(0, 1, 0, 2), params, 4096, None) == 98
+    assert fake.num_launches == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "has_code"),
+    [
+        (0, 0, True),
+        (209, 0, False),  # cudaErrorNoKernelImageForDevice
+        (98, 0, False),  # cudaErrorInvalidDeviceFunction
+        (222, 0, False),  # cudaErrorUnsupportedPtxVersion
+        (2, 2, False),  # cudaErrorMemoryAllocation
+    ],
+)
+def test_whether_a_device_has_code(fake, status, error, has_code):
+    fake.attributes_status = status
+    found = ctypes.c_bool()
+    assert fake.table.has_code(found) == error
+    assert found.value == has_code
+    assert fake.last_error == 0
+
+
+def test_questions(fake):
+    number, captured = ctypes.c_int(), ctypes.c_bool()
+    assert fake.table.num_multiprocessors(0, number) == 0
+    assert fake.table.is_capturing(None, captured) == 0
+    assert (number.value, captured.value) == (132, True)
+    assert fake.table.enable_peer(0, 1) == 0, "switched on already"
+    assert fake.last_error == 0
+    assert fake.table.params_bytes == 32760
