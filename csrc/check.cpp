@@ -68,8 +68,8 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
       return false;
     }
   }
-  // Less than that fits into no memory, so the product is one of 64 bits.
-  constexpr int64_t kMany = int64_t{1} << 48;
+  // No memory has so many; fewer, times their size, are a number of 64 bits.
+  constexpr int64_t kMany = 1'000'000'000'000'000;
   const int64_t end = tensor.storage_offset() + meta.num_elements;
   return end < kMany &&
       static_cast<size_t>(end) * c10::elementSize(meta.dtype) <=

@@ -128,15 +128,19 @@ void CommAten::reduce_into(
     runtime_.copy(result, *values[0].data);
     return;
   }
-  const PlainDispatch plain;
-  const auto brought = [&](const Value& value, bool copy) {
-    // Resolved first: see Runtime::copy.
-    return value.data->resolve_conj().resolve_neg().to(
-        result.device(), dtype, /*non_blocking=*/false, copy);
+  const auto copied = [&](const Value& value) {
+    at::Tensor copy = runtime_.allocate(
+        result.sizes(), result.strides(), dtype, result.device());
+    runtime_.copy(copy, *value.data);
+    return copy;
   };
-  at::Tensor total = brought(values[0], /*copy=*/true);
+  const at::Tensor total = copied(values[0]);
   for (const auto& value : values.slice(1)) {
-    total.add_(brought(value, /*copy=*/false));
+    const at::Tensor& data = *value.data;
+    const bool is_here = data.device() == result.device() &&
+        data.scalar_type() == dtype && is_plain(data);
+    const PlainDispatch plain;
+    total.add_(is_here ? data : copied(value));
   }
   runtime_.copy(result, total);
 }

@@ -304,7 +304,7 @@ def test_wheels_bring_what_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--only", "tests,bulid"], "--only: expected names out of build, tests, "),
+        (["--only", "tests,wheels"], "--only: expected names out of build, tests, "),
         (["--wheels", "no-such-folder"], "there is no folder no-such-folder"),
         (["--minutes", "0"], "--minutes: expected more than 0"),
         (["--minutes", "nan"], "--minutes: expected more than 0"),

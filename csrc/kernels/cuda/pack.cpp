@@ -175,14 +175,15 @@ Launches::Packed& Launches::packed(
     const Variant& variant,
     size_t num_pointers) {
   // Only the newest of a kind may have room.
-  for (auto it = packed_.rbegin(); it != packed_.rend(); ++it) {
-    Packed& found = **it;
-    if (found.is_for(kind, variant, num_pointers)) {
-      if (found.used_bytes() + found.bytes_of_key + found.bytes_of_step <=
-          bank_bytes(params_limit_)) {
-        return found;
-      }
-      break;
+  const auto found =
+      std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
+        return packed->is_for(kind, variant, num_pointers);
+      });
+  if (found != packed_.rend()) {
+    Packed& newest = **found;
+    const size_t needed = newest.bytes_of_key + newest.bytes_of_step;
+    if (newest.used_bytes() + needed <= bank_bytes(params_limit_)) {
+      return newest;
     }
   }
   packed_.push_back(std::make_unique<Packed>(kind, variant, num_pointers));

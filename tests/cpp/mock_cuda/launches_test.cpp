@@ -174,14 +174,17 @@ TEST_F(LaunchesTest, ANormWithoutCode) {
 
 // Broken IOMMUs let direct accesses go astray.
 TEST_F(LaunchesTest, WithoutDirectAccessEverythingGoesThroughTheHost) {
-  for (const bool is_direct : {true, false}) {
-    mock_cuda::reset(2);
-    setenv("TORCHKV_P2P", is_direct ? "1" : "0", 1);
-    const Model model(2);
-    model.step();
-    EXPECT_EQ(mock_cuda::has_any_peer_access(), is_direct);
-    for (const auto& weight : model.weights.flat) {
-      EXPECT_EQ(weight.cpu()[0].item<float>(), -2 - 3);
+  for (const bool has_kernels : {true, false}) {
+    for (const bool is_direct : {true, false}) {
+      mock_cuda::reset(2);
+      kernels::cuda::set_table(has_kernels ? &mock_cuda::table() : nullptr);
+      setenv("TORCHKV_P2P", is_direct ? "1" : "0", 1);
+      const Model model(2);
+      model.step();
+      EXPECT_EQ(mock_cuda::has_any_peer_access(), is_direct);
+      for (const auto& weight : model.weights.flat) {
+        EXPECT_EQ(weight.cpu()[0].item<float>(), -2 - 3);
+      }
     }
   }
   unsetenv("TORCHKV_P2P");
