@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
+import cuda_kernels
 import print_failures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,6 +102,15 @@ def has_compiler() -> bool:
     return any(map(shutil.which, named[:1] or ["c++", "g++", "clang++"]))
 
 
+def toolkit_has(name: str) -> bool:
+    """Whether the CUDA toolkit that setup.py finds has a program."""
+    try:
+        toolkit = cuda_kernels.find_toolkit()
+    except (SystemExit, OSError, subprocess.CalledProcessError):
+        return False
+    return toolkit is not None and (toolkit.home / "bin" / name).is_file()
+
+
 NEEDS = [
     Need("g++", has_compiler, "apt install g++, or set CXX"),
     Need(
@@ -117,7 +127,8 @@ NEEDS = [
     package("matplotlib"),
     package("scikit-learn"),
     package("tqdm"),
-    program("nvcc", "set CUDA_HOME to the CUDA toolkit, or put its bin on the PATH"),
+    Need("nvcc", lambda: toolkit_has("nvcc"), "set CUDA_HOME to the CUDA toolkit"),
+    Need("cuobjdump", lambda: toolkit_has("cuobjdump"), "install cuda-cuobjdump"),
     program("compute-sanitizer", "it is in the CUDA toolkit, in its bin"),
     program("ncu", "only to look into a kernel; it is in Nsight Compute"),
 ]
@@ -188,7 +199,7 @@ def build_steps(folder: Path, dry: bool) -> list[Step]:
     listed = [python, "tools/check_sass.py", "--list", str(kernels)]
     if dry and not kernels.exists():
         return [build]
-    return [build, Step("check_sass", listed, 2)]
+    return [build, Step("check_sass", listed, 2, {}, ["cuobjdump"])]
 
 
 def pytest_command(dry: bool, *arguments: str) -> list[str]:
