@@ -383,6 +383,35 @@ def test_a_skipped_step_changes_nothing():
     check_on_gpu(scenario)
 
 
+@pytest.mark.parametrize("behind", [0, 1], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str
+)
+def test_tiny_norms_are_near(dtype, count, behind):
+    """The same to the last bits: a GPU adds up the squares in another order."""
+    sizes = [1, 3, 4097, 70_001]
+    values = [
+        [torch.randn(size + behind).to(dtype) for _ in range(count)] for size in sizes
+    ]
+
+    def norm_and_weights(device):
+        keys = list(range(len(sizes)))
+        with torchkv.create("device") as kv:
+            kv.init(keys, [torch.zeros(n, dtype=dtype, device=device) for n in sizes])
+            kv.set_optimizer(optim.SGD(lr=1.0, max_norm=2.0, clip_value=1.5))
+            kv.push(keys, [[v.to(device)[behind:] for v in each] for each in values])
+            return kv.optimizer.grad_norm, [value.cpu() for value in kv.pull(keys)]
+
+    norm, weights = norm_and_weights(DEVICE)
+    expected, others = norm_and_weights("cpu")
+    assert norm == pytest.approx(expected, rel=1e-12)
+    for weight, other in zip(weights, others, strict=True):
+        torch.testing.assert_close(
+            weight, other, rtol=1e-2 if weight.itemsize == 2 else 1e-6, atol=1e-7
+        )
+
+
 # --- memory -------------------------------------------------------------------
 
 

@@ -306,10 +306,10 @@ class Model:
         (1, 3, torch.float32),
     ]
 
-    def __init__(self, optimizer):
-        self.keys = list(range(len(self.FORMS)))
+    def __init__(self, optimizer, forms=FORMS):
+        self.keys = list(range(len(forms)))
         self.values, self.outs = [], []
-        for replicas, size, dtype in self.FORMS:
+        for replicas, size, dtype in forms:
             made = [
                 torch.zeros(size, dtype=dtype, device="cuda")
                 for _ in range(replicas + 2)
@@ -380,6 +380,25 @@ def test_replays_of_a_graph_do_what_eager_calls_do(streams, optimizer):
     compare(graph.replay)
     del graph
     compare(captured.step)
+
+
+def test_a_graph_of_many_keys():
+    """In several launches, for parameters are small in a capture."""
+    forms = [(replicas, 257 * replicas, torch.float32) for replicas in (2, 1, 3)] * 100
+    captured, eager = (Model(CAPTURED["momentum"](), forms) for _ in range(2))
+    for model in (captured, eager):
+        model.change(0)
+        model.step()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for seed in range(1, 21):
+        for model in (captured, eager):
+            model.change(seed)
+        graph.replay()
+        eager.step()
+        assert_same_results(captured, eager, f"replay {seed}")
 
 
 def test_a_graph_of_asynchronous_calls():

@@ -226,7 +226,8 @@ void CommAten::step_into(
   const Gradients values(part);
   const auto dtype = accumulation_type(values, slice.value.scalar_type());
   if (ready.way == Ready::Way::kDevice &&
-      work.cuda_sums.add(values, slice, dtype, step)) {
+      work.cuda_sums.add(
+          values, slice.value, slice.home, dtype, step, &slice)) {
     return;
   }
   kernels::cpu::State state{slice.master, {}};

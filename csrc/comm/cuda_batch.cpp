@@ -187,55 +187,30 @@ bool CudaBatch::add(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     const Place& home,
-    c10::ScalarType accumulation) {
-  Sum sum;
-  if (!prepare(
-          sum,
-          values,
-          stored,
-          home,
-          accumulation,
-          kAssignStep,
-          &Launches::supports)) {
-    return false;
-  }
-  launch(sum, stored, home);
-  return true;
-}
-
-bool CudaBatch::add(
-    c10::ArrayRef<Value> values,
-    const Slice& slice,
     c10::ScalarType accumulation,
-    const RuleStep& step) {
+    const RuleStep& step,
+    const Slice* state) {
   Sum sum;
   if (!prepare(
-          sum,
-          values,
-          slice.value,
-          slice.home,
-          accumulation,
-          step,
-          &Launches::supports)) {
+          sum, values, stored, home, accumulation, step, &Launches::supports)) {
     return false;
   }
-  if (slice.master.defined()) {
-    sum.job.master = slice.master.mutable_data_ptr();
-  }
-  const auto names = state_names(step.rule);
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    if (names[i] != nullptr) {
-      sum.job.states[i] = slice.states[i].mutable_data_ptr();
+  SumJob& job = sum.job;
+  job.values = sum.addresses.data();
+  job.stored = stored.mutable_data_ptr();
+  if (state != nullptr) {
+    if (state->master.defined()) {
+      job.master = state->master.mutable_data_ptr();
+    }
+    const auto names = state_names(step.rule);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      if (names[i] != nullptr) {
+        job.states[i] = state->states[i].mutable_data_ptr();
+      }
     }
   }
-  launch(sum, slice.value, slice.home);
+  home_of(home).launches.add(job);
   return true;
-}
-
-void CudaBatch::launch(Sum& sum, const at::Tensor& stored, const Place& home) {
-  sum.job.values = sum.addresses.data();
-  sum.job.stored = stored.mutable_data_ptr();
-  home_of(home).launches.add(sum.job);
 }
 
 bool CudaBatch::add_norm(

@@ -28,20 +28,17 @@ class CudaBatch {
   CudaBatch(Runtime& runtime, StreamOrder& order)
       : runtime_(runtime), order_(order) {}
 
-  // As kernels::cpu::SumBatch::add, for values of any device and layout. Where
-  // there is no kernel, it does nothing and returns false. REQUIRES: `home`,
-  // the place of `stored`, is the current one.
+  // As kernels::cpu::SumBatch::add, for values of any device and layout, with
+  // the master and the states of `state`. Where there is no kernel, it does
+  // nothing and returns false. REQUIRES: `home`, the place of `stored`, is the
+  // current one.
   bool add(
       c10::ArrayRef<Value> values,
       const at::Tensor& stored,
       const Place& home,
-      c10::ScalarType accumulation);
-  // The same with a step of the slice's value, master and states.
-  bool add(
-      c10::ArrayRef<Value> values,
-      const Slice& slice,
       c10::ScalarType accumulation,
-      const RuleStep& step);
+      const RuleStep& step = kAssignStep,
+      const Slice* state = nullptr);
 
   // Adds the squares of the values' sum, as squared_norm_with_aten, to what
   // squared_norm() returns; else as add(). REQUIRES: as add(); `step` outlives
@@ -91,7 +88,6 @@ class CudaBatch {
       c10::ScalarType accumulation,
       const RuleStep& step,
       Supports supports);
-  void launch(Sum& sum, const at::Tensor& stored, const Place& home);
   bool has_kernels(c10::Device device);
   bool is_plain(const at::Tensor& tensor, const at::Tensor& stored);
   const void* address_of(

@@ -141,6 +141,31 @@ TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
   }
 }
 
+// Of the sum as it is, before it is rounded to the stored dtype.
+TEST_F(LaunchesTest, ANormIsThatOfTheCpu) {
+  at::manual_seed(0);
+  for (const auto dtype :
+       {at::kFloat, at::kBFloat16, at::kDouble, at::kComplexFloat}) {
+    const at::Tensor first = at::randn({9000}).to(dtype);
+    const at::Tensor second = at::randn({9000}).to(dtype);
+    const auto norm_on = [&](c10::Device device) {
+      const auto store = c10::make_intrusive<KVStore>("device");
+      store->init(3, first.to(device));
+      Optimizer optimizer;
+      optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
+      optimizer.gradient.max_norm = 1;
+      optimizer.gradient.clip_value = 1.5;
+      store->set_optimizer(optimizer);
+      store->push(3, Tensors::replicas({first.to(device), second.to(device)}));
+      return *store->grad_norm();
+    };
+    const double expected = norm_on(c10::kCPU);
+    counters() = {};
+    EXPECT_NEAR(norm_on(cuda(0)), expected, 1e-12 * expected) << dtype;
+    EXPECT_EQ(counters().launches, 2) << dtype; // the norm and the step
+  }
+}
+
 // PyTorch's operators do the work on a GPU that is older than the kernels.
 TEST_F(LaunchesTest, ADeviceWithoutCodeHasNoLaunches) {
   for (const bool has_code : {true, false}) {
