@@ -78,6 +78,9 @@ def measure_cases(
             each byte of a replica.
         held_per_byte: the bytes that all contestants hold, likewise, without copy_'s.
         contestants_of: makes them.
+
+    Yields:
+        Each case with its ``"seconds"``, or with an ``"error"``.
     """
     for replica_bytes in sizes.replica_bytes:
         for replicas in sizes.replicas:
@@ -88,9 +91,14 @@ def measure_cases(
             if held > MEMORY_FRACTION * free_bytes(device):
                 print(f"not enough memory: {case.title}")
                 continue
-            copy = copy_of(moved, sizes.rotated_bytes, device)
-            times = measure({COPY: copy, **contestants_of(case)}, sizes.plan)
-            del copy
+            try:
+                copy = copy_of(moved, sizes.rotated_bytes, device)
+                times = measure({COPY: copy, **contestants_of(case)}, sizes.plan)
+            except Exception as error:  # the other cases are measured all the same
+                yield {"title": case.title, "error": repr(error)}
+                continue
+            finally:
+                copy = None
             yield {**case._asdict(), "title": case.title, "seconds": times}
 
 

@@ -9,6 +9,8 @@ import os
 import platform
 import re
 import statistics
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,7 +217,8 @@ def collect(
 ) -> list[dict[str, Any]]:
     """Measures case by case, and writes the JSON, where asked, after each.
 
-    Ctrl-C ends the measuring, not the program: what was measured is told.
+    Ctrl-C or an error ends the measuring, not the program: what was measured is told.
+    A case with an ``"error"`` has failed; the others go on, and `finish` fails.
 
     Args:
         options: what `parser` parsed.
@@ -224,13 +227,22 @@ def collect(
         cases: each is measured when it is asked for.
     """
     measured = []
+    options.failed = []
     try:
         for case in cases:
-            measured.append(case)
+            if "error" in case:
+                options.failed.append(case)
+                print(f"failed: {case['title']}: {case['error']}", flush=True)
+            else:
+                measured.append(case)
             if options.json:
-                write_json(options.json, {**facts, name: measured})
+                figures = {**facts, name: measured, "failed": options.failed}
+                write_json(options.json, figures)
     except KeyboardInterrupt:
         print(f"stopped after {len(measured)} cases\n")
+    except Exception:  # what was measured is told all the same
+        traceback.print_exc()
+        options.failed.append({"title": f"case {len(measured) + 1}"})
     return measured
 
 
@@ -275,3 +287,5 @@ def finish(
         figure = plt.figure(layout="constrained")
         draw(figure)
         figure.savefig(options.plot, dpi=120)
+    if failed := getattr(options, "failed", []):
+        sys.exit(f"{len(failed)} cases failed: {', '.join(c['title'] for c in failed)}")

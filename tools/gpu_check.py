@@ -199,7 +199,7 @@ def build_steps(folder: Path, dry: bool) -> list[Step]:
     listed = [python, "tools/check_sass.py", "--list", str(kernels)]
     if dry and not kernels.exists():
         return [build]
-    return [build, Step("check_sass", listed, 2, {}, ["cuobjdump"])]
+    return [build, Step("check_sass", listed, 8, {}, ["cuobjdump"])]
 
 
 def pytest_command(dry: bool, *arguments: str) -> list[str]:
@@ -332,7 +332,11 @@ def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    outcome = ended(process, limit_s, grace_s)
+    try:
+        outcome = ended(process, limit_s, grace_s)
+    except BaseException:  # a session of its own would go on
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     listener.join(timeout=grace_s)
     if not listener.is_alive():  # a child that got away may keep the pipe open
         output.close()
@@ -374,8 +378,12 @@ def run_all(
     budget_s: float,
     log: IO[str],
     absent: Sequence[str] = (),
+    tell: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """Runs the steps in order; each has its share of the time that is left."""
+    """Runs the steps in order; each has its share of the time that is left.
+
+    Calls `tell` with the results so far after each.
+    """
     deadline = time.monotonic() + budget_s
     results: list[Result] = []
     for i, step in enumerate(steps):
@@ -391,6 +399,7 @@ def run_all(
             result = Result(step.name, "not run", 0, reason)
         results.append(result)
         print(line(result), flush=True)
+        tell(results)
     return results
 
 
@@ -416,6 +425,8 @@ def targets_in(folder: Path) -> list[dict[str, Any]]:
 
 def targets_table(targets: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each target."""
+    if not targets:
+        return []
     told = {True: "yes", False: "NO", None: "not measured"}
     rows = [("target", "promised", "came to", "reached")]
     for target in targets:
@@ -530,6 +541,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_torch()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    for figures in folder.glob("cuda_*.json"):
+        figures.unlink()  # of an earlier run
+    # Steps inherit them: a shell's background jobs ignore the one, and a lender of
+    # machines sends the other.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu_check: terminated"))
     # Not in the folder of results, which is for people.
     with tempfile.TemporaryDirectory() as packages:
         if options.wheels:
@@ -540,6 +557,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         facts = dry if options.dry_run else facts_of_gpu()
         heading = [*(f"{name:16}{value}" for name, value in facts.items()), *notes]
         print("\n".join(heading), flush=True)
+
+        def write(results: Sequence[Result]) -> None:
+            targets = targets_in(folder)
+            lines = [*heading, *map(line, results), "", *targets_table(targets)]
+            (folder / "summary.txt").write_text("\n".join(lines) + "\n")
+            written = {
+                **facts,
+                "missing": [need.name for need in absent],
+                "steps": [result._asdict() for result in results],
+                "targets": targets,
+            }
+            text = json.dumps(written, indent=2) + "\n"
+            (folder / "results.json").write_text(text)
+
         budget_s = 60 * options.minutes - (time.monotonic() - started)
         with (folder / "log.txt").open("w") as log:
             results = run_all(
@@ -547,19 +578,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 budget_s,
                 log,
                 [need.name for need in absent],
+                write,
             )
-    targets = targets_in(folder)
-    told = targets_table(targets) if targets else []
-    print("\n".join(["", *told]), flush=True)
-    summary = [*heading, *map(line, results), "", *told]
-    (folder / "summary.txt").write_text("\n".join(summary) + "\n")
-    written = {
-        **facts,
-        "missing": [need.name for need in absent],
-        "steps": [result._asdict() for result in results],
-        "targets": targets,
-    }
-    (folder / "results.json").write_text(json.dumps(written, indent=2) + "\n")
+    print("\n".join(["", *targets_table(targets_in(folder))]), flush=True)
     if any(result.outcome != "passed" for result in results):
         sys.exit(f"gpu_check: not everything passed, see {folder / 'log.txt'}")
 

@@ -6,8 +6,10 @@ For a run that may be cut short: ``python -m pytest -p print_failures``.
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:  # the prefix is for who has no pytest, too
+    import pytest
 
 PREFIX = "! "  # of every line, for who looks for them in other output
 

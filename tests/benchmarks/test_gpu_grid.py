@@ -42,6 +42,21 @@ def test_cases_that_do_not_fit_are_left_out(monkeypatch, capsys):
     assert capsys.readouterr().out == "not enough memory: fp32, 4 x 800 B\n"
 
 
+def test_a_case_that_fails_leaves_the_others():
+    def contestants(case):
+        if case.replicas == 4:
+            raise RuntimeError("out of memory")
+        return contestants_of(case)
+
+    cases = list(
+        gpu_grid.measure_cases(
+            "fp32", SIZES, "cpu", lambda n: n + 1, lambda n: n, contestants
+        )
+    )
+    assert ["error" in case for case in cases] == [False, True, False, True]
+    assert cases[1]["title"] == "fp32, 4 x 8 B"
+
+
 def case(replicas, replica_bytes, ours, peer=None):
     seconds = {COPY: [3.0] * 3, OURS: [ours] * 3}
     if peer:

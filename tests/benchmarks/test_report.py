@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import report
 from report import Table, Target, collect, contestants_table, duration, targets_table
 
 TABLE = Table("Push", ["what", "us"], [["a", "1.0"], ["long_name", "12.5"]])
@@ -78,8 +79,8 @@ def test_figures_are_written_after_each_case(tmp_path):
     assert found == [{"case": 0}, {"case": 1}, {"case": 2}]
     assert seen == [
         None,
-        {"gpu": "x", "cases": [{"case": 0}]},
-        {"gpu": "x", "cases": [{"case": 0}, {"case": 1}]},
+        {"gpu": "x", "cases": [{"case": 0}], "failed": []},
+        {"gpu": "x", "cases": [{"case": 0}, {"case": 1}], "failed": []},
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["figures.json"]
 
@@ -92,4 +93,26 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path, capsys):
     path = tmp_path / "figures.json"
     assert collect(options_for(path), {}, "cases", cases()) == [{"case": 0}]
     assert "stopped after 1 cases" in capsys.readouterr().out
-    assert json.loads(path.read_text()) == {"cases": [{"case": 0}]}
+    assert json.loads(path.read_text()) == {"cases": [{"case": 0}], "failed": []}
+
+
+def test_a_case_that_fails_leaves_the_others(tmp_path, capsys):
+    options = options_for(tmp_path / "figures.json")
+    failed = {"title": "the second", "error": "ValueError('x')"}
+
+    def cases():
+        yield {"case": 0}
+        yield failed
+        yield {"case": 2}
+        raise RuntimeError("out of memory")
+
+    assert collect(options, {}, "cases", cases()) == [{"case": 0}, {"case": 2}]
+    assert options.failed == [failed, {"title": "case 3"}]
+    told = capsys.readouterr()
+    assert "failed: the second: ValueError('x')" in told.out
+    assert "out of memory" in told.err
+    options.smoke = options.plot = options.markdown = False
+    facts = report.environment(None)
+    with pytest.raises(SystemExit, match="2 cases failed: the second, case 3"):
+        report.finish(options, facts, [TABLE], [Target("x", 1, 1)], lambda figure: None)
+    assert json.loads(options.json.read_text())["targets"][0]["what"] == "x"

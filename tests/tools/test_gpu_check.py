@@ -1,8 +1,10 @@
 """How tools/gpu_check.py spends its time, with steps that need no GPU."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -336,6 +338,77 @@ def test_without_gpu(tmp_path):
     done = run_program(PROGRAM, str(tmp_path / "results"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "can use no GPU here" in done.stderr
+
+
+def test_without_pytest_the_rest_runs(tmp_path):
+    """It says so, and goes on to what needs none."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "pytest.py").write_text("raise ImportError('no pytest here')\n")
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "version = m.version\n"
+        "def hide(name):\n"
+        "    if name.startswith('pytest'):\n"
+        "        raise m.PackageNotFoundError(name)\n"
+        "    return version(name)\n"
+        "m.version = hide\n"
+        "import gpu_check\n"
+        "gpu_check.main(sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "results"), "--dry-run"]
+        + ["--only", "tests,benchmarks", "--minutes", "2"],
+        env={**os.environ, "PYTHONPATH": f"{hidden}:{PROGRAM.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 1, done.stderr
+    assert re.search("^missing: pytest: pip install 'pytest>=9'", done.stdout, re.M)
+    steps = json.loads((tmp_path / "results" / "results.json").read_text())["steps"]
+    assert [step["outcome"] for step in steps] == ["not run", *["passed"] * 4]
+    assert steps[0]["last_words"] == "no pytest"
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_an_end_leaves_results_and_no_step(tmp_path, end):
+    late = tmp_path / "late"
+    sleep = f"import time; print(1); time.sleep(9); open({str(late)!r}, 'w')"
+    code = (
+        "import sys, gpu_check as g\n"
+        f"steps = [g.Step('build', [sys.executable, '-c', ''], 1),\n"
+        f"         g.Step('tests', [sys.executable, '-c', {sleep!r}], 1)]\n"
+        "g.plan = lambda *arguments: steps\n"
+        "g.main(sys.argv[1:])\n"
+    )
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "cuda_old.json").write_text(
+        '{"targets": [{"what": "of an earlier run"}]}'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder), "--dry-run", "--minutes", "2"],
+        cwd=PROGRAM.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As a shell without job control starts what is in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    log = folder / "log.txt"
+    for _ in range(300):
+        time.sleep(0.1)
+        if log.exists() and "=== tests" in log.read_text():
+            break
+    process.send_signal(end)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    results = json.loads((folder / "results.json").read_text())
+    assert [step["name"] for step in results["steps"]] == ["build"]
+    assert results["targets"] == []
+    time.sleep(10)
+    assert not late.exists()
 
 
 def test_main_writes_the_results(monkeypatch, tmp_path, capsys):
