@@ -1,6 +1,7 @@
 #include "runtime.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -44,11 +45,16 @@ class C10Runtime final : public Runtime {
     return std::make_unique<C10Event>(device.type());
   }
 
+  // Both make the stream's device the current one and then restore the other:
+  // by CUDA's own function, which makes a context where there is none. With a
+  // guard, whose restoring does not, they find nothing to restore.
   void record(RuntimeEvent& event, c10::Stream stream) override {
+    const c10::DeviceGuard guard(stream.device());
     static_cast<C10Event&>(event).event.record(stream);
   }
 
   void wait(RuntimeEvent& event, c10::Stream stream) override {
+    const c10::DeviceGuard guard(stream.device());
     static_cast<C10Event&>(event).event.block(stream);
   }
 
@@ -78,7 +84,12 @@ class C10Runtime final : public Runtime {
     const PlainDispatch plain;
     if (destination.is_cuda() && source.is_cuda() &&
         destination.device() != source.device() && !may_copy_directly()) {
-      copy(destination, source.cpu()); // PyTorch's own copy would be direct
+      // PyTorch's own copy would be direct. Like that one, the way through the
+      // host comes after what the destination's stream holds.
+      const auto event = make_event(destination.device());
+      record(*event, current_stream(destination.device()));
+      wait(*event, current_stream(source.device()));
+      copy(destination, source.cpu());
       return;
     }
     if (destination.scalar_type() == source.scalar_type()) {

@@ -135,6 +135,10 @@ void StreamOrder::use_other(const Place& place, c10::Device device) {
       device,
       " to take part in one CUDA graph, or in none");
   home.others.push_back(other);
+  if (home.is_capturing) {
+    sync(); // a stream that waits for one that is captured is captured, too:
+            // what is allocated there from now on is the graph's
+  }
 }
 
 // The event of a caller's stream: everything that was there before this call.

@@ -305,6 +305,29 @@ TEST_F(CaptureTest, PlacesOfOneDevice) {
 }
 
 // What the kernels do not take.
+// What is made on the way is the graph's, on the streams of places, too.
+TEST_F(CaptureTest, PlacesWhoseValuesAreConverted) {
+  const mock_cuda::PlacesOfEnvironment places("cuda:0,cuda:0");
+  const auto store = c10::make_intrusive<KVStore>("device");
+  std::vector<at::Tensor> values;
+  for (int i = 0; i < 2; ++i) {
+    values.push_back(at::ones({64}, at::device(cuda(0)).dtype(at::kDouble)));
+  }
+  store->init(1, at::zeros({64}, at::device(cuda(0)).dtype(at::kFloat)));
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
+  store->set_optimizer(optimizer);
+  const auto push = [&] { store->push(1, Tensors::replicas(values)); };
+  push();
+  const auto graph = captured(push);
+  for (int i = 1; i < 4; ++i) {
+    at::full({100}, 5.F, at::device(cuda(0))); // takes memory that is free
+    graph->replay(current_stream(cuda(0)));
+    EXPECT_TRUE(
+        at::equal(store->pull(1)[0].cpu(), at::full({64}, -2.F * (i + 1))));
+  }
+}
+
 TEST_F(CaptureTest, SumsByOperators) {
   const auto store = c10::make_intrusive<KVStore>("device");
   const at::Tensor value = at::zeros({2, 3}, at::device(cuda(0)));

@@ -40,6 +40,7 @@ struct Devices {
   std::map<std::pair<c10::DeviceIndex, bool>, int> next_of_pool;
   std::set<std::pair<c10::DeviceIndex, c10::DeviceIndex>> peers;
   std::set<c10::DeviceIndex> without_code;
+  std::set<c10::DeviceIndex> contexts; // devices that take part
   int num_private_streams = 0;
   int64_t num_events = 0;
   std::string mistake;
@@ -77,6 +78,22 @@ StreamState& state_of(c10::Stream stream) {
   return it->second;
 }
 
+// c10's guard of CUDA makes the stream's device the current one and then the
+// other again, by a function that makes a context where there is none.
+void check_context(c10::Stream stream) {
+  if (stream.device_index() != thread_device &&
+      devices().contexts.count(thread_device) == 0) {
+    note_mistake(
+        c10::str(
+            "mock_cuda: an event of ",
+            stream.device(),
+            " makes a context on cuda:",
+            int{thread_device},
+            ", which takes no part"));
+  }
+  devices().contexts.insert(stream.device_index());
+}
+
 // Of the host: an event that was recorded in a capture stands for nothing.
 const Clock& clock_of(const char* call, void* event) {
   check_not_capturing(call);
@@ -103,6 +120,8 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
   void setDevice(c10::Device device) const override {
     check_device(device);
+    const std::lock_guard lock(mutex());
+    devices().contexts.insert(device.index());
     thread_device = device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
@@ -151,6 +170,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
         device,
         " was recorded on a stream of ",
         stream.device());
+    check_context(stream);
     StreamState& state = state_of(stream);
     if (*event == nullptr) {
       *event = new Event();
@@ -166,6 +186,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     const std::lock_guard lock(mutex());
+    check_context(stream);
     const auto& recorded = *static_cast<Event*>(event);
     if (recorded.captured.capture != nullptr || capture_of(stream) != nullptr) {
       Capture::wait(stream, recorded.captured);
@@ -257,6 +278,7 @@ void note_mistake(std::string text) {
 
 WorkPtr enqueue(c10::Stream stream, std::string name) {
   StreamState& state = state_of(stream);
+  devices().contexts.insert(stream.device_index());
   TORCH_CHECK(
       state.capture == nullptr,
       "mock_cuda: ",

@@ -40,17 +40,6 @@ Tensors tensors_on(int num_devices, double value) {
   return result;
 }
 
-// Of each key, the first of its tensors.
-Tensors gradients_of_first(const Tensors& tensors, int num_devices) {
-  Tensors result;
-  for (size_t i = 0; i < tensors.flat.size();
-       i += static_cast<size_t>(num_devices)) {
-    result.append(tensors.flat[i]);
-    result.end_group();
-  }
-  return result;
-}
-
 // A model with momentum on the store, after its first step.
 struct Model {
   explicit Model(int num_devices, const char* type = "device")
@@ -119,25 +108,102 @@ TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
 }
 
 TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
+  constexpr int kMany = 161;
+  const Keys keys = mock_cuda::first_keys(kMany);
   for (const int num_devices : {1, 4}) {
     mock_cuda::reset(8);
     const auto store = c10::make_intrusive<KVStore>("device");
-    const auto gradients = tensors_on(num_devices, 1);
-    store->init(all_keys(), gradients_of_first(gradients, num_devices));
+    Tensors gradients;
+    Tensors values;
+    for (int i = 0; i < kMany; ++i) {
+      for (int d = 0; d < num_devices; ++d) {
+        gradients.append(at::full({i + 1}, 1.F, at::device(cuda(d))));
+      }
+      gradients.end_group();
+      values.append(at::zeros({i + 1}));
+      values.end_group();
+    }
+    store->init(keys, values);
     Optimizer optimizer;
     optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
     optimizer.gradient.max_norm = 1;
     store->set_optimizer(optimizer);
-    store->push(all_keys(), gradients);
+    store->push(keys, gradients);
     counters() = {};
-    store->push(all_keys(), gradients);
+    store->push(keys, gradients);
     EXPECT_EQ(counters().launches, 2 * num_devices); // the norm and the step
     // A sum of squares, and what brings it to the host.
     EXPECT_LE(counters().operators, 3 * num_devices);
     EXPECT_NEAR(
         *store->grad_norm(),
-        num_devices * std::sqrt(kNumKeys * (kNumKeys + 1) / 2.0),
+        num_devices * std::sqrt(kMany * (kMany + 1) / 2.0),
         1e-9);
+  }
+}
+
+// What is enqueued keeps nobody waiting, however large.
+TEST_F(LaunchesTest, LargeValuesTakeOneLaunchTogether) {
+  static int num_launches = 0;
+  kernels::cuda::Table counting = mock_cuda::table();
+  counting.launch_copy = [](const void*, size_t, void*) {
+    ++num_launches;
+    return 0;
+  };
+  kernels::cuda::set_table(&counting);
+  const auto store = c10::make_intrusive<KVStore>("device");
+  // Together more than the CPU works on at a time.
+  const auto values = [] {
+    return at::empty({int64_t{40} * 1000 * 1000}, at::device(cuda(0)));
+  };
+  const Tensors tensors = Tensors::one_each({values(), values()});
+  store->init({1, 2}, tensors);
+  num_launches = 0;
+  store->push({1, 2}, tensors);
+  EXPECT_EQ(num_launches, 1);
+  store->pull({1, 2}, tensors);
+  EXPECT_EQ(num_launches, 2);
+  kernels::cuda::set_table(&mock_cuda::table());
+}
+
+TEST_F(LaunchesTest, PeersAreAskedForOnceInAProcess) {
+  static int num_questions = 0;
+  kernels::cuda::Table counting = mock_cuda::table();
+  counting.enable_peer = [](int device, int peer) {
+    ++num_questions;
+    return mock_cuda::table().enable_peer(device, peer);
+  };
+  kernels::cuda::set_table(&counting);
+  num_questions = 0;
+  for (int i = 0; i < 2; ++i) { // stores
+    const Model model(4);
+    model.step();
+  }
+  EXPECT_EQ(num_questions, 4 * 3);
+  kernels::cuda::set_table(&mock_cuda::table());
+}
+
+// Of hundreds of megabytes, on the device that is the current one by default.
+TEST_F(LaunchesTest, ADeviceThatTakesNoPartGetsNoContext) {
+  for (const bool is_async : {false, true}) {
+    mock_cuda::reset(3);
+    const auto store = c10::make_intrusive<KVStore>("device");
+    std::vector<at::Tensor> values;
+    for (const int d : {1, 2}) {
+      values.push_back(at::ones({4}, at::device(cuda(d))));
+    }
+    const Tensors tensors = Tensors::replicas(values);
+    const std::string said = refusal([&] {
+      store->init(3, values[0]);
+      if (is_async) {
+        store->push_async(3, tensors)->wait();
+        store->pull_async(3, tensors)->wait();
+      } else {
+        store->push(3, tensors);
+        store->pull(3, tensors);
+      }
+    });
+    EXPECT_EQ(said, "");
+    EXPECT_EQ(values[1].cpu()[0].item<float>(), 2);
   }
 }
 
@@ -262,6 +328,29 @@ TEST_F(LaunchesTest, WithoutPeersValuesAreCopiedHome) {
   for (const auto& weight : model.weights.flat) {
     EXPECT_EQ(weight.cpu()[0].item<float>(), -4 - 6);
   }
+}
+
+// The source's stream waits for the destination's, as in a direct copy.
+TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrderedAllTheSame) {
+  setenv("TORCHKV_P2P", "0", 1);
+  const auto store = c10::make_intrusive<KVStore>("device");
+  std::vector<at::Tensor> values;
+  for (const int d : {0, 1}) {
+    values.push_back(at::ones({1 << 20}, at::device(cuda(d))));
+  }
+  store->init(3, values[0]);
+  store->push(3, Tensors::replicas(values)); // which cuts it
+  // Of another dtype: it is gathered before it is converted.
+  const at::Tensor out =
+      at::zeros({1 << 20}, at::device(cuda(0)).dtype(at::kDouble));
+  const std::string said = refusal([&] {
+    const WorkPtr work = store->push_async(3, Tensors::replicas(values));
+    store->pull(3, out); // beside the push
+    work->wait();
+  });
+  EXPECT_TRUE(at::equal(out.cpu(), at::full({1 << 20}, 2., at::kDouble)));
+  EXPECT_EQ(said, "");
+  unsetenv("TORCHKV_P2P");
 }
 
 TEST_F(LaunchesTest, AnErrorOfCudaReachesTheCaller) {
