@@ -56,13 +56,16 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
       DispatchKey::AutogradCUDA,
       DispatchKey::AutocastCPU,
       DispatchKey::AutocastCUDA};
-  if ((tensor.key_set().raw_repr() & ~kUsual.raw_repr()) != 0 ||
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if ((impl.key_set().raw_repr() & ~kUsual.raw_repr()) != 0 ||
       !tensor.defined() || tensor.scalar_type() != meta.dtype ||
-      tensor.dim() != static_cast<int64_t>(meta.sizes.size()) ||
-      !tensor.is_contiguous() || !tensor.has_storage()) {
+      !impl.is_contiguous() || !impl.has_storage()) {
     return false;
   }
-  const auto sizes = tensor.sizes();
+  const auto sizes = impl.sizes();
+  if (sizes.size() != meta.sizes.size()) {
+    return false;
+  }
   for (size_t i = 0; i < meta.sizes.size(); ++i) {
     if (sizes[i] != meta.sizes[i]) {
       return false;
@@ -70,10 +73,9 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
   }
   // No memory has so many; fewer, times their size, are a number of 64 bits.
   constexpr int64_t kMany = 1'000'000'000'000'000;
-  const int64_t end = tensor.storage_offset() + meta.num_elements;
+  const int64_t end = impl.storage_offset() + meta.num_elements;
   return end < kMany &&
-      static_cast<size_t>(end) * c10::elementSize(meta.dtype) <=
-      tensor.storage().nbytes();
+      static_cast<size_t>(end) * impl.itemsize() <= impl.storage().nbytes();
 }
 
 } // namespace

@@ -76,7 +76,13 @@ class TORCHKV_API StreamOrder {
   // The home's device and stream are the current ones until the next enter().
   // Nothing to do on the CPU, where work is done when a call returns.
   void enter(Slice& slice) {
-    enter(slice, slice.home);
+    const bool is_current = current_ < homes_.size() &&
+        homes_[current_].place == slice.home &&
+        homes_[current_].done != nullptr &&
+        homes_[current_].done == slice.timeline.event;
+    if (!is_current) { // else it was entered before
+      enter(slice, slice.home);
+    }
   }
   // Makes the device and the stream of `home`, which has been entered, the
   // current ones again.

@@ -90,6 +90,11 @@ struct Launches::Packed {
   size_t used_bytes() const {
     return num_keys * bytes_of_key + num_steps * bytes_of_step;
   }
+  // For another key with a step of its own.
+  bool has_room(size_t params_bytes) const {
+    return used_bytes() + bytes_of_key + bytes_of_step <=
+        bank_bytes(params_bytes);
+  }
 
   // Where the next key lies; its pointers follow it.
   KeyHead* next_key() {
@@ -174,20 +179,20 @@ Launches::Packed& Launches::packed(
     Kind kind,
     const Variant& variant,
     size_t num_pointers) {
-  // Only the newest of a kind may have room.
-  const auto found =
-      std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
-        return packed->is_for(kind, variant, num_pointers);
-      });
-  if (found != packed_.rend()) {
-    Packed& newest = **found;
-    const size_t needed = newest.bytes_of_key + newest.bytes_of_step;
-    if (newest.used_bytes() + needed <= bank_bytes(params_limit_)) {
-      return newest;
-    }
+  // Only the newest of a kind may have room; mostly it is that of the last key.
+  if (last_ == nullptr || !last_->is_for(kind, variant, num_pointers)) {
+    const auto found =
+        std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
+          return packed->is_for(kind, variant, num_pointers);
+        });
+    last_ = found == packed_.rend() ? nullptr : found->get();
+  }
+  if (last_ != nullptr && last_->has_room(params_limit_)) {
+    return *last_;
   }
   packed_.push_back(std::make_unique<Packed>(kind, variant, num_pointers));
-  return *packed_.back();
+  last_ = packed_.back().get();
+  return *last_;
 }
 
 void Launches::add(const SumJob& job) {
@@ -332,6 +337,7 @@ int Launches::finish() {
     }
   }
   packed_.clear();
+  last_ = nullptr;
   return error_;
 }
 

@@ -89,6 +89,7 @@ class TORCHKV_API Launches {
   double scale_ = 1; // of norms
   int error_ = 0;
   std::vector<std::unique_ptr<Packed>> packed_;
+  Packed* last_ = nullptr; // where the last key went
 };
 
 } // namespace torchkv::kernels::cuda

@@ -120,6 +120,9 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
   void setDevice(c10::Device device) const override {
     check_device(device);
+    if (thread_device == device.index()) {
+      return; // as c10's: it makes no context
+    }
     const std::lock_guard lock(mutex());
     devices().contexts.insert(device.index());
     thread_device = device.index();
