@@ -69,7 +69,6 @@ class CudaBatch {
   struct Sum {
     kernels::cuda::SumJob job;
     c10::SmallVector<const void*, 8> addresses;
-    int64_t per_number = 1; // 2 elements of a complex one
   };
   struct Home {
     Home(const Place& place_, StreamOrder& order);

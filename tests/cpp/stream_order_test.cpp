@@ -38,6 +38,17 @@ class StreamOrderTest : public ::testing::Test {
     return runtime_.log;
   }
 
+  // Every slice is entered and meets tensors on the homes of all.
+  static void use_all(StreamOrder& order, std::vector<Slice>& slices) {
+    for (auto& slice : slices) {
+      order.enter(slice);
+      for (const auto& other : slices) {
+        order.use(slice.home, other.home.device);
+      }
+    }
+    order.sync();
+  }
+
   testing::RecordingRuntime runtime_;
   EventPool events_{runtime_};
   Places places_{runtime_, ""};
@@ -114,13 +125,7 @@ TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
   }
   {
     StreamOrder order(runtime_, events_, places_);
-    for (auto& slice : slices) {
-      order.enter(slice);
-      for (const auto& other : slices) {
-        order.use(slice.home, other.home.device);
-      }
-    }
-    order.sync();
+    use_all(order, slices);
     EXPECT_EQ(
         runtime_.log,
         (
@@ -151,13 +156,7 @@ TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
 TEST_F(StreamOrderTest, TwoHomesHaveNoHub) {
   std::vector<Slice> slices{slice_on(kHome), slice_on({c10::kMeta, 1})};
   StreamOrder order(runtime_, events_, places_);
-  for (auto& slice : slices) {
-    order.enter(slice);
-    for (const auto& other : slices) {
-      order.use(slice.home, other.home.device);
-    }
-  }
-  order.sync();
+  use_all(order, slices);
   EXPECT_EQ(
       runtime_.log,
       (Log{"record 0 of 1", "record 0", "wait 0", "wait 0 of 1"}));

@@ -426,6 +426,7 @@ def test_main_writes_the_results(monkeypatch, tmp_path, capsys):
     steps = [python("build", "print('built')"), python("cuda_x", code)]
     steps.append(python("tests", "raise SystemExit(1)"))
     monkeypatch.setattr(gpu_check, "plan", lambda *arguments: steps)
+    monkeypatch.setattr(gpu_check.signal, "signal", lambda *arguments: None)  # pytest's
     with pytest.raises(SystemExit, match="not everything passed"):
         gpu_check.main([str(folder), "--dry-run", "--minutes", "1"])
     results = json.loads((folder / "results.json").read_text())

@@ -320,7 +320,7 @@ TEST_F(NcclTest, AllStreamsOfAnOperationAreCapturedOrNone) {
 
 class NcclStoreTest : public DevicesTest {
  protected:
-  explicit NcclStoreTest() {
+  NcclStoreTest() {
     functions() = nccl_functions();
     nccl::set_functions(&functions()); // whose cliques no other test has
   }
