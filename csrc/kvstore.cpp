@@ -7,15 +7,15 @@
 #include <sstream>
 #include <utility>
 
-#include "batch.h"
-#include "check.h"
 #include "comm/comm_aten.h"
 #include "comm/comm_nccl.h"
-#include "errors.h"
-#include "in_progress.h"
-#include "locked_ranges.h"
-#include "process.h"
-#include "text.h"
+#include "core/errors.h"
+#include "core/in_progress.h"
+#include "core/process.h"
+#include "core/text.h"
+#include "store/batch.h"
+#include "store/check.h"
+#include "store/locked_ranges.h"
 
 namespace torchkv {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "export.h" // first: it checks the version of torch
+#include "core/export.h" // first: it checks the version of torch
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -14,15 +14,15 @@
 #include <string>
 #include <vector>
 
-#include "arguments.h"
-#include "async_scope.h"
 #include "comm/comm.h"
-#include "key_table.h"
-#include "runtime.h"
-#include "store_state.h"
-#include "store_type.h"
-#include "updater.h"
-#include "work.h"
+#include "device/async_scope.h"
+#include "device/runtime.h"
+#include "device/work.h"
+#include "store/arguments.h"
+#include "store/key_table.h"
+#include "store/state.h"
+#include "store/type.h"
+#include "update/updater.h"
 
 namespace torchkv {
 

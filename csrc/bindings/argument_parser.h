@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "../arguments.h"
+#include "../store/arguments.h"
 
 namespace torchkv {
 

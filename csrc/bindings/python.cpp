@@ -18,13 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "../errors.h"
-#include "../gil.h"
+#include "../core/errors.h"
+#include "../core/gil.h"
+#include "../core/text.h"
+#include "../device/work.h"
 #include "../kvstore.h"
-#include "../script_updater.h"
-#include "../store_type.h"
-#include "../text.h"
-#include "../work.h"
+#include "../store/type.h"
+#include "../update/script_updater.h"
 #include "argument_parser.h"
 #include "bound.h"
 #include "tracing.h"

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "../checksum.h"
-#include "../gil.h"
+#include "../core/gil.h"
+#include "../device/work.h"
 #include "../kvstore.h"
-#include "../script_updater.h"
-#include "../work.h"
+#include "../store/checksum.h"
+#include "../update/script_updater.h"
 #include "argument_parser.h"
 #include "tracing.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "../export.h"
+#include "../core/export.h"
 
 namespace torchkv {
 

@@ -4,11 +4,11 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
-#include "../entry.h"
-#include "../export.h"
-#include "../item.h"
-#include "../optimizer.h"
-#include "../rule.h"
+#include "../core/export.h"
+#include "../core/rule.h"
+#include "../memory/entry.h"
+#include "../memory/item.h"
+#include "../update/optimizer.h"
 
 namespace torchkv {
 

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "../errors.h"
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
 #include "../kernels/cpu/sum.h"
-#include "../plain_dispatch.h"
-#include "accumulation_type.h"
+#include "../memory/accumulation_type.h"
+#include "../memory/layout.h"
+#include "../memory/outs.h"
 #include "cuda_batch.h"
-#include "outs.h"
-#include "plain_tensor.h"
 #include "step_with_aten.h"
 
 namespace torchkv {

@@ -3,13 +3,13 @@
 #include <string>
 #include <vector>
 
-#include "../export.h"
-#include "../runtime.h"
+#include "../core/export.h"
+#include "../device/runtime.h"
+#include "../device/stream_order.h"
+#include "../memory/parts.h"
+#include "../memory/places.h"
+#include "../memory/slices.h"
 #include "comm.h"
-#include "parts.h"
-#include "places.h"
-#include "slices.h"
-#include "stream_order.h"
 
 namespace torchkv {
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <utility>
 
-#include "../errors.h"
+#include "../core/errors.h"
 #include "../kernels/cpu/sum.h"
+#include "../memory/layout.h"
+#include "../memory/outs.h"
 #include "nccl_library.h"
-#include "outs.h"
-#include "plain_tensor.h"
 
 namespace torchkv {
 namespace {

@@ -3,8 +3,8 @@
 #include <deque>
 #include <vector>
 
-#include "../export.h"
-#include "../runtime.h"
+#include "../core/export.h"
+#include "../device/runtime.h"
 #include "comm.h"
 #include "comm_aten.h"
 

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "../core/plain_dispatch.h"
+#include "../device/peer_access.h"
 #include "../kernels/cpu/sum.h"
 #include "../kernels/cuda/library.h"
-#include "../plain_dispatch.h"
-#include "peer_access.h"
-#include "plain_tensor.h"
+#include "../memory/layout.h"
 
 namespace torchkv {
 namespace {

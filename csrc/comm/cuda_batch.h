@@ -7,12 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "../entry.h"
+#include "../core/place.h"
+#include "../core/rule.h"
+#include "../core/value.h"
+#include "../device/stream_order.h"
 #include "../kernels/cuda/pack.h"
-#include "../place.h"
-#include "../rule.h"
-#include "../value.h"
-#include "stream_order.h"
+#include "../memory/entry.h"
 
 namespace torchkv {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../export.h"
+#include "../core/export.h"
 
 namespace torchkv::nccl {
 

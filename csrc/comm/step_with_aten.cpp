@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "../errors.h"
+#include "../core/errors.h"
 #include "../kernels/rules.h"
 
 namespace torchkv {

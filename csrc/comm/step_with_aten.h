@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "../rule.h"
+#include "../core/rule.h"
 
 namespace torchkv {
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "../rule.h"
+#include "../core/rule.h"
 
 // On every formula: kernels of GPUs call them, too.
 #ifdef __CUDACC__

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "errors.h"
+#include "core/errors.h"
 
 namespace torchkv {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "core/rule.h"
 #include "kernels/cpu/lines.h"
-#include "rule.h"
 
 namespace torchkv::testing {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "kvstore.h"
-#include "optimizer.h"
 #include "rule_cases.h"
+#include "update/optimizer.h"
 
 // Stores with optimizers, and what is expected of them.
 namespace torchkv::testing {

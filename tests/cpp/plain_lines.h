@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "rule.h"
+#include "core/rule.h"
 
 // Sums of lines as a plain loop makes them: numbers of any dtype, memory with
 // guards around it, and the loop.

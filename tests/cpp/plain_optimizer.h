@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "rule.h"
+#include "core/rule.h"
 
 namespace torchkv::testing {
 

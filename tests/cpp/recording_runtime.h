@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime.h"
+#include "device/runtime.h"
 
 namespace torchkv::testing {
 

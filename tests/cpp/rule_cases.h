@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "rule.h"
+#include "core/rule.h"
 
 namespace torchkv::testing {
 

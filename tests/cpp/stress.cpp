@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "errors.h"
+#include "core/errors.h"
 #include "kvstore.h"
 
 namespace {

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "runtime.h"
+#include "device/runtime.h"
 
 namespace torchkv::testing {
 

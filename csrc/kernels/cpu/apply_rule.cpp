@@ -3,7 +3,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "../../errors.h"
+#include "../../core/errors.h"
 #include "clones.h"
 
 namespace torchkv::kernels::cpu {

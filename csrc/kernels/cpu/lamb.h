@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../rule.h"
+#include "../../core/rule.h"
 #include "lines.h"
 
 namespace torchkv::kernels::cpu {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../../errors.h"
+#include "../../core/errors.h"
 #include "access.h"
 #include "apply_rule.h"
 #include "cache_line.h"

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <fstream>
 
-#include "../../process.h"
+#include "../../core/process.h"
 
 namespace torchkv::kernels::cpu {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../export.h"
+#include "../../core/export.h"
 
 namespace torchkv::kernels::cpu {
 

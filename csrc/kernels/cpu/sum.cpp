@@ -10,7 +10,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../../plain_dispatch.h"
+#include "../../core/plain_dispatch.h"
 #include "cache_line.h"
 #include "copy_line.h"
 #include "lamb.h"

@@ -8,9 +8,9 @@
 #include <array>
 #include <cstdint>
 
-#include "../../export.h"
-#include "../../rule.h"
-#include "../../value.h"
+#include "../../core/export.h"
+#include "../../core/rule.h"
+#include "../../core/value.h"
 #include "lines.h"
 
 namespace torchkv::kernels::cpu {

@@ -9,7 +9,7 @@
 #include <atomic>
 #include <string>
 
-#include "../../errors.h"
+#include "../../core/errors.h"
 
 namespace torchkv::kernels::cuda {
 namespace {

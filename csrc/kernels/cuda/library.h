@@ -3,7 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-#include "../../export.h"
+#include "../../core/export.h"
 #include "params.h"
 
 // The door to libtorchkv_cuda, which holds the kernels. It lies beside

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../export.h"
+#include "../../core/export.h"
 #include "params.h"
 
 namespace torchkv::kernels::cuda {

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../export.h"
+#include "../../core/export.h"
 #include "../rules.h"
 
 // What libtorchkv and libtorchkv_cuda agree on: plain data and a table of C

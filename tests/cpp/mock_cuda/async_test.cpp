@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "broken_runtime.h"
+#include "device/work.h"
 #include "devices_test.h"
 #include "stores.h"
-#include "work.h"
 
 namespace torchkv {
 namespace {

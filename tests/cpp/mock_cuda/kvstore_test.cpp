@@ -16,8 +16,8 @@
 #include "devices_test.h"
 #include "kernels/cuda/library.h"
 #include "rule_cases.h"
-#include "script_updater.h"
 #include "stores.h"
+#include "update/script_updater.h"
 
 namespace torchkv {
 namespace {

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "comm/peer_access.h"
+#include "device/peer_access.h"
 #include "graph.h"
 #include "host_memory.h"
 

@@ -1,5 +1,5 @@
 // Places: which tensors of a call are where.
-#include "comm/places.h"
+#include "memory/places.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

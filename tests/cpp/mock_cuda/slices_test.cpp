@@ -1,5 +1,5 @@
 // Values that are cut over fake GPUs: what comes out, and that all is ordered.
-#include "comm/slices.h"
+#include "memory/slices.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

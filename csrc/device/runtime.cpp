@@ -1,0 +1,128 @@
+#include "runtime.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "../core/plain_dispatch.h"
+#include "../kernels/cuda/library.h"
+
+namespace torchkv {
+namespace {
+
+struct C10Event final : RuntimeEvent {
+  explicit C10Event(c10::DeviceType type) : event(type) {}
+  c10::Event event;
+};
+
+class C10Runtime final : public Runtime {
+ public:
+  c10::Stream current_stream(c10::Device device) override {
+    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  }
+
+  c10::Stream new_stream(c10::Device device) override {
+    return c10::impl::VirtualGuardImpl(device.type()).getNewStream(device);
+  }
+
+  c10::Stream exchange_stream(c10::Stream stream) override {
+    return c10::impl::VirtualGuardImpl(stream.device_type())
+        .exchangeStream(stream);
+  }
+
+  bool is_capturing(c10::Stream stream) override {
+    // Other devices have no graphs that c10 knows of.
+    return stream.device().is_cuda() && kernels::cuda::is_capturing(stream);
+  }
+
+  std::unique_ptr<RuntimeEvent> make_event(c10::Device device) override {
+    return std::make_unique<C10Event>(device.type());
+  }
+
+  // Both make the stream's device the current one and then restore the other:
+  // by CUDA's own function, which makes a context where there is none. With a
+  // guard, whose restoring does not, they find nothing to restore.
+  void record(RuntimeEvent& event, c10::Stream stream) override {
+    const c10::DeviceGuard guard(stream.device());
+    static_cast<C10Event&>(event).event.record(stream);
+  }
+
+  void wait(RuntimeEvent& event, c10::Stream stream) override {
+    const c10::DeviceGuard guard(stream.device());
+    static_cast<C10Event&>(event).event.block(stream);
+  }
+
+  bool is_done(RuntimeEvent& event) override {
+    return static_cast<C10Event&>(event).event.query();
+  }
+
+  void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
+    c10::impl::VirtualGuardImpl(stream.device_type())
+        .recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  }
+
+  at::Tensor allocate(
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      c10::ScalarType dtype,
+      c10::Device device) override {
+    // A normal tensor: an inference tensor could not be written by an updater
+    // outside inference mode.
+    const c10::InferenceMode normal(false);
+    const PlainDispatch plain;
+    return at::empty_strided(
+        sizes, strides, at::TensorOptions().dtype(dtype).device(device));
+  }
+
+  void copy(const at::Tensor& destination, const at::Tensor& source) override {
+    const PlainDispatch plain;
+    if (destination.is_cuda() && source.is_cuda() &&
+        destination.device() != source.device() && !may_copy_directly()) {
+      // PyTorch's own copy would be direct. Like that one, the way through the
+      // host comes after what the destination's stream holds.
+      const auto event = make_event(destination.device());
+      record(*event, current_stream(destination.device()));
+      wait(*event, current_stream(source.device()));
+      copy(destination, source.cpu());
+      return;
+    }
+    if (destination.scalar_type() == source.scalar_type()) {
+      destination.copy_(source);
+      return;
+    }
+    // Some of PyTorch's conversions (float to half, say) drop the negative bit,
+    // so none of them is given a tensor with one.
+    const at::Tensor resolved = source.resolve_conj().resolve_neg();
+    if (destination.is_neg() || destination.is_conj()) {
+      destination.copy_(resolved.to(destination.scalar_type()));
+    } else {
+      destination.copy_(resolved);
+    }
+  }
+};
+
+} // namespace
+
+void forbid_resize(const at::Tensor& tensor) {
+  tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
+}
+
+bool may_copy_directly() {
+  const char* const text = std::getenv("TORCHKV_P2P");
+  return text == nullptr || std::string_view(text) != "0";
+}
+
+Runtime& default_runtime() {
+  // Leaked: streams and events must not outlive a device runtime that static
+  // destruction has torn down already.
+  static auto* runtime = new C10Runtime();
+  return *runtime;
+}
+
+} // namespace torchkv

@@ -1,0 +1,247 @@
+#include "stream_order.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/errors.h"
+
+namespace torchkv {
+
+std::shared_ptr<RuntimeEvent> EventPool::get(c10::Device device) {
+  const auto index = static_cast<size_t>(std::max<int>(device.index(), 0));
+  std::unique_ptr<RuntimeEvent> event;
+  {
+    const std::lock_guard lock(state_->mutex);
+    auto& free = state_->free;
+    if (free.size() <= index) {
+      free.resize(index + 1);
+    }
+    if (!free[index].empty()) {
+      event = std::move(free[index].back());
+      free[index].pop_back();
+    }
+  }
+  if (event == nullptr) {
+    event = state_->runtime.make_event(device);
+  }
+  return {event.release(), [state = state_, index](RuntimeEvent* done) {
+            std::unique_ptr<RuntimeEvent> owned(done);
+            const std::lock_guard lock(state->mutex);
+            state->free[index].push_back(std::move(owned));
+          }};
+}
+
+c10::Stream StreamOrder::stream_of_caller(c10::Device device) {
+  return hidden_ && hidden_->device() == device
+      ? *hidden_
+      : runtime_.current_stream(device);
+}
+
+StreamOrder::Home& StreamOrder::home_of(const Place& place) {
+  auto* home =
+      std::find_if(homes_.begin(), homes_.end(), [&](const Home& candidate) {
+        return candidate.place == place;
+      });
+  if (home != homes_.end()) {
+    return *home;
+  }
+  const c10::Stream caller = stream_of_caller(place.device);
+  const bool is_capturing = runtime_.is_capturing(caller);
+  homes_.push_back(
+      {place,
+       caller,
+       place.index < 0 ? caller : places_.stream_of(place),
+       is_capturing,
+       is_capturing ? nullptr : events_.get(place.device),
+       {},
+       0});
+  return homes_.back();
+}
+
+void StreamOrder::show_callers_stream() {
+  current_ = SIZE_MAX;
+  if (hidden_) {
+    stream_.reset();
+    hidden_.reset();
+  }
+}
+
+void StreamOrder::make_current(const Home& home) {
+  if (home.place.index >= 0) {
+    if (stream_.current_stream() != home.stream) {
+      stream_.reset_stream(home.stream);
+      hidden_ = home.caller;
+    }
+  } else {
+    show_callers_stream();
+    if (device_.current_device() != home.place.device) {
+      device_.reset_device(home.place.device);
+    }
+  }
+  current_ = static_cast<size_t>(&home - homes_.begin());
+}
+
+void StreamOrder::enter(Slice& slice, const Place& place) {
+  if (place.device.is_cpu()) {
+    // Copies between accelerators and the CPU are the caller's stream's.
+    show_callers_stream();
+    return;
+  }
+  if (current_ >= homes_.size() || homes_[current_].place != place) {
+    make_current(home_of(place));
+  }
+  const Home& home = homes_[current_];
+  if (home.is_capturing || slice.home.device.is_cpu()) {
+    return;
+  }
+  Timeline& timeline = slice.timeline;
+  if (timeline.event == home.done) {
+    return; // entered before
+  }
+  if (timeline.event != nullptr && timeline.stream != home.stream) {
+    runtime_.wait(*timeline.event, home.stream);
+    const auto keep = [&](const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        runtime_.keep_until_done(tensor, home.stream);
+      }
+    };
+    keep(slice.value);
+    keep(slice.merge_buffer);
+    keep(slice.master);
+    keep(slice.accumulated);
+    for (const auto& state : slice.states) {
+      keep(state);
+    }
+  }
+  timeline.stream = home.stream;
+  timeline.event = home.done;
+}
+
+void StreamOrder::use_other(const Place& place, c10::Device device) {
+  Home& home = home_of(place);
+  const c10::Stream other = stream_of_caller(device);
+  if (other == home.stream ||
+      std::find(home.others.begin(), home.others.end(), other) !=
+          home.others.end()) {
+    return;
+  }
+  TORCH_CHECK(
+      runtime_.is_capturing(other) == home.is_capturing,
+      "expected the current streams of ",
+      place.device,
+      " and ",
+      device,
+      " to take part in one CUDA graph, or in none");
+  home.others.push_back(other);
+  if (home.is_capturing) {
+    sync(); // a stream that waits for one that is captured is captured, too:
+            // what is allocated there from now on is the graph's
+  }
+}
+
+// The event of a caller's stream: everything that was there before this call.
+const StreamOrder::Source& StreamOrder::source_of(c10::Stream caller) {
+  for (const auto& known : callers_) {
+    if (known.stream == caller) {
+      return known;
+    }
+  }
+  callers_.push_back({caller, events_.get(caller.device())});
+  runtime_.record(*callers_.back().event, caller);
+  return callers_.back();
+}
+
+// Directly, or where that takes fewer waits by way of one of the streams, the
+// hub, which waits for all others, and then they for it.
+void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
+  c10::SmallVector<const Source*, 8> sources;
+  c10::SmallVector<c10::Stream, 8> targets;
+  for (const auto& wait : waits) {
+    if (std::find(sources.begin(), sources.end(), wait.source) ==
+        sources.end()) {
+      sources.push_back(wait.source);
+    }
+    if (std::find(targets.begin(), targets.end(), wait.stream) ==
+        targets.end()) {
+      targets.push_back(wait.stream);
+    }
+  }
+  const auto* const hub =
+      std::find_if(targets.begin(), targets.end(), [&](c10::Stream target) {
+        return std::any_of(
+            sources.begin(), sources.end(), [&](const Source* source) {
+              return source->stream == target;
+            });
+      });
+  // Graphs have edges for nothing, and streams of several may be here.
+  const bool is_capturing =
+      std::any_of(homes_.begin(), homes_.end(), [](const Home& home) {
+        return home.is_capturing;
+      });
+  if (is_capturing || hub == targets.end() ||
+      sources.size() + targets.size() - 2 >= waits.size()) {
+    for (const auto& wait : waits) {
+      runtime_.wait(*wait.source->event, wait.stream);
+    }
+    return;
+  }
+  for (const auto* source : sources) {
+    if (source->stream != *hub) {
+      runtime_.wait(*source->event, *hub);
+    }
+  }
+  const auto event = events_.get(hub->device());
+  runtime_.record(*event, *hub);
+  for (const auto& target : targets) {
+    if (target != *hub) {
+      runtime_.wait(*event, target);
+    }
+  }
+}
+
+void StreamOrder::sync() {
+  // All events first: a stream that waits already would make others wait, too.
+  c10::SmallVector<Wait, 8> waits;
+  for (auto& home : homes_) {
+    for (; home.num_synced < home.others.size(); ++home.num_synced) {
+      waits.push_back({&source_of(home.others[home.num_synced]), home.stream});
+    }
+  }
+  if (!waits.empty()) {
+    wait_all(waits);
+  }
+}
+
+void StreamOrder::end() {
+  std::deque<Source> done; // of the homes
+  c10::SmallVector<Wait, 8> waits;
+  for (auto& home : homes_) {
+    if (home.is_capturing && home.num_synced == 0) {
+      continue;
+    }
+    if (home.done == nullptr) {
+      home.done = events_.get(home.place.device);
+    }
+    runtime_.record(*home.done, home.stream);
+    done.push_back({home.stream, home.done});
+    for (size_t i = 0; i < home.num_synced; ++i) {
+      waits.push_back({&done.back(), home.others[i]});
+    }
+  }
+  if (!waits.empty()) {
+    wait_all(waits);
+  }
+}
+
+StreamOrder::~StreamOrder() {
+  try {
+    end();
+  } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
+    // Recording an event fails only after the device itself has, and every
+    // later call on it reports that.
+  }
+}
+
+} // namespace torchkv

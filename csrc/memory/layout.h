@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/as_strided.h>
+
+#include <cstdint>
+
+#include "../core/plain_dispatch.h"
+#include "../kernels/cpu/sum.h"
+#include "entry.h"
+
+namespace torchkv {
+
+// Whether the tensor's memory holds its numbers as they are.
+inline bool is_plain(const at::Tensor& tensor) {
+  return !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
+inline bool is_plain_cpu(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && is_plain(tensor);
+}
+
+// Whether the CPU's kernels can copy one into the other. Both have one shape.
+inline bool is_plain_cpu_copy(const at::Tensor& source, const at::Tensor& out) {
+  return is_plain_cpu(source) && is_plain_cpu(out) &&
+      source.scalar_type() == out.scalar_type() &&
+      kernels::cpu::lie_alike(source, out) &&
+      source.is_non_overlapping_and_dense();
+}
+
+// Whether a tensor of an entry's shape lies in memory as the stored value does.
+inline bool lies_as(const Entry& entry, const at::Tensor& tensor) {
+  return is_plain(tensor) &&
+      kernels::cpu::lie_alike(tensor.sizes(), tensor.strides(), entry.strides);
+}
+
+// The elements [begin, end) as the tensor lies in memory, which it shares.
+// REQUIRES: a dense tensor.
+inline at::Tensor part_of(
+    const at::Tensor& tensor,
+    int64_t begin,
+    int64_t end) {
+  const PlainDispatch plain;
+  return at::as_strided(
+      tensor, {end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
+} // namespace torchkv

@@ -1,0 +1,181 @@
+#include "state.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "../core/key.h"
+
+namespace torchkv {
+namespace {
+
+constexpr int64_t kFormat = 2;
+
+StoreState::Numbers to_dict(const NumbersByName& numbers) {
+  StoreState::Numbers result;
+  for (const auto& [name, value] : numbers) {
+    result.insert(name, value);
+  }
+  return result;
+}
+
+NumbersByName from_dict(const StoreState::Numbers& numbers) {
+  NumbersByName result;
+  for (const auto& item : numbers) {
+    result[item.key()] = item.value();
+  }
+  return result;
+}
+
+StoreState::OptimizerTuple to_tuple(
+    const Optimizer& optimizer,
+    std::vector<KeyState> states) {
+  StoreState::OptimizerTuple tuple;
+  auto& [name, groups, gradient, int_keys, str_keys, group_of, multipliers, steps, accumulated, tensors] =
+      tuple;
+  name = name_of(optimizer.groups[0]);
+  for (const auto& rule : optimizer.groups) {
+    groups.push_back(to_dict(numbers_of(rule)));
+  }
+  gradient = to_dict(numbers_of(optimizer.gradient));
+  for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
+    for (const auto& [key, options] : optimizer.keys) {
+      if (key.kind() != kind) {
+        continue;
+      }
+      if (kind == KeyKind::kInt) {
+        int_keys.push_back(key.id());
+      } else {
+        str_keys.push_back(key.text());
+      }
+      group_of.push_back(static_cast<int64_t>(options.group));
+      multipliers.push_back(options.lr_mult);
+      multipliers.push_back(options.wd_mult);
+    }
+  }
+  for (auto& state : states) {
+    steps.push_back(state.step);
+    accumulated.push_back(state.num_accumulated);
+    StoreState::Tensors dict;
+    for (auto& [text, tensor] : state.tensors) {
+      dict.insert(text, std::move(tensor));
+    }
+    tensors.push_back(std::move(dict));
+  }
+  return tuple;
+}
+
+Optimizer to_optimizer(const StoreState::OptimizerTuple& tuple) {
+  const auto& [name, groups, gradient, int_keys, str_keys, group_of, multipliers, steps, accumulated, tensors] =
+      tuple;
+  Optimizer optimizer;
+  for (const auto& numbers : groups) {
+    optimizer.groups.push_back(make_rule("load", name, from_dict(numbers)));
+  }
+  optimizer.gradient = make_gradient("load", from_dict(gradient));
+  const size_t num_keys = int_keys.size() + str_keys.size();
+  TORCH_CHECK_VALUE(
+      group_of.size() == num_keys && multipliers.size() == 2 * num_keys,
+      "load: expected a group and two multipliers for each key with options, but "
+      "got ",
+      group_of.size(),
+      " groups and ",
+      multipliers.size(),
+      " multipliers for ",
+      num_keys,
+      " keys");
+  for (size_t i = 0; i < num_keys; ++i) {
+    const Key key = i < int_keys.size() ? Key(int_keys[i])
+                                        : Key(str_keys[i - int_keys.size()]);
+    optimizer.keys[key] = {
+        static_cast<size_t>(group_of[i]),
+        multipliers[2 * i],
+        multipliers[2 * i + 1]};
+  }
+  check_optimizer("load", optimizer);
+  return optimizer;
+}
+
+} // namespace
+
+StoreState::Tuple StoreState::to_tuple() && {
+  return {
+      kFormat,
+      std::move(type),
+      std::move(key_kind),
+      std::move(int_keys),
+      std::move(str_keys),
+      std::move(values),
+      std::move(versions),
+      std::move(updater),
+      optimizer ? torchkv::to_tuple(*optimizer, std::move(states))
+                : OptimizerTuple()};
+}
+
+StoreState StoreState::from_tuple(Tuple tuple) {
+  TORCH_CHECK_VALUE(
+      std::get<0>(tuple) == kFormat,
+      "load: expected a store saved in format ",
+      kFormat,
+      ", but got format ",
+      std::get<0>(tuple),
+      "; a newer torchkv may read it");
+  StoreState state{
+      std::move(std::get<1>(tuple)),
+      std::move(std::get<2>(tuple)),
+      std::move(std::get<3>(tuple)),
+      std::move(std::get<4>(tuple)),
+      std::move(std::get<5>(tuple)),
+      std::move(std::get<6>(tuple)),
+      std::move(std::get<7>(tuple)),
+      std::nullopt,
+      {}};
+  auto& optimizer = std::get<8>(tuple);
+  if (!std::get<0>(optimizer).empty()) {
+    state.optimizer = to_optimizer(optimizer);
+    auto& steps = std::get<7>(optimizer);
+    auto& accumulated = std::get<8>(optimizer);
+    auto& tensors = std::get<9>(optimizer);
+    TORCH_CHECK_VALUE(
+        steps.size() == state.values.size() &&
+            accumulated.size() == steps.size() &&
+            tensors.size() == steps.size(),
+        "load: expected an optimizer's state of ",
+        state.values.size(),
+        " keys, but got ",
+        steps.size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      KeyState key_state{steps[i], accumulated[i], {}};
+      for (const auto& item : tensors[i]) {
+        key_state.tensors.emplace(item.key(), item.value());
+      }
+      state.states.push_back(std::move(key_state));
+    }
+  }
+  const bool is_int = state.key_kind == name(KeyKind::kInt);
+  const bool is_str = state.key_kind == name(KeyKind::kStr);
+  const size_t num_keys = state.int_keys.size() + state.str_keys.size();
+  TORCH_CHECK_VALUE(
+      (is_int || is_str || state.key_kind.empty()) &&
+          (is_int || state.int_keys.empty()) &&
+          (is_str || state.str_keys.empty()) &&
+          state.values.size() == num_keys &&
+          state.versions.size() == num_keys && state.updater.size() <= 1,
+      "load: expected as many values and versions as keys, all of one kind, but "
+      "got ",
+      state.int_keys.size(),
+      " int keys, ",
+      state.str_keys.size(),
+      " str keys of kind '",
+      state.key_kind,
+      "', ",
+      state.values.size(),
+      " values, ",
+      state.versions.size(),
+      " versions, ",
+      state.updater.size(),
+      " updaters");
+  return state;
+}
+
+} // namespace torchkv

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../core/export.h"
+#include "../update/optimizer.h"
+
+namespace torchkv {
+
+// Everything a store is made of, in types that TorchScript's archives and
+// Python's pickle both carry: what `save`, `copy.deepcopy` and `pickle` go
+// through.
+struct TORCHKV_API StoreState {
+  using Numbers = c10::Dict<std::string, double>;
+  using Tensors = c10::Dict<std::string, at::Tensor>;
+  using OptimizerTuple = std::tuple<
+      std::string, // name; empty = no optimizer
+      std::vector<Numbers>, // of the rule, by group
+      Numbers, // how gradients are handled
+      // Keys with options of their own: int or str, group, and two multipliers.
+      std::vector<int64_t>,
+      std::vector<std::string>,
+      std::vector<int64_t>,
+      std::vector<double>,
+      // In the order of all keys: steps, accumulated pushes, state.
+      std::vector<int64_t>,
+      std::vector<int64_t>,
+      std::vector<Tensors>>;
+  using Tuple = std::tuple<
+      int64_t, // format, 2
+      std::string, // store type
+      std::string, // kind of the keys: "int", "str", or "" before any init
+      std::vector<int64_t>, // int keys, in order of init
+      std::vector<std::string>, // str keys, in order of init
+      std::vector<at::Tensor>, // the stored values, in the order of the keys
+      std::vector<int64_t>, // number of updates of each key
+      std::vector<at::Tensor>, // an opaque updater as bytes, or none
+      OptimizerTuple>;
+
+  std::string type;
+  std::string key_kind;
+  std::vector<int64_t> int_keys;
+  std::vector<std::string> str_keys;
+  std::vector<at::Tensor> values;
+  std::vector<int64_t> versions;
+  std::vector<at::Tensor> updater;
+  std::optional<Optimizer> optimizer; // of no identity
+  std::vector<KeyState> states; // if there is an optimizer
+
+  Tuple to_tuple() &&;
+  // ValueError where the parts do not fit together.
+  static StoreState from_tuple(Tuple tuple);
+};
+
+} // namespace torchkv

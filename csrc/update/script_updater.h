@@ -1,0 +1,48 @@
+#pragma once
+
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../core/export.h"
+#include "updater.h"
+
+namespace torchkv {
+
+// A TorchScript module, or a function wrapped into one, as an updater. It runs
+// without Python and without the GIL. A module keeps its state (a Dict[int,
+// Tensor] of momentum, say), which is saved with the store and shared with
+// whoever else holds the module.
+class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
+ public:
+  // Throws TypeError, with the expected signature, where `forward` does not
+  // take (key: int or str, input: Tensor, stored: Tensor).
+  explicit ScriptUpdater(const torch::jit::Module& module);
+  explicit ScriptUpdater(const torch::jit::StrongFunctionPtr& function);
+  // From serialize().
+  static std::shared_ptr<ScriptUpdater> load(const at::Tensor& bytes);
+
+  void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
+      override;
+  std::optional<KeyKind> key_kind() const override {
+    return key_kind_;
+  }
+  at::Tensor serialize() const override;
+
+  // "forward(key: int, input: Tensor, stored: Tensor)", for messages.
+  static std::string expected_signature(KeyKind kind);
+
+ private:
+  ScriptUpdater(torch::jit::Module module, const void* object);
+
+  // A function's code lives as long as this; a module holds its own.
+  std::shared_ptr<torch::jit::CompilationUnit> function_owner_;
+  torch::jit::Module module_;
+  torch::jit::Method forward_;
+  std::optional<KeyKind> key_kind_; // none: `key: Any`
+};
+
+} // namespace torchkv

@@ -1,0 +1,247 @@
+#include "updater.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "../core/errors.h"
+#include "../core/in_progress.h"
+#include "../core/plain_dispatch.h"
+#include "../core/process.h"
+#include "../device/runtime.h"
+#include "script_updater.h"
+
+namespace torchkv {
+namespace {
+
+using Turns =
+    std::unordered_map<const void*, std::weak_ptr<OpaqueUpdater::Turn>>;
+
+// By the object that runs. REQUIRES: process_mutex().
+Turns& turns() {
+  // Leaked: the last updater may outlive static destruction.
+  static auto* value = new Turns();
+  return *value;
+}
+
+// Of an object that runs. It leaves the map with its last user; an address that
+// comes back is another object's.
+std::shared_ptr<OpaqueUpdater::Turn> turn_of(const void* object) {
+  const auto forget = [object](const OpaqueUpdater::Turn* unused) {
+    delete unused;
+    const std::lock_guard lock(process_mutex());
+    const auto it = turns().find(object);
+    if (it != turns().end() && it->second.expired()) {
+      turns().erase(it);
+    }
+  };
+  const std::lock_guard lock(process_mutex());
+  auto& shared = turns()[object];
+  auto result = shared.lock();
+  if (result == nullptr) {
+    result =
+        std::shared_ptr<OpaqueUpdater::Turn>(new OpaqueUpdater::Turn(), forget);
+    shared = result;
+  }
+  return result;
+}
+
+void check_not_running(const char* op, const OpaqueUpdater& updater) {
+  TORCH_CHECK(
+      !InProgress<std::mutex>::contains(&updater.mutex()),
+      op,
+      ": expected an updater that is not running, but got one that this thread "
+      "is in the middle of: it calls a store whose updater it is");
+}
+
+// Another tensor on the same memory. The updater gets such an alias, so that
+// what it does to the tensor object (resize_, `.data = `) stays with it.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const PlainDispatch plain;
+  return at::alias(tensor);
+}
+
+// Whether `handed` still is what it was made as: an alias of `stored`.
+bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
+  return handed.has_storage() &&
+      handed.storage().is_alias_of(stored.storage()) &&
+      handed.storage_offset() == stored.storage_offset() &&
+      handed.sizes() == stored.sizes() &&
+      handed.strides() == stored.strides() &&
+      handed.scalar_type() == stored.scalar_type() &&
+      handed.is_neg() == stored.is_neg() &&
+      handed.is_conj() == stored.is_conj();
+}
+
+// The updater kept what it was handed: a later push would change it behind the
+// updater's back, or the updater the stored value. Give the store its own.
+void separate(at::Tensor& stored, at::Tensor& input) {
+  if (input.storage().use_count() > 1) {
+    input.reset(); // the next push makes a new one
+  }
+  if (stored.storage().use_count() > 1) {
+    const PlainDispatch plain;
+    stored = stored.clone();
+    forbid_resize(stored);
+  }
+}
+
+// Makes the updater's own stream the current one, where that is another.
+class OnItsStream {
+ public:
+  OnItsStream(
+      const OpaqueUpdater& updater,
+      const at::Tensor& input,
+      const at::Tensor& stored) {
+    const c10::Device device = stored.device();
+    if (device.is_cpu()) {
+      return;
+    }
+    const c10::Stream current = runtime_.current_stream(device);
+    if (runtime_.is_capturing(current)) {
+      return; // all that is captured is on this stream
+    }
+    auto& streams = updater.streams();
+    const auto own =
+        std::find_if(streams.begin(), streams.end(), [&](c10::Stream stream) {
+          return stream.device() == device;
+        });
+    if (own == streams.end()) {
+      streams.push_back(current);
+      return;
+    }
+    if (*own == current) {
+      return;
+    }
+    auto event = runtime_.make_event(device);
+    runtime_.record(*event, current);
+    runtime_.wait(*event, *own);
+    runtime_.keep_until_done(input, *own);
+    runtime_.keep_until_done(stored, *own);
+    guard_.reset_stream(*own);
+    switched_ = Switched{*own, current, std::move(event)};
+  }
+  ~OnItsStream() {
+    if (!switched_) {
+      return;
+    }
+    try {
+      runtime_.record(*switched_->event, switched_->own);
+      runtime_.wait(*switched_->event, switched_->before);
+    } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
+      // As in StreamOrder.
+    }
+  }
+  OnItsStream(const OnItsStream&) = delete;
+  OnItsStream& operator=(const OnItsStream&) = delete;
+  OnItsStream(OnItsStream&&) = delete;
+  OnItsStream& operator=(OnItsStream&&) = delete;
+
+ private:
+  struct Switched {
+    c10::Stream own;
+    c10::Stream before;
+    std::unique_ptr<RuntimeEvent> event;
+  };
+
+  Runtime& runtime_ = default_runtime();
+  std::optional<Switched> switched_;
+  c10::OptionalStreamGuard guard_;
+};
+
+} // namespace
+
+OpaqueUpdater::OpaqueUpdater(const void* object) : turn_(turn_of(object)) {}
+
+void check_key_kind(const char* op, const Updater& updater, KeyKind kind) {
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
+  if (opaque == nullptr) {
+    return;
+  }
+  const auto expected = (*opaque)->key_kind();
+  TORCH_CHECK_TYPE(
+      !expected || *expected == kind,
+      op,
+      ": expected an updater of signature ",
+      ScriptUpdater::expected_signature(kind),
+      ", as this store has ",
+      name(kind),
+      " keys, but got one that takes ",
+      name(*expected),
+      " keys");
+}
+
+void apply_updater(
+    OpaqueUpdater& updater,
+    const Key& key,
+    at::Tensor& input,
+    at::Tensor& stored) {
+  const c10::InferenceMode normal_tensors(false);
+  const at::NoGradGuard no_grad;
+  check_not_running("push", updater);
+  const std::lock_guard lock(updater.mutex());
+  const InProgress running(&updater.mutex());
+  bool written_in_place = false;
+  try {
+    const OnItsStream on_its_stream(updater, input, stored);
+    const at::Tensor handed_input = alias_of(input);
+    const at::Tensor handed = alias_of(stored);
+    updater.update(key, handed_input, handed);
+    written_in_place = is_intact(handed, stored);
+  } catch (...) {
+    separate(stored, input);
+    throw;
+  }
+  separate(stored, input);
+  TORCH_CHECK(
+      written_in_place,
+      "push: expected the updater to write the stored value in place, but got "
+      "a tensor whose memory, shape, strides or dtype it had replaced ",
+      key.context());
+}
+
+Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
+  return returned.has_storage() &&
+          returned.storage().is_alias_of(stored.storage())
+      ? Returned::kStored
+      : Returned::kNewTensor;
+}
+
+Returned what_is(uintptr_t address, const at::Tensor& stored) {
+  const auto begin = reinterpret_cast<uintptr_t>(stored.storage().data());
+  return address >= begin && address < begin + stored.storage().nbytes()
+      ? Returned::kStored
+      : Returned::kNewTensor;
+}
+
+void check_returned(
+    const Key& key,
+    Returned returned,
+    const at::Tensor& stored) {
+  // The alias that the updater gets begins with version 0. Writes through
+  // .data or numpy leave it there.
+  TORCH_CHECK_TYPE(
+      returned != Returned::kNewTensor || stored._version() != 0,
+      "push: expected the updater to write the stored value in place, but it "
+      "returned a new tensor and left the stored value as it was; write "
+      "stored.copy_(result), and return None ",
+      key.context());
+}
+
+at::Tensor serialize_updater(OpaqueUpdater& updater) {
+  check_not_running("save", updater);
+  const std::lock_guard lock(updater.mutex());
+  const InProgress running(&updater.mutex());
+  return updater.serialize();
+}
+
+std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes) {
+  return ScriptUpdater::load(bytes);
+}
+
+} // namespace torchkv

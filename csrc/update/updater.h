@@ -1,0 +1,122 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "../core/export.h"
+#include "../core/key.h"
+#include "optimizer.h"
+
+namespace torchkv {
+
+// An updater whose inside the store cannot see: a TorchScript module, a Python
+// callable. It gets the finished sum and the whole stored value of a key, one
+// call per key, in the order pushed.
+class TORCHKV_API OpaqueUpdater {
+ public:
+  OpaqueUpdater() : OpaqueUpdater(this) {}
+  // `object` is what runs. Updaters of one object, set on several stores, share
+  // a mutex. REQUIRES: the object lives as long as this updater.
+  explicit OpaqueUpdater(const void* object);
+  virtual ~OpaqueUpdater() = default;
+  OpaqueUpdater(const OpaqueUpdater&) = delete;
+  OpaqueUpdater& operator=(const OpaqueUpdater&) = delete;
+  OpaqueUpdater(OpaqueUpdater&&) = delete;
+  OpaqueUpdater& operator=(OpaqueUpdater&&) = delete;
+
+  // Merges `input`, the sum, into `stored`, in place. Both have the stored
+  // dtype and shape and live on one device, the current one; both end with the
+  // call. What it throws reaches the caller of push as it is. An implementation
+  // that gets a tensor back from the user's code passes it to check_returned.
+  // REQUIRES: the mutex is held, no GIL; run through apply_updater.
+  virtual void update(
+      const Key& key,
+      const at::Tensor& input,
+      const at::Tensor& stored) = 0;
+
+  // The kind of keys it can take; none = both.
+  virtual std::optional<KeyKind> key_kind() const = 0;
+
+  // Itself and its state as uint8 bytes, from which load_updater makes a copy.
+  // Throws where it cannot be copied (a Python callable).
+  // REQUIRES: the mutex is held; run through serialize_updater.
+  virtual at::Tensor serialize() const = 0;
+
+  // Taken after an entry's mutex, so that it never runs in two threads at once.
+  std::mutex& mutex() const {
+    return turn_->mutex;
+  }
+
+  // The stream on which it runs on each accelerator: the first on which it did.
+  // What it keeps of its own is ordered so, and freed where it was made.
+  // REQUIRES: the mutex.
+  std::vector<c10::Stream>& streams() const {
+    return turn_->streams;
+  }
+
+  // What updaters of one object share.
+  struct Turn {
+    std::mutex mutex;
+    std::vector<c10::Stream> streams;
+  };
+
+ private:
+  const std::shared_ptr<Turn> turn_;
+};
+
+// How a sum becomes the stored value: it replaces it (ASSIGN), or an optimizer
+// or an opaque updater merges it in.
+using Updater =
+    std::variant<std::monostate, OptimizerPtr, std::shared_ptr<OpaqueUpdater>>;
+
+// Whether it can do with parts of a sum and of the stored value.
+inline bool is_elementwise(const Updater& updater) {
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  return std::holds_alternative<std::monostate>(updater) ||
+      (optimizer != nullptr && is_elementwise((*optimizer)->groups[0]));
+}
+
+// Throws TypeError where `updater` cannot take keys of `kind`.
+void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
+
+// Runs an opaque updater on one key: takes its mutex, sets its guards (no
+// gradient graph, no inference mode), and afterwards restores what the updater
+// must not have changed, also when it throws: `stored` and `input` alias
+// nothing that it may have kept. `input` may be left undefined by this. On an
+// accelerator it runs on a stream of its own, ordered with the current one.
+void apply_updater(
+    OpaqueUpdater& updater,
+    const Key& key,
+    at::Tensor& input,
+    at::Tensor& stored);
+
+// What an updater has returned, alone or among other things. The larger counts.
+enum class Returned : uint8_t { kNoTensor, kNewTensor, kStored };
+
+// What a returned tensor is, or an array whose first element is at `address`,
+// where the updater was given `stored`.
+TORCHKV_API Returned
+what_is(const at::Tensor& returned, const at::Tensor& stored);
+TORCHKV_API Returned what_is(uintptr_t address, const at::Tensor& stored);
+
+// Throws TypeError where an updater has returned a new tensor and left
+// `stored`, the tensor that it was given, unwritten.
+TORCHKV_API void check_returned(
+    const Key& key,
+    Returned returned,
+    const at::Tensor& stored);
+
+// serialize() under the updater's mutex. RuntimeError where this thread runs
+// the same object, which would wait for itself.
+at::Tensor serialize_updater(OpaqueUpdater& updater);
+
+// The updater that serialize() wrote.
+std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);
+
+} // namespace torchkv

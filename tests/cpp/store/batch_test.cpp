@@ -1,0 +1,151 @@
+// What a push does with an entry's state, when an optimizer has been replaced
+// and when memory runs out.
+#include "store/batch.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/comm_aten.h"
+#include "counting_runtime.h"
+#include "kvstore.h"
+
+namespace torchkv {
+namespace {
+
+using testing::CountingRuntime;
+
+Optimizer optimizer(
+    const char* rule,
+    const NumbersByName& numbers,
+    uint64_t identity = 0) {
+  return {{make_rule("test", rule, numbers)}, {}, {}, identity};
+}
+
+at::Tensor ones() {
+  return at::ones({3, 4});
+}
+
+class BatchTest : public ::testing::Test {
+ protected:
+  BatchTest() {
+    for (int64_t id : {3, 5}) {
+      entries_.push_back(
+          c10::make_intrusive<Entry>(Key(id), Meta{{3, 4}, c10::kFloat, 12}));
+      comm_.store(*entries_.back(), ones());
+    }
+  }
+
+  float value_of(size_t i) const {
+    return entries_[i]->slices[0].value[0][0].item<float>();
+  }
+
+  CountingRuntime runtime_;
+  CommAten comm_{Slices::Policy::kCpu, runtime_};
+  Entries entries_;
+};
+
+TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
+  const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}}, 7);
+  entries_[0]->optimizer = 7;
+  entries_[0]->step = 4;
+  entries_[1]->optimizer = 6;
+  entries_[1]->step = 9;
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
+  batch.plan(sgd, []() -> OptimizerPtr {
+    ADD_FAILURE();
+    return nullptr;
+  });
+  ASSERT_EQ(batch.stepping.size(), 2);
+  EXPECT_EQ(batch.steps[0].step, 5);
+  EXPECT_EQ(batch.steps[1].step, 1);
+  EXPECT_EQ(entries_[1]->optimizer, 7);
+}
+
+// A push under way since before set_optimizer.
+TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
+  const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
+  const auto newer =
+      std::make_shared<const Optimizer>(optimizer("adam", {{"lr", 0.25}}, 8));
+  entries_[0]->optimizer = 8;
+  entries_[0]->step = 4;
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
+  batch.plan(old, [&] { return newer; });
+  ASSERT_EQ(batch.steps.size(), 2);
+  EXPECT_EQ(batch.steps[0].step, 5);
+  EXPECT_EQ(batch.steps[0].rule.id, RuleSpec::Id::kAdam);
+  EXPECT_EQ(batch.steps[0].rule.lr, 0.25);
+  EXPECT_EQ(entries_[0]->optimizer, 8);
+  EXPECT_EQ(batch.steps[1].step, 1);
+  EXPECT_EQ(batch.steps[1].rule.lr, 0.5);
+  EXPECT_EQ(entries_[1]->optimizer, 7);
+}
+
+TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
+  const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
+  entries_[0]->optimizer = 8;
+  entries_[0]->step = 4;
+  const Tensors values = Tensors::one_each({ones(), ones()});
+  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
+  batch.plan(old, [] { return nullptr; });
+  EXPECT_EQ(batch.steps[0].step, 1);
+  EXPECT_EQ(entries_[0]->optimizer, 7);
+}
+
+// Of all ways to sum: as it lies, strided, and by torch's operators.
+TEST_F(BatchTest, WithoutMemoryNothingMoves) {
+  const at::Tensor strided = at::ones({3, 8}).slice(1, 0, 8, 2);
+  const at::Tensor negated =
+      at::imag(at::complex(ones(), -ones()).conj()); // 1, lazily
+  ASSERT_TRUE(negated.is_neg());
+  const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
+  const auto push = [&] {
+    const Tensors values = Tensors::one_each({strided, negated});
+    Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
+    batch.plan(sgd, [] { return nullptr; });
+    comm_.reduce_update(batch.stepping);
+  };
+  const size_t alive = runtime_.num_alive();
+  for (int num_left = 0; num_left < 3; ++num_left) {
+    runtime_.num_left = num_left;
+    EXPECT_THROW(push(), c10::Error) << num_left;
+    EXPECT_EQ(value_of(0), 1) << num_left;
+    EXPECT_EQ(value_of(1), 1) << num_left;
+    EXPECT_EQ(runtime_.num_alive(), alive) << num_left;
+  }
+  runtime_.num_left = 3; // two momentum buffers and a sum
+  push();
+  EXPECT_EQ(value_of(0), 0.5);
+  EXPECT_EQ(value_of(1), 0.5);
+}
+
+TEST(ReplacedOptimizerTest, ItsStateIsFreed) {
+  CountingRuntime runtime;
+  KVStore store("local", runtime);
+  store.init({3, 5}, Tensors::one_each({ones(), ones()}));
+  const auto push = [&] {
+    store.push({3, 5}, Tensors::one_each({ones(), ones()}));
+  };
+  store.set_optimizer(optimizer("adam", {}));
+  push();
+  EXPECT_EQ(runtime.num_alive(), 6);
+  store.set_optimizer(optimizer("sgd", {{"momentum", 0.9}}));
+  EXPECT_EQ(runtime.num_alive(), 2);
+  push();
+  EXPECT_EQ(runtime.num_alive(), 4);
+  store.set_updater(nullptr);
+  EXPECT_EQ(runtime.num_alive(), 2);
+  store.set_optimizer(optimizer("adam", {}));
+  push();
+  store.set_optimizer(optimizer("adam", {{"lr", 0.5}}), /*keep_state=*/true);
+  EXPECT_EQ(runtime.num_alive(), 6);
+}
+
+} // namespace
+} // namespace torchkv

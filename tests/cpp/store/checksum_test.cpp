@@ -1,0 +1,119 @@
+// The checksum of a store's state: everything in it counts.
+#include "store/checksum.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torchkv {
+namespace {
+
+StoreState make_state() {
+  Optimizer optimizer =
+      make_optimizer("test", "adam", {{"lr", 0.5}, {"rescale_grad", 0.25}});
+  optimizer.keys[1] = {0, 0.5, 1};
+  optimizer.keys[2] = {0, 2, 1};
+  KeyState state{
+      3, 0, {{"exp_avg", at::ones(3)}, {"exp_avg_sq", at::full(3, 2.)}}};
+  return {
+      "local",
+      "int",
+      {1, 2},
+      {},
+      {at::arange(3, at::kFloat), at::arange(6, at::kDouble).view({2, 3})},
+      {4, 5},
+      {},
+      optimizer,
+      {state, KeyState()}};
+}
+
+TEST(ChecksumTest, IsThatOfAnEqualState) {
+  EXPECT_EQ(checksum_of(make_state()), checksum_of(make_state()));
+  // Wherever the elements are in memory.
+  StoreState strided = make_state();
+  strided.values[1] = strided.values[1].t().contiguous().t();
+  EXPECT_EQ(checksum_of(strided), checksum_of(make_state()));
+}
+
+// Each bit of each tensor.
+TEST(ChecksumTest, OneFlippedBitChangesIt) {
+  const int64_t expected = checksum_of(make_state());
+  const auto flip_each = [&](auto tensor_of) {
+    StoreState state = make_state();
+    const at::Tensor tensor = tensor_of(state);
+    auto* bytes = static_cast<uint8_t*>(tensor.mutable_data_ptr());
+    for (size_t i = 0; i < tensor.nbytes(); ++i) {
+      for (int bit = 0; bit < 8; ++bit) {
+        bytes[i] ^= 1U << bit;
+        EXPECT_NE(checksum_of(state), expected) << i << ' ' << bit;
+        bytes[i] ^= 1U << bit;
+      }
+    }
+    EXPECT_EQ(checksum_of(state), expected);
+  };
+  flip_each([](auto& state) { return state.values[0]; });
+  flip_each([](auto& state) { return state.values[1]; });
+  flip_each([](auto& state) { return state.states[0].tensors.at("exp_avg"); });
+}
+
+TEST(ChecksumTest, EveryOtherPartChangesIt) {
+  const int64_t expected = checksum_of(make_state());
+  const auto differs = [&](auto change) {
+    StoreState state = make_state();
+    change(state);
+    return checksum_of(state) != expected;
+  };
+  EXPECT_FALSE(differs([](auto&) {}));
+  EXPECT_TRUE(differs([](auto& s) { s.type = "device"; }));
+  EXPECT_TRUE(differs([](auto& s) { s.int_keys = {1, 3}; }));
+  EXPECT_TRUE(differs([](auto& s) { s.str_keys = {"a"}; }));
+  EXPECT_TRUE(differs([](auto& s) { s.versions[0] = 5; }));
+  EXPECT_TRUE(differs([](auto& s) { std::swap(s.values[0], s.values[1]); }));
+  EXPECT_TRUE(differs([](auto& s) { s.values[1] = s.values[1].view(6); }));
+  EXPECT_TRUE(
+      differs([](auto& s) { s.values[0] = s.values[0].view(at::kInt); }));
+  EXPECT_TRUE(differs([](auto& s) { s.updater.push_back(at::empty(0)); }));
+  EXPECT_TRUE(differs([](auto& s) { s.optimizer.reset(); }));
+  EXPECT_TRUE(differs([](auto& s) { s.optimizer->groups[0].lr = 0.25; }));
+  EXPECT_TRUE(differs([](auto& s) { s.optimizer->gradient.max_norm = 1; }));
+  EXPECT_TRUE(differs([](auto& s) { s.optimizer->keys[2].wd_mult = 3; }));
+  EXPECT_TRUE(differs([](auto& s) { s.optimizer->keys[3] = {}; }));
+  EXPECT_TRUE(differs([](auto& s) { s.states[0].step = 4; }));
+  EXPECT_TRUE(differs([](auto& s) { s.states[1].num_accumulated = 1; }));
+  EXPECT_TRUE(differs([](auto& s) {
+    auto& tensors = s.states[0].tensors;
+    std::swap(tensors.at("exp_avg"), tensors.at("exp_avg_sq"));
+  }));
+}
+
+// As zlib and zip files have it.
+TEST(ChecksumTest, IsCrc32) {
+  StoreState state;
+  state.type = "123456789";
+  // The size of each string and list stands before it.
+  std::string bytes;
+  const auto add = [&](uint64_t size) {
+    bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
+  };
+  add(9);
+  bytes += state.type;
+  for (int i = 0; i < 6; ++i) { // what is empty
+    add(0);
+  }
+  uint32_t crc = 0xFFFFFFFF;
+  for (const char byte : bytes) {
+    crc ^= static_cast<uint8_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320U : 0);
+    }
+  }
+  EXPECT_EQ(checksum_of(state), static_cast<int64_t>(~crc & 0xFFFFFFFFU));
+}
+
+} // namespace
+} // namespace torchkv
