@@ -2,7 +2,7 @@
 
 torchkv/lib/libtorchkv.so        the store: links LibTorch, knows nothing of Python
 torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, where there is CUDA: links no torch
-torchkv/_C.<suffix>.so           the Python door: csrc/bindings/python.cpp alone
+torchkv/_C.<suffix>.so           the Python door: csrc/bindings/python/module.cpp alone
 torchkv/include, share           headers and the CMake package config
 """
 
@@ -206,7 +206,7 @@ def extensions() -> list[Extension]:
     )
     door = Extension(
         "torchkv._C",
-        ["csrc/bindings/python.cpp"],
+        ["csrc/bindings/python/module.cpp"],
         depends=headers,
         include_dirs=[str(CSRC)],
         library_dirs=library_paths(),  # build_extension adds that of libtorchkv

@@ -10,8 +10,8 @@
 
 namespace torchkv {
 
-// The forms in which keys and values may be given, once for all doors. A Door
-// tells what it knows of its objects:
+// The forms in which keys and values may be given, once for all bindings.
+// `Objects` describes the objects of a binding:
 //
 //   using Object = ...;                       // cheap to copy
 //   std::optional<Key> as_key(op, object);    // none: not an int or a str
@@ -22,46 +22,46 @@ namespace torchkv {
 //   std::string type_name(object);
 //
 //   key         value
-//   k           a tensor, or a list of tensors with one per replica
-//   [k, ...]    a list with one of these per key, all of one form
-template <class Door>
+//   k           a tensor, or a list of tensors, one per replica
+//   [k, ...]    a list with one of these per key
+template <class Objects>
 class ArgumentParser {
  public:
-  using Object = typename Door::Object;
+  using Object = typename Objects::Object;
 
   explicit ArgumentParser(const char* op) : op_(op) {}
 
-  // TypeError for what is no key; ValueError for an empty list.
+  // TypeError for anything but keys; ValueError for an empty list.
   Keys keys(const Object& object) const {
     Keys result;
-    if (!Door::is_list(object)) {
+    if (!Objects::is_list(object)) {
       result.list.push_back(key(object));
       return result;
     }
     result.single = false;
-    const int64_t size = Door::size(object);
+    const int64_t size = Objects::size(object);
     TORCH_CHECK_VALUE(
         size != 0, op_, ": expected at least one key, but got an empty list");
     result.list.reserve(size);
     for (int64_t i = 0; i < size; ++i) {
-      result.list.push_back(key(Door::item(object, i)));
+      result.list.push_back(key(Objects::item(object, i)));
     }
     return result;
   }
 
   // A key by itself. TypeError where it is a list or anything else.
   Key key(const Object& object) const {
-    auto result = Door::as_key(op_, object);
+    auto result = Objects::as_key(op_, object);
     TORCH_CHECK_TYPE(
         result.has_value(),
         op_,
         ": expected a key of type int or str, but got ",
-        Door::type_name(object));
+        Objects::type_name(object));
     return *std::move(result);
   }
 
   // ValueError for an asynchronous call that would return new tensors, which
-  // nobody could use before its work is done.
+  // could not be used before its work is done.
   void check_sync_without_out(const Keys& keys, bool async_op) const {
     TORCH_CHECK_VALUE(
         !async_op,
@@ -71,8 +71,8 @@ class ArgumentParser {
   }
 
   // The tensors of `keys`; `what` is "value" or "out", for messages. TypeError
-  // for what is no tensor; ValueError for an empty list, a wrong number, lists
-  // beside tensors and lists that are nested too deep.
+  // for anything but tensors; ValueError for an empty list, a wrong number and
+  // lists that are nested too deep.
   Tensors tensors(const Keys& keys, const Object& object, const char* what)
       const {
     Tensors result;
@@ -81,17 +81,17 @@ class ArgumentParser {
       return result;
     }
     TORCH_CHECK_VALUE(
-        Door::is_list(object),
+        Objects::is_list(object),
         op_,
         ": expected a list of ",
         keys.size(),
         " ",
         what,
         "s, one for each key, but got ",
-        Door::type_name(object),
+        Objects::type_name(object),
         " ",
         keys.context());
-    const int64_t size = Door::size(object);
+    const int64_t size = Objects::size(object);
     TORCH_CHECK_VALUE(
         size == keys.size(),
         op_,
@@ -103,25 +103,8 @@ class ArgumentParser {
         size,
         " ",
         keys.context());
-    const bool nested = Door::is_list(Door::item(object, 0));
     for (int64_t i = 0; i < size; ++i) {
-      const Object item = Door::item(object, i);
-      const Key& key = keys.list[i];
-      // A thing that is neither is refused as such below.
-      TORCH_CHECK_VALUE(
-          Door::is_list(item) == nested ||
-              (!Door::is_list(item) && Door::as_tensor(item) == nullptr) ||
-              i == 0,
-          op_,
-          ": expected ",
-          what,
-          "s that are all tensors or all lists of tensors, but got ",
-          Door::type_name(item),
-          " after ",
-          Door::type_name(Door::item(object, 0)),
-          " ",
-          key.context());
-      append_group(result, key, item, what);
+      append_group(result, keys.list[i], Objects::item(object, i), what);
     }
     return result;
   }
@@ -132,12 +115,12 @@ class ArgumentParser {
       const Key& key,
       const Object& object,
       const char* what) const {
-    if (!Door::is_list(object)) {
+    if (!Objects::is_list(object)) {
       result.append(tensor(key, object, what));
       result.end_group();
       return;
     }
-    const int64_t size = Door::size(object);
+    const int64_t size = Objects::size(object);
     TORCH_CHECK_VALUE(
         size != 0,
         op_,
@@ -146,9 +129,9 @@ class ArgumentParser {
         ", but got an empty list ",
         key.context());
     for (int64_t i = 0; i < size; ++i) {
-      const Object item = Door::item(object, i);
+      const Object item = Objects::item(object, i);
       TORCH_CHECK_VALUE(
-          !Door::is_list(item),
+          !Objects::is_list(item),
           op_,
           ": expected a tensor or a list of tensors as ",
           what,
@@ -163,14 +146,14 @@ class ArgumentParser {
       const Key& key,
       const Object& object,
       const char* what) const {
-    const at::Tensor* result = Door::as_tensor(object);
+    const at::Tensor* result = Objects::as_tensor(object);
     TORCH_CHECK_TYPE(
         result != nullptr,
         op_,
         ": expected a tensor or a list of tensors as ",
         what,
         ", but got ",
-        Door::type_name(object),
+        Objects::type_name(object),
         " ",
         key.context());
     return *result;

@@ -1,7 +1,8 @@
-// The TorchScript door: torch.classes.torchkv.KVStore. Keys and values are
+// The TorchScript binding: torch.classes.torchkv.KVStore. Keys and values are
 // declared as Any, so that TorchScript code reads like Python.
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -22,7 +23,7 @@
 namespace torchkv {
 namespace {
 
-struct ScriptDoor {
+struct ScriptObjects {
   using Object = c10::IValue;
 
   static std::optional<Key> as_key(const char* /*op*/, const Object& object) {
@@ -54,7 +55,7 @@ struct ScriptDoor {
   }
 };
 
-using Parser = ArgumentParser<ScriptDoor>;
+using Parser = ArgumentParser<ScriptObjects>;
 using Self = c10::intrusive_ptr<KVStore>;
 using c10::IValue;
 
@@ -66,8 +67,12 @@ void init(const Self& self, const IValue& key, const IValue& value) {
   self->init(keys, parser.tensors(keys, value, "value"));
 }
 
-// None where the call is not asynchronous.
+// None unless the call is asynchronous.
 using OptionalWork = std::optional<WorkPtr>;
+
+OptionalWork optional(WorkPtr work) {
+  return work == nullptr ? OptionalWork() : std::move(work);
+}
 
 OptionalWork push(
     const Self& self,
@@ -80,11 +85,7 @@ OptionalWork push(
   const Parser parser(op);
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
-  if (async_op) {
-    return self->push_async(keys, values, priority);
-  }
-  self->push(keys, values, priority);
-  return {};
+  return optional(self->push(keys, values, {priority, async_op}));
 }
 
 IValue pull(
@@ -92,7 +93,7 @@ IValue pull(
     const IValue& key,
     const IValue& out,
     int64_t priority,
-    bool /*ignore_sparse: there are no sparse outs yet*/,
+    bool /*ignore_sparse: no sparse outs yet*/,
     bool async_op) {
   constexpr auto* op = "pull";
   refuse_graph_capture(op);
@@ -100,14 +101,10 @@ IValue pull(
   const Keys keys = parser.keys(key);
   if (!out.isNone()) {
     const Tensors outs = parser.tensors(keys, out, "out");
-    if (async_op) {
-      return self->pull_async(keys, outs, priority);
-    }
-    self->pull(keys, outs, priority);
-    return {};
+    return optional(self->pull(keys, outs, {priority, async_op}));
   }
   parser.check_sync_without_out(keys, async_op);
-  std::vector<at::Tensor> pulled = self->pull(keys, priority);
+  std::vector<at::Tensor> pulled = self->pull(keys, {priority});
   if (keys.single) {
     return pulled[0];
   }
@@ -127,11 +124,7 @@ OptionalWork pushpull(
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
   const Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
-  if (async_op) {
-    return self->pushpull_async(keys, values, outs, priority);
-  }
-  self->pushpull(keys, values, outs, priority);
-  return {};
+  return optional(self->pushpull(keys, values, outs, {priority, async_op}));
 }
 
 OptionalWork broadcast(
@@ -147,11 +140,15 @@ OptionalWork broadcast(
   const Keys keys = parser.keys(key);
   const Tensors values = parser.tensors(keys, value, "value");
   const Tensors outs = parser.tensors(keys, out, "out");
-  if (async_op) {
-    return self->broadcast_async(keys, values, outs, priority);
-  }
-  self->broadcast(keys, values, outs, priority);
-  return {};
+  return optional(self->broadcast(keys, values, outs, {priority, async_op}));
+}
+
+void assign(const Self& self, const IValue& key, const IValue& value) {
+  constexpr auto* op = "assign";
+  refuse_graph_capture(op);
+  const Parser parser(op);
+  const Keys keys = parser.keys(key);
+  self->assign(keys, parser.tensors(keys, value, "value"));
 }
 
 void erase(const Self& self, const IValue& key) {
@@ -187,7 +184,7 @@ void set_updater(const Self& self, const IValue& updater) {
   TORCH_CHECK_TYPE(
       updater.isModule(),
       "set_updater: expected None or a scripted submodule, but got ",
-      ScriptDoor::type_name(updater));
+      ScriptObjects::type_name(updater));
   self->set_updater(std::make_shared<ScriptUpdater>(updater.toModule()));
 }
 
@@ -239,7 +236,7 @@ TORCH_LIBRARY(torchkv, m) {
           }),
           "",
           {arg("type") = "local"})
-      .def("type", [](const Self& self) { return std::string(self->type()); })
+      .def("type", [](const Self& self) { return self->type(); })
       .def("init", &init, "", {arg("key"), arg("value")})
       .def(
           "push",
@@ -276,6 +273,7 @@ TORCH_LIBRARY(torchkv, m) {
            arg("out"),
            arg("priority") = 0,
            arg("async_op") = false})
+      .def("assign", &assign, "", {arg("key"), arg("value")})
       .def("delete", &erase, "", {arg("key")})
       .def("keys", &keys)
       .def("__contains__", &contains, "", {arg("key")})
@@ -284,6 +282,8 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__str__", [](const Self& self) { return self->repr(); })
       .def("set_updater", &set_updater, "", {arg("updater")})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
+      .def("rank", [](const Self& self) { return self->rank(); })
+      .def("num_workers", [](const Self& self) { return self->num_workers(); })
       .def("barrier", [](const Self& self) { self->barrier(); })
       .def("close", [](const Self& self) { self->close(); })
       .def_pickle(

@@ -7,19 +7,6 @@
 
 namespace torchkv {
 
-c10::Stream CommStreams::on(c10::Device device) {
-  const std::lock_guard lock(mutex_);
-  const auto* stream =
-      std::find_if(streams_.begin(), streams_.end(), [&](c10::Stream made) {
-        return made.device() == device;
-      });
-  if (stream != streams_.end()) {
-    return *stream;
-  }
-  streams_.push_back(runtime.new_stream(device));
-  return streams_.back();
-}
-
 void AsyncScope::enter(c10::Device device) {
   const bool is_entered =
       std::any_of(parts_.begin(), parts_.end(), [&](const Work::Part& part) {
@@ -30,8 +17,8 @@ void AsyncScope::enter(c10::Device device) {
   }
   Runtime& runtime = streams_.runtime;
   const c10::Stream caller = runtime.current_stream(device);
-  const c10::Stream comm = streams_.on(device);
-  auto event = streams_.events.get(device);
+  const c10::Stream comm = streams_.of(Place{device});
+  auto event = streams_.event(device);
   runtime.record(*event, caller);
   runtime.wait(*event, comm);
   const bool is_captured = runtime.is_capturing(comm);
@@ -39,21 +26,11 @@ void AsyncScope::enter(c10::Device device) {
   runtime.exchange_stream(comm);
 }
 
-void AsyncScope::enter(
-    const Entries& entries,
-    std::initializer_list<const Tensors*> tensors) {
-  for (const auto* each : tensors) {
-    for (const auto& tensor : each->flat) {
-      enter(tensor.device());
-      if (!tensor.device().is_cpu()) {
-        tensors_.push_back(tensor);
-      }
-    }
-  }
-  for (const auto& entry : entries) {
-    const std::lock_guard lock(entry->mutex);
-    for (const auto& slice : entry->slices) {
-      enter(slice.home.device);
+void AsyncScope::enter(c10::ArrayRef<at::Tensor> tensors) {
+  for (const auto& tensor : tensors) {
+    enter(tensor.device());
+    if (!tensor.device().is_cpu()) {
+      tensors_.push_back(tensor);
     }
   }
 }

@@ -9,30 +9,6 @@
 
 namespace torchkv {
 
-std::shared_ptr<RuntimeEvent> EventPool::get(c10::Device device) {
-  const auto index = static_cast<size_t>(std::max<int>(device.index(), 0));
-  std::unique_ptr<RuntimeEvent> event;
-  {
-    const std::lock_guard lock(state_->mutex);
-    auto& free = state_->free;
-    if (free.size() <= index) {
-      free.resize(index + 1);
-    }
-    if (!free[index].empty()) {
-      event = std::move(free[index].back());
-      free[index].pop_back();
-    }
-  }
-  if (event == nullptr) {
-    event = state_->runtime.make_event(device);
-  }
-  return {event.release(), [state = state_, index](RuntimeEvent* done) {
-            std::unique_ptr<RuntimeEvent> owned(done);
-            const std::lock_guard lock(state->mutex);
-            state->free[index].push_back(std::move(owned));
-          }};
-}
-
 c10::Stream StreamOrder::stream_of_caller(c10::Device device) {
   return hidden_ && hidden_->device() == device
       ? *hidden_
@@ -52,9 +28,9 @@ StreamOrder::Home& StreamOrder::home_of(const Place& place) {
   homes_.push_back(
       {place,
        caller,
-       place.index < 0 ? caller : places_.stream_of(place),
+       place.index < 0 ? caller : streams_.of(place),
        is_capturing,
-       is_capturing ? nullptr : events_.get(place.device),
+       is_capturing ? nullptr : streams_.event(place.device),
        {},
        0});
   return homes_.back();
@@ -83,40 +59,28 @@ void StreamOrder::make_current(const Home& home) {
   current_ = static_cast<size_t>(&home - homes_.begin());
 }
 
-void StreamOrder::enter(Slice& slice, const Place& place) {
+bool StreamOrder::enter_anew(const Place& place, Timeline* timeline) {
   if (place.device.is_cpu()) {
     // Copies between accelerators and the CPU are the caller's stream's.
     show_callers_stream();
-    return;
+    return false;
   }
   if (current_ >= homes_.size() || homes_[current_].place != place) {
     make_current(home_of(place));
   }
   const Home& home = homes_[current_];
-  if (home.is_capturing || slice.home.device.is_cpu()) {
-    return;
+  if (timeline == nullptr || home.is_capturing ||
+      timeline->event == home.done) {
+    return false;
   }
-  Timeline& timeline = slice.timeline;
-  if (timeline.event == home.done) {
-    return; // entered before
+  const bool moves =
+      timeline->event != nullptr && timeline->stream != home.stream;
+  if (moves) {
+    runtime_.wait(*timeline->event, home.stream);
   }
-  if (timeline.event != nullptr && timeline.stream != home.stream) {
-    runtime_.wait(*timeline.event, home.stream);
-    const auto keep = [&](const at::Tensor& tensor) {
-      if (tensor.defined()) {
-        runtime_.keep_until_done(tensor, home.stream);
-      }
-    };
-    keep(slice.value);
-    keep(slice.merge_buffer);
-    keep(slice.master);
-    keep(slice.accumulated);
-    for (const auto& state : slice.states) {
-      keep(state);
-    }
-  }
-  timeline.stream = home.stream;
-  timeline.event = home.done;
+  timeline->stream = home.stream;
+  timeline->event = home.done;
+  return moves;
 }
 
 void StreamOrder::use_other(const Place& place, c10::Device device) {
@@ -148,7 +112,7 @@ const StreamOrder::Source& StreamOrder::source_of(c10::Stream caller) {
       return known;
     }
   }
-  callers_.push_back({caller, events_.get(caller.device())});
+  callers_.push_back({caller, streams_.event(caller.device())});
   runtime_.record(*callers_.back().event, caller);
   return callers_.back();
 }
@@ -192,7 +156,7 @@ void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
       runtime_.wait(*source->event, *hub);
     }
   }
-  const auto event = events_.get(hub->device());
+  const auto event = streams_.event(hub->device());
   runtime_.record(*event, *hub);
   for (const auto& target : targets) {
     if (target != *hub) {
@@ -222,7 +186,7 @@ void StreamOrder::end() {
       continue;
     }
     if (home.done == nullptr) {
-      home.done = events_.get(home.place.device);
+      home.done = streams_.event(home.place.device);
     }
     runtime_.record(*home.done, home.stream);
     done.push_back({home.stream, home.done});

@@ -16,33 +16,10 @@
 
 #include "../core/export.h"
 #include "../core/place.h"
-#include "../memory/entry.h"
-#include "../memory/places.h"
 #include "runtime.h"
+#include "streams.h"
 
 namespace torchkv {
-
-// Events that nobody waits for any more, to be used again: making one takes as
-// long as recording it. Any thread.
-class TORCHKV_API EventPool {
- public:
-  explicit EventPool(Runtime& runtime)
-      : state_(std::make_shared<State>(runtime)) {}
-
-  // An event for streams of `device`; it comes back when its last owner lets go
-  // of it.
-  std::shared_ptr<RuntimeEvent> get(c10::Device device);
-
- private:
-  struct State {
-    explicit State(Runtime& runtime_) : runtime(runtime_) {}
-    Runtime& runtime;
-    std::mutex mutex; // guards the rest
-    // By index of the device.
-    std::vector<std::vector<std::unique_ptr<RuntimeEvent>>> free;
-  };
-  std::shared_ptr<State> state_; // which events that are out keep alive
-};
 
 // Orders one call's work on accelerators with all other work on the same
 // memory, and makes the right device the current one.
@@ -64,34 +41,30 @@ class TORCHKV_API EventPool {
 // work that is meant. One thread.
 class TORCHKV_API StreamOrder {
  public:
-  StreamOrder(Runtime& runtime, EventPool& events, Places& places)
-      : runtime_(runtime), events_(events), places_(places) {}
+  explicit StreamOrder(Streams& streams)
+      : streams_(streams), runtime_(streams.runtime) {}
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
   StreamOrder(StreamOrder&&) = delete;
   StreamOrder& operator=(StreamOrder&&) = delete;
 
-  // Work of the slice's home that is enqueued from now on may touch the slice.
-  // The home's device and stream are the current ones until the next enter().
-  // Nothing to do on the CPU, where work is done when a call returns.
-  void enter(Slice& slice) {
-    const bool is_current = current_ < homes_.size() &&
-        homes_[current_].place == slice.home &&
-        homes_[current_].done != nullptr &&
-        homes_[current_].done == slice.timeline.event;
-    if (!is_current) { // else it was entered before
-      enter(slice, slice.home);
-    }
+  // Work enqueued on `place` from now on may touch the memory of `timeline`.
+  // The place's device and stream are the current ones until the next enter().
+  // Returns whether the memory was last used on another stream, so that its
+  // tensors must be kept until that of the place is done (Runtime). Nothing to
+  // do on the CPU, where work is done when a call returns.
+  bool enter(const Place& place, Timeline& timeline) {
+    const bool is_entered = current_ < homes_.size() &&
+        homes_[current_].place == place && homes_[current_].done != nullptr &&
+        homes_[current_].done == timeline.event;
+    return !is_entered && enter_anew(place, &timeline);
   }
-  // Makes the device and the stream of `home`, which has been entered, the
-  // current ones again.
-  void enter(const Place& home) {
-    make_current(home_of(home));
+  // The same for memory without a timeline, in CPU memory, or for a place that
+  // was entered before.
+  void enter(const Place& place) {
+    enter_anew(place, nullptr);
   }
-  // The same for work of another place, an accelerator's unless the slice is in
-  // CPU memory, too.
-  void enter(Slice& slice, const Place& home);
 
   // Work of `home`, which has been entered, may touch memory of a caller on
   // `device` after the next sync(). Nothing to do where one of them is the CPU.
@@ -108,6 +81,9 @@ class TORCHKV_API StreamOrder {
   // every caller, one of the homes waits first and the others wait for it.
   void sync();
 
+  Runtime& runtime() const {
+    return runtime_;
+  }
   // The stream of the work on `home`, which has been entered, and whether it is
   // captured into a CUDA graph.
   c10::Stream stream(const Place& home) {
@@ -136,6 +112,7 @@ class TORCHKV_API StreamOrder {
     const Source* source;
     c10::Stream stream; // which waits
   };
+  bool enter_anew(const Place& place, Timeline* timeline);
   Home& home_of(const Place& place);
   c10::Stream stream_of_caller(c10::Device device);
   void use_other(const Place& place, c10::Device device);
@@ -145,9 +122,8 @@ class TORCHKV_API StreamOrder {
   void show_callers_stream();
   void end();
 
+  Streams& streams_;
   Runtime& runtime_;
-  EventPool& events_;
-  Places& places_;
   c10::SmallVector<Home, 1> homes_;
   size_t current_ = SIZE_MAX; // the home whose device and stream are current
   std::deque<Source> callers_; // which have recorded their events

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/custom_class.h>
 
 #include <cstdint>
 #include <memory>

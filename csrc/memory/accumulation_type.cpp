@@ -22,7 +22,7 @@ c10::ScalarType accumulation_type(
     c10::ScalarType stored) {
   c10::ScalarType dtype = promotable(stored);
   for (const auto& value : values) {
-    const auto other = promotable(value.data->scalar_type());
+    const auto other = promotable(value.dtype());
     dtype = other == dtype ? dtype : c10::promoteTypes(dtype, other);
   }
   return at::toOpMathType(dtype);

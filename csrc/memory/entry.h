@@ -10,45 +10,62 @@
 #include <mutex>
 #include <utility>
 
+#include "../core/export.h"
 #include "../core/key.h"
 #include "../core/place.h"
 #include "../core/rule.h"
-#include "../device/runtime.h"
+#include "../device/stream_order.h"
+#include "meta.h"
 
 namespace torchkv {
 
-// What a call is checked against. It never changes, so checks need no lock.
-struct Meta {
-  c10::SmallVector<int64_t, 4> sizes;
-  c10::ScalarType dtype = c10::kFloat;
-  int64_t num_elements = 0;
-};
-
-// A part of a stored value that lives in one place. One slice that holds the
-// whole value is the plain case: its tensors have the value's shape. A value
-// that is cut has several, of one dimension each.
-struct Slice {
-  int64_t begin = 0; // elements, counted as the value lies in memory: [begin,
-  int64_t end = 0; // end)
+// A shard of a stored value, in one place. A value that is not sharded has one
+// slice, whose tensors have the value's shape; the slices of a sharded value
+// have one dimension each.
+struct TORCHKV_API Slice {
+  int64_t begin =
+      0; // elements [begin, end), in the order of the value's memory
+  int64_t end = 0;
   Place home;
   at::Tensor value;
   at::Tensor merge_buffer; // the sum of a push, for an opaque updater
-  // For an optimizer, all in the places of the value's elements, in fp32 or,
-  // for fp64 values, fp64 (or complex numbers of these); undefined where not
+  // For an optimizer, all with the memory layout of `value`, in fp32 or, for
+  // fp64 values, fp64 (or complex numbers of these); undefined where not
   // needed.
   at::Tensor master; // the value itself, where its dtype rounds it
   std::array<at::Tensor, kMaxStates> states;
   at::Tensor accumulated; // the sum of the pushes since the last step
+  bool is_leased = false; // `value` may have been handed out (Slices::lease)
   Timeline timeline; // orders the streams that touch the tensors above
-  std::shared_ptr<void>
-      load; // what the home's account has of it; gives it back
+  // RAII token: subtracts this slice's bytes from its device's load.
+  std::shared_ptr<void> load;
+
+  // Work of the home that is enqueued from now on may touch the tensors.
+  void enter(StreamOrder& order) {
+    if (order.enter(home, timeline)) {
+      keep(order, home);
+    }
+  }
+  // The same for work of another place, which is an accelerator unless the
+  // slice is in CPU memory.
+  void enter(StreamOrder& order, const Place& place) {
+    if (home.device.is_cpu()) {
+      order.enter(place);
+    } else if (order.enter(place, timeline)) {
+      keep(order, place);
+    }
+  }
+
+ private:
+  void keep(StreamOrder& order, const Place& place) const;
 };
 
-// How far calls of several devices have decided where a value lives.
+// Where calls with tensors on several devices have placed a value.
 enum class Placing : uint8_t {
-  kNot, // where it began, or on the accelerator of a call of one device
+  kNot, // none yet: where it began, or on the accelerator of a call of one
+        // device
   kWhole, // on one of the devices, for an updater that needs the whole value
-  kCut, // cut over the devices, or whole because it is small
+  kSharded, // over the devices, or whole because it is small
 };
 
 // One key of the store. `delete` unlinks it from the table; calls under way
@@ -74,8 +91,8 @@ struct Entry : c10::intrusive_ptr_target {
   c10::Device device = c10::kCPU; // of new tensors like it
   Placing placing = Placing::kNot;
   int64_t version = 0; // number of updates since init
-  // Of the optimizer whose state the slices hold; 0 = none.
-  uint64_t optimizer = 0;
+  // Generation of the optimizer whose state the slices hold; 0 = none.
+  uint64_t generation = 0;
   int64_t step = 0; // steps of that optimizer
   int64_t num_accumulated = 0; // pushes in `accumulated`
 };

@@ -20,6 +20,10 @@ inline bool is_plain_cpu(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && is_plain(tensor);
 }
 
+// Bytes from the beginning of a storage to the end of the tensor's last element
+// in it. A storage can be shrunk while tensors use it.
+size_t needed_storage_bytes(const at::Tensor& tensor);
+
 // Whether the CPU's kernels can copy one into the other. Both have one shape.
 inline bool is_plain_cpu_copy(const at::Tensor& source, const at::Tensor& out) {
   return is_plain_cpu(source) && is_plain_cpu(out) &&

@@ -8,12 +8,12 @@ namespace torchkv {
 namespace {
 
 // The memory from a tensor's first element to behind its last.
-struct Extent {
+struct Span {
   const char* begin = nullptr;
   const char* end = nullptr;
 };
 
-Extent extent_of(const at::Tensor& tensor) {
+Span span_of(const at::Tensor& tensor) {
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
   int64_t count = tensor.numel();
   if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
@@ -28,28 +28,28 @@ Extent extent_of(const at::Tensor& tensor) {
 } // namespace
 
 bool may_overlap(c10::ArrayRef<Item> items) {
-  c10::SmallVector<Extent, 4> extents;
+  c10::SmallVector<Span, 4> spans;
   bool ascending = true;
-  extents.reserve(items.size());
+  spans.reserve(items.size());
   for (const auto& item : items) {
     for (const auto& out : item.outs) {
-      extents.push_back(extent_of(out));
-      const size_t n = extents.size();
+      spans.push_back(span_of(out));
+      const size_t n = spans.size();
       ascending =
-          ascending && (n == 1 || extents[n - 2].end <= extents[n - 1].begin);
+          ascending && (n == 1 || spans[n - 2].end <= spans[n - 1].begin);
     }
   }
   if (ascending) {
     return false;
   }
-  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
     return a.begin < b.begin;
   });
   const auto* overlap = std::adjacent_find(
-      extents.begin(), extents.end(), [](const auto& a, const auto& b) {
+      spans.begin(), spans.end(), [](const auto& a, const auto& b) {
         return a.end > b.begin;
       });
-  return overlap != extents.end();
+  return overlap != spans.end();
 }
 
 void bump_versions(c10::ArrayRef<Item> items) {

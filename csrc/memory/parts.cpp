@@ -1,5 +1,7 @@
 #include "parts.h"
 
+#include <utility>
+
 #include "accumulation_type.h"
 #include "layout.h"
 
@@ -16,32 +18,59 @@ Parts::Parts(Runtime& runtime, c10::ArrayRef<Item> items) {
            item.outs,
            item.step});
     } else {
-      add_cut(runtime, item);
+      add_sharded(runtime, item);
     }
   }
 }
 
-void Parts::add_cut(Runtime& runtime, const Item& item) {
+Parts::Storage& Parts::storage() {
+  if (storage_ == nullptr) {
+    storage_ = std::make_unique<Storage>();
+  }
+  return *storage_;
+}
+
+const at::Tensor& Parts::set_value(Part& part, at::Tensor value) {
+  Storage& storage = this->storage();
+  const at::Tensor& kept = storage.tensors.emplace_back(std::move(value));
+  part.values =
+      storage.values.emplace_back(c10::SmallVector<Value, 4>{Value(&kept)});
+  return kept;
+}
+
+void Parts::set_outs(Part& part, c10::SmallVector<at::Tensor, 4> outs) {
+  part.outs = storage().outs.emplace_back(std::move(outs));
+}
+
+// The value, or a copy of it, with the memory layout of the stored value.
+Value Parts::laid_out_as(
+    Runtime& runtime,
+    const Entry& entry,
+    const Value& value) {
+  const at::Tensor* const tensor = value.dense();
+  if (tensor == nullptr || lies_as(entry, *tensor)) {
+    return value;
+  }
+  const at::Tensor& copy = storage().tensors.emplace_back(runtime.allocate(
+      entry.meta.sizes,
+      entry.strides,
+      tensor->scalar_type(),
+      tensor->device()));
+  if (is_plain_cpu(*tensor)) {
+    // Also in a forked child, where PyTorch's copy waits for lost threads.
+    kernels::cpu::sum_strided(
+        value, copy, accumulation_type(value, tensor->scalar_type()));
+  } else {
+    runtime.copy(copy, *tensor);
+  }
+  return Value(&copy);
+}
+
+void Parts::add_sharded(Runtime& runtime, const Item& item) {
   Entry& entry = *item.entry;
-  c10::SmallVector<at::Tensor, 8> alike;
+  c10::SmallVector<Value, 8> whole;
   for (const auto& value : item.values) {
-    const at::Tensor& tensor = *value.data;
-    if (lies_as(entry, tensor)) {
-      alike.push_back(tensor);
-      continue;
-    }
-    alike.push_back(runtime.allocate(
-        entry.meta.sizes,
-        entry.strides,
-        tensor.scalar_type(),
-        tensor.device()));
-    if (is_plain_cpu(tensor)) {
-      // Also in a forked child, where PyTorch's copy waits for lost threads.
-      kernels::cpu::sum_strided(
-          value, alike.back(), accumulation_type(value, tensor.scalar_type()));
-    } else {
-      runtime.copy(alike.back(), tensor);
-    }
+    whole.push_back(laid_out_as(runtime, entry, value));
   }
   c10::SmallVector<const at::Tensor*, 8> outs;
   for (const auto& out : item.outs) {
@@ -51,16 +80,18 @@ void Parts::add_cut(Runtime& runtime, const Item& item) {
       whole_outs_.push_back({&entry, &out});
     }
   }
-  if (views_ == nullptr) {
-    views_ = std::make_unique<Views>();
-  }
+  Storage& storage = this->storage();
   for (auto& slice : entry.slices) {
-    auto& values = views_->values.emplace_back();
-    for (size_t i = 0; i < alike.size(); ++i) {
-      views_->tensors.push_back(part_of(alike[i], slice.begin, slice.end));
-      values.push_back({item.values[i].form, &views_->tensors.back()});
+    auto& values = storage.values.emplace_back();
+    for (Value value : whole) {
+      if (const at::Tensor* const tensor = value.dense()) {
+        value.data = &storage.tensors.emplace_back(
+            part_of(*tensor, slice.begin, slice.end));
+      }
+      value.begin = slice.begin;
+      values.push_back(value);
     }
-    auto& out_views = views_->outs.emplace_back();
+    auto& out_views = storage.outs.emplace_back();
     for (const auto* out : outs) {
       out_views.push_back(part_of(*out, slice.begin, slice.end));
     }

@@ -25,16 +25,16 @@ struct Part {
   const RuleStep* step = nullptr;
 };
 
-// An out of a value that is cut, which must be filled as a whole.
+// An out of a sharded value that cannot be filled shard by shard.
 struct WholeOut {
   Entry* entry = nullptr;
   const at::Tensor* out = nullptr;
 };
 
-// The parts of a call's items. Of a value that is cut, they are views of the
-// call's tensors. A value of another memory layout than the stored one is
-// copied first, ordered with the current stream of its device; such an out, or
-// one of another dtype, has no parts.
+// The parts of a call's items. Those of a sharded value are views of the call's
+// tensors. A value of another memory layout than the stored one is copied
+// first, ordered with the current stream of its device; such an out, or one of
+// another dtype, has no parts. Encoded values are passed on as they are.
 // REQUIRES: outlives the StreamOrder of the call.
 class Parts {
  public:
@@ -69,19 +69,25 @@ class Parts {
     return whole_outs_;
   }
 
- private:
-  void add_cut(Runtime& runtime, const Item& item);
+  // Replaces what a part adds up by one tensor, and what it fills.
+  const at::Tensor& set_value(Part& part, at::Tensor value);
+  void set_outs(Part& part, c10::SmallVector<at::Tensor, 4> outs);
 
-  // What the parts of cut values point to.
-  struct Views {
+ private:
+  void add_sharded(Runtime& runtime, const Item& item);
+  Value laid_out_as(Runtime& runtime, const Entry& entry, const Value& value);
+
+  // What parts point to, other than the call's own tensors.
+  struct Storage {
     std::deque<at::Tensor> tensors;
     std::deque<c10::SmallVector<Value, 4>> values;
     std::deque<c10::SmallVector<at::Tensor, 4>> outs;
   };
+  Storage& storage();
 
   c10::SmallVector<Part, 1> list_;
   std::vector<WholeOut> whole_outs_;
-  std::unique_ptr<Views> views_; // null where no value is cut
+  std::unique_ptr<Storage> storage_; // null where not needed
 };
 
 } // namespace torchkv

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 
 namespace torchkv {
 namespace {
 
-// None where the name is no device's.
+// None unless the name is a device's.
 std::optional<c10::Device> parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
@@ -29,7 +30,7 @@ std::string Places::environment() {
   return text == nullptr ? "" : text;
 }
 
-Places::Places(Runtime& runtime, const std::string& text) : runtime_(runtime) {
+Places::Places(const std::string& text) {
   if (text.empty()) {
     return;
   }
@@ -44,7 +45,6 @@ Places::Places(Runtime& runtime, const std::string& text) : runtime_(runtime) {
         "'");
     listed_.push_back({*device, static_cast<int32_t>(listed_.size())});
   }
-  streams_.resize(listed_.size());
 }
 
 // Adds the place of the `nth` tensor of a list on `device`.
@@ -75,7 +75,7 @@ Places::List Places::of(const Item& item) const {
     }
     return count;
   };
-  const auto value = [&](size_t i) { return item.values[i].data->device(); };
+  const auto value = [&](size_t i) { return item.values[i].device(); };
   const auto out = [&](size_t i) { return item.outs[i].device(); };
   for (size_t i = 0; i < item.values.size(); ++i) {
     add(value(i), are_logical() ? nth(i, value) : 0, result);
@@ -84,15 +84,6 @@ Places::List Places::of(const Item& item) const {
     add(out(i), are_logical() ? nth(i, out) : 0, result);
   }
   return result;
-}
-
-c10::Stream Places::stream_of(const Place& place) {
-  const std::lock_guard lock(mutex_);
-  auto& stream = streams_.at(static_cast<size_t>(place.index));
-  if (!stream) {
-    stream = runtime_.new_stream(place.device);
-  }
-  return *stream;
 }
 
 } // namespace torchkv

@@ -1,36 +1,30 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
-#include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "../core/export.h"
 #include "../core/place.h"
-#include "../device/runtime.h"
 #include "item.h"
 
 namespace torchkv {
 
-// The places among which stored values are shared out. By default these are the
-// accelerators that a call's tensors lie on.
+// The places over which stored values are sharded. By default these are the
+// accelerators of a call's tensors.
 //
 // TORCHKV_PLACES="cuda:0,cuda:0,cuda:0,cuda:0" lets one device stand for
 // several, for tests of the store type "device": the first tensor of a list is
 // at the first place of its device, the second at the second, and so on; those
-// beyond the last place are there, too. Each place works on a stream of its
-// own. "cpu,cpu" is possible, too. Any thread.
+// beyond the last place are at the last. Each place has a stream of its own
+// (Streams). "cpu,cpu" works, too. Immutable.
 class TORCHKV_API Places {
  public:
   // From the text of TORCHKV_PLACES. ValueError where it is no list of devices
   // that torch.device knows.
-  Places(Runtime& runtime, const std::string& text);
+  explicit Places(const std::string& text = {});
   // TORCHKV_PLACES, or nothing.
   static std::string environment();
 
@@ -44,16 +38,10 @@ class TORCHKV_API Places {
   using List = c10::SmallVector<Place, 8>;
   List of(const Item& item) const;
 
-  // Where work of a logical place goes on, an accelerator's.
-  c10::Stream stream_of(const Place& place);
-
  private:
   void add(c10::Device device, size_t nth, List& result) const;
 
-  Runtime& runtime_;
-  std::vector<Place> listed_; // constant after construction
-  std::mutex mutex_; // guards streams_
-  std::vector<std::optional<c10::Stream>> streams_; // by Place::index
+  std::vector<Place> listed_;
 };
 
 } // namespace torchkv

@@ -2,9 +2,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/alias.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <string>
 #include <unordered_map>
 
@@ -13,62 +15,17 @@
 #include "layout.h"
 
 namespace torchkv {
-namespace {
 
-// Whether a slice is in memory that is only there until a call brings an
-// accelerator.
-bool is_homeless(const Slice& slice) {
-  return slice.home.device.is_cpu() && slice.home.index < 0;
-}
-
-// Whether all tensors of an item are on one device, that of a place.
-bool are_all_on(const Item& item, const Place& place) {
-  const auto is_there = [&](const at::Tensor& tensor) {
-    return tensor.device() == place.device;
-  };
-  return std::all_of(
-             item.values.begin(),
-             item.values.end(),
-             [&](const Value& value) { return is_there(*value.data); }) &&
-      std::all_of(item.outs.begin(), item.outs.end(), is_there);
-}
-
-int64_t bytes_of(const Entry& entry, const Slice& slice) {
-  return (slice.end - slice.begin) *
-      static_cast<int64_t>(c10::elementSize(entry.meta.dtype));
-}
-
-} // namespace
-
-std::shared_ptr<Slices::Load> Slices::load_of(const Place& place) {
-  const std::lock_guard lock(loads_mutex_);
-  for (const auto& [known, load] : loads_) {
-    if (known == place) {
-      return load;
-    }
-  }
-  loads_.emplace_back(place, std::make_shared<Load>(0));
-  return loads_.back().second;
-}
-
-// Counts a slice at its home for as long as it is there. Without a lock at the
-// end, which may come in a forked child.
-void Slices::take_account(const Entry& entry, Slice& slice) {
-  slice.load.reset();
-  if (is_homeless(slice)) {
-    return;
-  }
-  const auto load = load_of(slice.home);
-  const int64_t bytes = bytes_of(entry, slice);
-  *load += bytes;
-  slice.load = std::shared_ptr<void>(
-      nullptr, [load, bytes](void* /*null*/) { *load -= bytes; });
-}
-
-void Slices::adopt(Entry& entry) {
-  for (auto& slice : entry.slices) {
-    take_account(entry, slice);
-  }
+at::Tensor Slices::allocate_value(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    c10::ScalarType dtype,
+    c10::Device device) {
+  at::Tensor value = allocator_ == nullptr
+      ? runtime_.allocate(sizes, strides, dtype, device)
+      : allocator_(sizes, strides, dtype, device);
+  forbid_resize(value);
+  return value;
 }
 
 at::Tensor Slices::allocate_like(
@@ -80,8 +37,6 @@ at::Tensor Slices::allocate_like(
   return result;
 }
 
-// With uninitialised memory. REQUIRES: `order` outlives all use of the slice by
-// this call.
 Slice Slices::make_slice(
     const Entry& entry,
     const Place& home,
@@ -92,13 +47,12 @@ Slice Slices::make_slice(
   slice.begin = begin;
   slice.end = end;
   slice.home = home;
-  order.enter(slice);
+  slice.enter(order);
   const bool is_whole = end - begin == entry.meta.num_elements;
   slice.value = is_whole
-      ? runtime_.allocate(
+      ? allocate_value(
             entry.meta.sizes, entry.strides, entry.meta.dtype, home.device)
-      : runtime_.allocate({end - begin}, {1}, entry.meta.dtype, home.device);
-  forbid_resize(slice.value);
+      : allocate_value({end - begin}, {1}, entry.meta.dtype, home.device);
   return slice;
 }
 
@@ -112,7 +66,7 @@ void Slices::copy(const at::Tensor& destination, const at::Tensor& source) {
   }
 }
 
-void Slices::store(Entry& entry, const at::Tensor& value) {
+void Slices::store(Entry& entry, const at::Tensor& value, const Place& home) {
   // A dense value keeps its memory format (channels_last, transposed), so that
   // gradients of the same format are added without a permuting copy.
   if (value.is_non_overlapping_and_dense()) {
@@ -121,159 +75,73 @@ void Slices::store(Entry& entry, const at::Tensor& value) {
     const auto strides = at::detail::defaultStrides(value.sizes());
     entry.strides.assign(strides.begin(), strides.end());
   }
-  c10::SmallVector<Slice, 1> slices;
-  {
-    StreamOrder order(runtime_, events_, places_);
-    const Place home{policy_ == Policy::kCpu ? c10::kCPU : value.device()};
-    slices.push_back(make_slice(entry, home, 0, value.numel(), order));
-    copy(slices[0].value, value);
-  }
-  replace(entry, std::move(slices));
+  StreamOrder order(streams_);
+  Slice slice = make_slice(entry, home, 0, value.numel(), order);
+  copy(slice.value, value);
+  entry.slices.push_back(std::move(slice));
+  entry.device = home.device;
 }
 
-// Lets an entry have other slices.
-void Slices::replace(Entry& entry, c10::SmallVector<Slice, 1> slices) {
-  for (auto& slice : slices) {
-    take_account(entry, slice);
-  }
-  entry.slices = std::move(slices);
-  if (entry.device.is_cpu()) {
-    entry.device = entry.slices[0].home.device;
-  }
+// Copies the slice's shard of a whole tensor, which has the memory layout of
+// the stored value.
+void Slices::copy_shard(
+    const Slice& slice,
+    const at::Tensor& destination,
+    const at::Tensor& whole,
+    StreamOrder& order) {
+  order.use(slice.home, whole.device());
+  order.sync();
+  copy(
+      part_of(destination, 0, slice.end - slice.begin),
+      part_of(whole, slice.begin, slice.end));
 }
 
-void Slices::place(c10::ArrayRef<Item> items, bool may_cut) {
-  if (policy_ == Policy::kCpu) {
-    return;
-  }
-  c10::SmallVector<const Item*, 4> whole;
-  // Neighbours of the same places are cut together.
-  c10::SmallVector<const Item*, 4> group;
-  Places::List places_of_group;
-  for (const auto& item : items) {
-    const Entry& entry = *item.entry;
-    const Slice& slice = entry.slices[0];
-    const bool stays = entry.placing == Placing::kCut ||
-        (!may_cut && entry.placing == Placing::kWhole) ||
-        (!places_.are_logical() && are_all_on(item, slice.home));
-    if (stays) {
-      continue;
-    }
-    Places::List places = places_.of(item);
-    std::sort(places.begin(), places.end());
-    if (may_cut && places.size() > 1) {
-      if (places != places_of_group) {
-        cut(group, places_of_group);
-        group.clear();
-        places_of_group = std::move(places);
-      }
-      group.push_back(&item);
-    } else if (places.size() > 1 || (!places.empty() && is_homeless(slice))) {
-      whole.push_back(&item);
-    }
-  }
-  cut(group, places_of_group);
-  place_whole(whole);
-}
-
-// Largest first, each at the place with the fewest bytes.
-void Slices::place_whole(c10::SmallVectorImpl<const Item*>& items) {
-  std::sort(items.begin(), items.end(), [&](const Item* a, const Item* b) {
-    const int64_t a_bytes = bytes_of(*a->entry, a->entry->slices[0]);
-    const int64_t b_bytes = bytes_of(*b->entry, b->entry->slices[0]);
-    return a_bytes != b_bytes ? a_bytes > b_bytes
-                              : a < b; // in the call's order
-  });
-  for (const auto* item : items) {
-    const Places::List places = places_.of(*item);
-    const Place home = least_loaded(places);
-    Entry& entry = *item->entry;
-    move(entry, home, Piece{0, 0, 0, entry.meta.num_elements});
-    if (places.size() > 1) {
-      entry.placing = Placing::kWhole;
+void Slices::assign(Entry& entry, const at::Tensor& value) {
+  StreamOrder order(streams_);
+  for (auto& slice : entry.slices) {
+    slice.enter(order);
+    copy_shard(slice, slice.value, value, order);
+    if (slice.master.defined()) {
+      // In full, where the stored dtype rounds it.
+      copy_shard(slice, slice.master, value, order);
     }
   }
 }
 
-Place Slices::least_loaded(c10::ArrayRef<Place> places) {
-  return *std::min_element(
-      places.begin(), places.end(), [&](const Place& a, const Place& b) {
-        return *load_of(a) < *load_of(b);
-      });
+at::Tensor Slices::lease(Entry& entry) {
+  if (entry.slices.size() != 1 || !entry.device.is_cpu()) {
+    return copy_of(entry, entry.device);
+  }
+  Slice& slice = entry.slices[0];
+  slice.is_leased = true;
+  const PlainDispatch plain;
+  return at::alias(slice.value);
 }
 
-void Slices::cut(
-    c10::ArrayRef<const Item*> items,
-    c10::ArrayRef<Place> places) {
-  // Less is not worth a copy, a launch or a message of its own. Places that
-  // stand for devices are there to be tested.
-  constexpr int64_t kGrain = int64_t{256} * 1024;
-  const int64_t grain = places_.are_logical() ? 16 : kGrain;
-  if (items.empty()) {
-    return;
-  }
-  std::vector<Extent> extents;
-  std::vector<int64_t> loads;
-  for (const auto& place : places) {
-    loads.push_back(*load_of(place));
-  }
-  for (const auto* item : items) {
-    const Entry& entry = *item->entry;
-    extents.push_back(
-        {entry.meta.num_elements,
-         static_cast<int64_t>(c10::elementSize(entry.meta.dtype))});
-    const Slice& slice = entry.slices[0]; // the only one: it leaves
-    const auto* home = std::find(places.begin(), places.end(), slice.home);
-    if (home != places.end()) {
-      loads[static_cast<size_t>(home - places.begin())] -=
-          bytes_of(entry, slice);
-    }
-  }
-  const auto pieces = policy_ == Policy::kCutEach
-      ? cut_each(extents, loads, grain)
-      : cut_all(extents, loads, grain);
-  c10::ArrayRef<Piece> rest = pieces;
-  for (size_t i = 0; i < items.size(); ++i) {
-    size_t count = 0;
-    while (count < rest.size() && rest[count].value == i) {
-      ++count;
-    }
-    move(*items[i]->entry, places, rest.slice(0, count));
-    items[i]->entry->placing = Placing::kCut;
-    rest = rest.slice(count);
+void Slices::end_lease(Slice& slice) {
+  slice.is_leased = false;
+  if (slice.value.storage().use_count() == 1) {
+    // What the last reader has read happens before the update.
+    std::atomic_thread_fence(std::memory_order_acquire);
+  } else {
+    const at::Tensor leased = slice.value;
+    at::Tensor value = allocate_value(
+        leased.sizes(),
+        leased.strides(),
+        leased.scalar_type(),
+        leased.device());
+    copy(value, leased);
+    slice.value = std::move(value);
   }
 }
 
-// Moves the pieces of a value, with what an optimizer has made of it.
-void Slices::move(
-    Entry& entry,
-    c10::ArrayRef<Place> places,
-    c10::ArrayRef<Piece> pieces) {
-  const bool stays = pieces.size() == 1 && entry.slices.size() == 1 &&
-      places[pieces[0].place] == entry.slices[0].home;
-  if (stays) {
-    return;
-  }
-  c10::SmallVector<Slice, 1> slices;
-  for (const auto& piece : pieces) {
-    StreamOrder order(runtime_, events_, places_);
-    slices.push_back(
-        make_slice(entry, places[piece.place], piece.begin, piece.end, order));
-    for (auto& from : entry.slices) {
-      copy_part(from, slices.back(), order);
-    }
-  }
-  replace(entry, std::move(slices));
-}
-
-// Copies what both slices have.
-void Slices::copy_part(Slice& from, Slice& to, StreamOrder& order) {
+void Slices::copy_common(Slice& from, Slice& to, StreamOrder& order) {
   const int64_t begin = std::max(from.begin, to.begin);
   const int64_t end = std::min(from.end, to.end);
   if (begin >= end && from.begin != from.end) { // of an empty value, all
     return;
   }
-  order.enter(from, to.home.device.is_cpu() ? from.home : to.home);
+  from.enter(order, to.home.device.is_cpu() ? from.home : to.home);
   const auto copy_member = [&](const at::Tensor& source,
                                at::Tensor& destination) {
     if (source.defined()) {
@@ -291,19 +159,6 @@ void Slices::copy_part(Slice& from, Slice& to, StreamOrder& order) {
   for (size_t i = 0; i < kMaxStates; ++i) {
     copy_member(from.states[i], to.states[i]);
   }
-}
-
-void Slices::gather(Entry& entry) {
-  if (entry.slices.size() == 1) {
-    return;
-  }
-  Places::List homes;
-  for (const auto& slice : entry.slices) {
-    homes.push_back(slice.home);
-  }
-  const Place home = least_loaded(homes);
-  move(entry, home, Piece{0, 0, 0, entry.meta.num_elements});
-  entry.placing = Placing::kWhole;
 }
 
 at::Tensor& Slices::merge_buffer(Slice& slice) {
@@ -367,9 +222,9 @@ at::Tensor Slices::gathered(
     c10::Device device) {
   at::Tensor result =
       empty_like(entry, member(entry.slices[0]).scalar_type(), device);
-  StreamOrder order(runtime_, events_, places_);
+  StreamOrder order(streams_);
   for (auto& slice : entry.slices) {
-    order.enter(slice, device.is_cpu() ? slice.home : Place{device});
+    slice.enter(order, device.is_cpu() ? slice.home : Place{device});
     copy(
         part_of(result, slice.begin, slice.end),
         part_of(member(slice), 0, slice.end - slice.begin));
@@ -416,49 +271,44 @@ void Slices::set_state(
     const RuleSpec& rule,
     const KeyState& state) {
   const auto names = state_names(rule);
-  // By name: the tensor, lying as the stored value does.
-  std::unordered_map<std::string, at::Tensor> alike;
+  std::unordered_map<std::string, at::Tensor> whole;
   for (const auto& [name, tensor] : state.tensors) {
-    alike.emplace(name, lying_as(entry, tensor));
+    whole.emplace(name, laid_out_as(entry, tensor));
   }
-  struct Parts {
+  struct Kept {
     std::array<at::Tensor, kMaxStates> states;
     at::Tensor master;
     at::Tensor accumulated;
   };
-  // All copies first: what fails for lack of memory changes nothing.
-  std::vector<Parts> parts(entry.slices.size());
+  // All copies first: running out of memory changes nothing.
+  std::vector<Kept> kept(entry.slices.size());
   {
-    StreamOrder order(runtime_, events_, places_);
-    for (size_t i = 0; i < parts.size(); ++i) {
+    StreamOrder order(streams_);
+    for (size_t i = 0; i < kept.size(); ++i) {
       Slice& slice = entry.slices[i];
-      order.enter(slice);
-      const auto part_named = [&](const char* name) {
-        const auto it = name == nullptr ? alike.end() : alike.find(name);
-        if (it == alike.end()) {
+      slice.enter(order);
+      const auto shard_named = [&](const char* name) {
+        const auto it = name == nullptr ? whole.end() : whole.find(name);
+        if (it == whole.end()) {
           return at::Tensor();
         }
-        at::Tensor part =
+        at::Tensor shard =
             allocate_like(slice.value, at::toOpMathType(entry.meta.dtype));
-        order.use(slice.home, it->second.device());
-        order.sync();
-        copy(
-            part_of(part, 0, slice.end - slice.begin),
-            part_of(it->second, slice.begin, slice.end));
-        return part;
+        copy_shard(slice, shard, it->second, order);
+        return shard;
       };
       for (size_t j = 0; j < kMaxStates; ++j) {
-        parts[i].states[j] = part_named(names[j]);
+        kept[i].states[j] = shard_named(names[j]);
       }
-      parts[i].master = part_named("master");
-      parts[i].accumulated = part_named("accumulated");
+      kept[i].master = shard_named("master");
+      kept[i].accumulated = shard_named("accumulated");
     }
   }
-  for (size_t i = 0; i < parts.size(); ++i) {
+  for (size_t i = 0; i < kept.size(); ++i) {
     Slice& slice = entry.slices[i];
-    slice.states = std::move(parts[i].states);
-    slice.master = std::move(parts[i].master);
-    slice.accumulated = std::move(parts[i].accumulated);
+    slice.states = std::move(kept[i].states);
+    slice.master = std::move(kept[i].master);
+    slice.accumulated = std::move(kept[i].accumulated);
   }
   entry.step = state.step;
   entry.num_accumulated = state.num_accumulated;
@@ -474,7 +324,7 @@ void Slices::clear_state(Entry& entry) {
   entry.num_accumulated = 0;
 }
 
-at::Tensor Slices::lying_as(const Entry& entry, const at::Tensor& tensor) {
+at::Tensor Slices::laid_out_as(const Entry& entry, const at::Tensor& tensor) {
   if (lies_as(entry, tensor)) {
     return tensor;
   }

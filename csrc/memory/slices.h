@@ -5,71 +5,91 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
-#include <mutex>
+#include <functional>
 #include <utility>
 #include <vector>
 
 #include "../core/export.h"
 #include "../core/place.h"
 #include "../core/rule.h"
-#include "../device/runtime.h"
 #include "../device/stream_order.h"
-#include "../update/optimizer.h"
-#include "cut.h"
 #include "entry.h"
-#include "item.h"
-#include "places.h"
+#include "key_state.h"
 
 namespace torchkv {
 
-// The memory of stored values: makes, places, cuts and gathers it, and takes
-// copies in and out.
+// Provides the memory of stored values; as Runtime::allocate. The tensor must
+// be the only owner of a storage that it fills from its first byte.
+using Allocator = std::function<at::Tensor(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    c10::ScalarType dtype,
+    c10::Device device)>;
+
+// The memory of stored values and of what optimizers keep with them: creates it
+// and copies it in and out.
 //
 // Thread safety: any thread, REQUIRES the mutex of each entry. Work on
 // accelerators is ordered as StreamOrder says; no other StreamOrder of the
 // thread has entered the entry.
 class TORCHKV_API Slices {
  public:
-  // Where values live.
-  enum class Policy : uint8_t {
-    kCpu, // in CPU memory
-    // Where their first value is, until a call brings tensors at several
-    // places: then all values of the call are cut as one, evenly.
-    kCutAll,
-    // The same, but each value is cut by itself, into pieces of one size.
-    kCutEach,
-  };
+  // Without an allocator, stored values are the runtime's.
+  explicit Slices(Streams& streams, Allocator allocator = {})
+      : streams_(streams),
+        runtime_(streams.runtime),
+        allocator_(std::move(allocator)) {}
 
-  Slices(Policy policy, Runtime& runtime, EventPool& events, Places& places)
-      : policy_(policy), runtime_(runtime), events_(events), places_(places) {}
+  // Gives a new entry one slice at `home`, with a copy of `value`.
+  void store(Entry& entry, const at::Tensor& value, const Place& home);
 
-  // Gives a new entry its value, a copy of `value`.
-  void store(Entry& entry, const at::Tensor& value);
+  // The tensor, or a copy of it, with the memory layout of the stored value.
+  at::Tensor laid_out_as(const Entry& entry, const at::Tensor& tensor);
 
-  // As Comm::place.
-  void place(c10::ArrayRef<Item> items, bool may_cut);
+  // Replaces the value, and the optimizer's copy of it (`master`), and keeps
+  // the rest of the state. REQUIRES: of the entry's shape and memory layout,
+  // and of a dtype that converts.
+  void assign(Entry& entry, const at::Tensor& value);
 
-  // Makes one slice of all, which the next call that may cut cuts again.
-  void gather(Entry& entry);
+  // The stored value as a tensor that the store does not write any more:
+  // updates go to other memory as long as the tensor, or another one on its
+  // storage, exists. For values in CPU memory that are not sharded; others are
+  // copied. REQUIRES: readers do not write it.
+  at::Tensor lease(Entry& entry);
+  // Before an update: moves values that are leased to other memory.
+  void end_leases(Entry& entry) {
+    for (auto& slice : entry.slices) {
+      if (slice.is_leased) {
+        end_lease(slice);
+      }
+    }
+  }
 
-  // Takes over the entry of another store.
-  void adopt(Entry& entry);
+  // A slice with uninitialised memory. REQUIRES: `order` outlives all use of it
+  // by this call.
+  Slice make_slice(
+      const Entry& entry,
+      const Place& home,
+      int64_t begin,
+      int64_t end,
+      StreamOrder& order);
+  // Copies what both slices hold, with what an optimizer keeps.
+  void copy_common(Slice& from, Slice& to, StreamOrder& order);
 
-  // The tensors of a slice, made where there are none. REQUIRES: a StreamOrder
-  // has entered the slice.
+  // The tensors of a slice, created if needed. REQUIRES: a StreamOrder has
+  // entered the slice.
   at::Tensor& merge_buffer(Slice& slice);
   at::Tensor& accumulated(Slice& slice);
-  // What the rule needs; adds what is new to `made`. Returns whether all states
-  // were there.
+  // What the rule needs; appends what is new to `made`. Returns whether all
+  // states existed.
   bool prepare_state(
       Slice& slice,
       const RuleSpec& rule,
       std::vector<at::Tensor*>& made);
 
-  // As in Comm.
+  // Copies of what an optimizer keeps for an entry. REQUIRES for set_state:
+  // tensors of the shape of the value, named as the rule names them.
   KeyState state_of(Entry& entry, const RuleSpec& rule);
   void set_state(Entry& entry, const RuleSpec& rule, const KeyState& state);
   void clear_state(Entry& entry);
@@ -86,38 +106,33 @@ class TORCHKV_API Slices {
   // merge_buffer, or both are in CPU memory.
   void copy(const at::Tensor& destination, const at::Tensor& source);
 
+  // Whether values must stay in the memory that they are in: an updater's
+  // replacement does not have the allocator's.
+  bool has_allocator() const {
+    return allocator_ != nullptr;
+  }
+
  private:
+  at::Tensor allocate_value(
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      c10::ScalarType dtype,
+      c10::Device device);
   at::Tensor allocate_like(const at::Tensor& model, c10::ScalarType dtype);
-  Slice make_slice(
-      const Entry& entry,
-      const Place& home,
-      int64_t begin,
-      int64_t end,
-      StreamOrder& order);
-  void replace(Entry& entry, c10::SmallVector<Slice, 1> slices);
-  Place least_loaded(c10::ArrayRef<Place> places);
-  void place_whole(c10::SmallVectorImpl<const Item*>& items);
-  void cut(c10::ArrayRef<const Item*> items, c10::ArrayRef<Place> places);
-  void move(
-      Entry& entry,
-      c10::ArrayRef<Place> places,
-      c10::ArrayRef<Piece> pieces);
-  void copy_part(Slice& from, Slice& to, StreamOrder& order);
+  void end_lease(Slice& slice);
   at::Tensor gathered(
       Entry& entry,
       c10::function_ref<const at::Tensor&(const Slice&)> member,
       c10::Device device);
-  at::Tensor lying_as(const Entry& entry, const at::Tensor& tensor);
-  using Load = std::atomic<int64_t>; // bytes of values
-  std::shared_ptr<Load> load_of(const Place& place);
-  void take_account(const Entry& entry, Slice& slice);
+  void copy_shard(
+      const Slice& slice,
+      const at::Tensor& destination,
+      const at::Tensor& whole,
+      StreamOrder& order);
 
-  const Policy policy_;
+  Streams& streams_;
   Runtime& runtime_;
-  EventPool& events_;
-  Places& places_;
-  std::mutex loads_mutex_; // guards loads_
-  std::vector<std::pair<Place, std::shared_ptr<Load>>> loads_;
+  const Allocator allocator_;
 };
 
 } // namespace torchkv

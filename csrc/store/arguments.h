@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "../core/export.h"
 #include "../core/key.h"
-#include "../memory/entry.h"
+#include "../core/value.h"
 
 namespace torchkv {
 
@@ -51,13 +51,27 @@ struct TORCHKV_API Tensors {
   static Tensors replicas(at::TensorList tensors);
   // One tensor for each key.
   static Tensors one_each(at::TensorList tensors);
+  // One encoded value for one key.
+  static Tensors encoded(
+      const at::Tensor& payload,
+      std::shared_ptr<const Encoding> encoding);
 
   int64_t size() const {
     return static_cast<int64_t>(ends.size());
   }
+  // Where group i begins in `flat`.
+  int64_t begin(int64_t i) const {
+    return i == 0 ? 0 : ends[i - 1];
+  }
   c10::ArrayRef<at::Tensor> of(int64_t i) const {
-    const int64_t begin = i == 0 ? 0 : ends[i - 1];
-    return c10::ArrayRef<at::Tensor>(flat).slice(begin, ends[i] - begin);
+    return c10::ArrayRef<at::Tensor>(flat).slice(begin(i), ends[i] - begin(i));
+  }
+  // By index in `flat`.
+  Value value(int64_t index) const {
+    return {
+        &flat[index],
+        encodings.empty() ? nullptr
+                          : encodings[static_cast<size_t>(index)].get()};
   }
   void append(const at::Tensor& tensor) {
     flat.push_back(tensor);
@@ -68,16 +82,8 @@ struct TORCHKV_API Tensors {
 
   c10::SmallVector<at::Tensor, 4> flat;
   c10::SmallVector<int64_t, 2> ends; // of group i in `flat`
+  // As long as `flat`, with null for dense tensors; empty where all are dense.
+  std::vector<std::shared_ptr<const Encoding>> encodings;
 };
-
-using Entries = c10::SmallVector<EntryPtr, 2>;
-
-// Makes one group of the groups that name one entry: `entries` keeps each entry
-// once, where it first appears, and its group holds the tensors of all its
-// appearances in the order given. Nothing where no entry repeats.
-// REQUIRES: entries.size() == tensors.size()
-TORCHKV_API std::optional<Tensors> merge_repeats(
-    Entries& entries,
-    const Tensors& tensors);
 
 } // namespace torchkv

@@ -3,45 +3,44 @@
 namespace torchkv {
 
 Batch::Batch(
-    Comm& comm,
     const Entries& entries,
     const Tensors& values,
     size_t begin,
-    size_t end,
-    bool may_cut)
-    : comm_(comm) {
+    size_t end) {
+  const int64_t first = values.begin(static_cast<int64_t>(begin));
   items.reserve(end - begin);
-  values_.reserve(values.flat.size());
+  values_.reserve(values.ends[end - 1] - first); // items point to them
   for (size_t i = begin; i < end; ++i) {
-    for (const auto& tensor : values.of(static_cast<int64_t>(i))) {
-      values_.push_back({Value::Form::kDense, &tensor});
+    const size_t own = values_.size();
+    for (int64_t j = values.begin(static_cast<int64_t>(i)); j < values.ends[i];
+         ++j) {
+      values_.push_back(values.value(j));
     }
+    items.push_back(
+        {entries[i].get(),
+         c10::ArrayRef<Value>(values_).slice(own),
+         {},
+         nullptr});
   }
-  const Value* next = values_.begin();
-  for (size_t i = begin; i < end; ++i) {
-    const size_t num_values = values.of(static_cast<int64_t>(i)).size();
-    items.push_back({entries[i].get(), {next, num_values}, {}, nullptr});
-    next += num_values;
-  }
-  comm.place(items, may_cut);
 }
 
 void Batch::plan(
     const Optimizer& optimizer,
-    c10::function_ref<OptimizerPtr()> current) {
+    c10::function_ref<OptimizerPtr()> current,
+    Slices& slices) {
   OptimizerPtr newer;
   steps.reserve(items.size()); // items point to them
   stepping.reserve(items.size());
   for (Item item : items) {
     Entry& entry = *item.entry;
     const Optimizer* own = &optimizer;
-    if (entry.optimizer > optimizer.identity) {
+    if (entry.generation > optimizer.generation) {
       newer = newer == nullptr ? current() : newer;
       own = newer == nullptr ? own : newer.get();
     }
-    if (entry.optimizer != own->identity) {
-      comm_.clear_state(entry);
-      entry.optimizer = own->identity;
+    if (entry.generation != own->generation) {
+      slices.clear_state(entry);
+      entry.generation = own->generation;
     }
     const GradientSpec& gradient = own->gradient;
     RuleStep step;

@@ -6,26 +6,23 @@
 #include <cstddef>
 #include <vector>
 
-#include "../comm/comm.h"
 #include "../core/export.h"
 #include "../memory/item.h"
+#include "../memory/slices.h"
 #include "../update/optimizer.h"
-#include "arguments.h"
+#include "entries.h"
 
 namespace torchkv {
 
-// The items of the keys [begin, end) of a push, for Comm. Places their entries
-// where that is still to do; `may_cut` as for Comm::place.
+// The items of the keys [begin, end) of a push.
 // REQUIRES: the entries' mutexes, until it is destroyed.
 class TORCHKV_API Batch {
  public:
   Batch(
-      Comm& comm,
       const Entries& entries,
       const Tensors& values,
       size_t begin,
-      size_t end,
-      bool may_cut);
+      size_t end);
   Batch(const Batch&) = delete; // items point into it
   Batch& operator=(const Batch&) = delete;
   Batch(Batch&&) = delete;
@@ -33,12 +30,13 @@ class TORCHKV_API Batch {
   ~Batch() = default;
 
   // Splits the items into those that make a step of the optimizer now and those
-  // whose values are kept for a later one. Where an optimizer that was set
-  // after `optimizer` has moved a key already, the step is one of `current()`:
-  // the state is its own.
+  // whose values are accumulated for a later one. A key that an optimizer set
+  // after `optimizer` has updated makes a step of `current()` instead: its
+  // state is that optimizer's. Clears the state of earlier optimizers.
   void plan(
       const Optimizer& optimizer,
-      c10::function_ref<OptimizerPtr()> current);
+      c10::function_ref<OptimizerPtr()> current,
+      Slices& slices);
 
   c10::SmallVector<Item, 1> items;
   std::vector<RuleStep> steps; // of all items
@@ -46,7 +44,6 @@ class TORCHKV_API Batch {
   std::vector<Item> accumulating;
 
  private:
-  Comm& comm_;
   c10::SmallVector<Value, 4> values_;
 };
 

@@ -1,23 +1,20 @@
 #include "check.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <string>
 
+#include "../comm/backends.h"
+#include "../core/errors.h"
 #include "../core/text.h"
+#include "../memory/layout.h"
 
 namespace torchkv {
 namespace {
-
-// "torch.float32"
-std::string dtype_name(c10::ScalarType dtype) {
-  return c10::str("torch.", c10::getDtypeNames(dtype).first);
-}
 
 // Quantised, packed (fp4) and bits dtypes have no sum.
 bool can_add(c10::ScalarType dtype) {
@@ -25,22 +22,6 @@ bool can_add(c10::ScalarType dtype) {
       c10::isComplexType(dtype) || c10::isFloat8Type(dtype) ||
       dtype == c10::kHalf || dtype == c10::kBFloat16 || dtype == c10::kFloat ||
       dtype == c10::kDouble;
-}
-
-void check_shape(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(
-      tensor.sizes() == c10::IntArrayRef(meta.sizes),
-      op,
-      ": expected shape ",
-      c10::IntArrayRef(meta.sizes),
-      ", but got ",
-      tensor.sizes(),
-      " ",
-      key.context());
 }
 
 // Whether it is what nearly all tensors are, to which nothing below objects:
@@ -80,13 +61,24 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
 
 } // namespace
 
-size_t needed_storage_bytes(const at::Tensor& tensor) {
-  return tensor.numel() == 0 ? 0
-                             : at::detail::computeStorageNbytes(
-                                   tensor.sizes(),
-                                   tensor.strides(),
-                                   tensor.element_size(),
-                                   tensor.storage_offset());
+std::string dtype_name(c10::ScalarType dtype) {
+  return c10::str("torch.", c10::getDtypeNames(dtype).first);
+}
+
+void check_shape(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    c10::IntArrayRef sizes) {
+  TORCH_CHECK_VALUE(
+      sizes == c10::IntArrayRef(meta.sizes),
+      op,
+      ": expected shape ",
+      c10::IntArrayRef(meta.sizes),
+      ", but got ",
+      sizes,
+      " ",
+      key.context());
 }
 
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
@@ -142,24 +134,37 @@ void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
       key.context());
 }
 
+namespace {
+
 void check_value(
     const char* op,
     const Key& key,
     const Meta& meta,
-    const at::Tensor& value) {
-  if (is_usual(meta, value)) {
+    const Value& value) {
+  if (value.dense() != nullptr && is_usual(meta, *value.data)) {
     return;
   }
-  check_storable(op, key, value);
-  check_shape(op, key, meta, value);
+  check_storable(op, key, *value.data);
+  check_shape(
+      op,
+      key,
+      meta,
+      value.dense() != nullptr ? value.data->sizes() : value.encoding->sizes);
   TORCH_CHECK_TYPE(
-      c10::canCast(value.scalar_type(), meta.dtype),
+      c10::canCast(value.dtype(), meta.dtype),
       op,
       ": expected a value that converts to ",
       dtype_name(meta.dtype),
       ", but got ",
-      dtype_name(value.scalar_type()),
+      dtype_name(value.dtype()),
       " ",
+      key.context());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      value.dense() != nullptr || has_backend(value.encoding->form),
+      op,
+      ": expected a value of a form that has a backend, but got '",
+      value.encoding->form,
+      "' ",
       key.context());
 }
 
@@ -177,7 +182,7 @@ void check_out(
       op,
       ": expected an out that can be written, but got a ZeroTensor ",
       key.context());
-  check_shape(op, key, meta, out);
+  check_shape(op, key, meta, out.sizes());
   TORCH_CHECK_TYPE(
       c10::canCast(meta.dtype, out.scalar_type()),
       op,
@@ -197,105 +202,115 @@ void check_out(
       key.context());
 }
 
-void check_optimizable(const char* op, const Key& key, const Meta& meta) {
-  TORCH_CHECK_TYPE(
-      c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype),
-      op,
-      ": expected a stored value of floating-point or complex dtype, as the "
-      "store has an optimizer, but got ",
-      dtype_name(meta.dtype),
-      " ",
-      key.context());
+} // namespace
+
+void check_values(
+    const char* op,
+    const Keys& keys,
+    const Entries& entries,
+    const Tensors& values) {
+  check_count(op, keys, values);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto number = static_cast<int64_t>(i);
+    for (int64_t j = values.begin(number); j < values.ends[i]; ++j) {
+      check_value(op, keys.list[i], entries[i]->meta, values.value(j));
+    }
+  }
 }
 
-void check_counter(
+void check_outs(
     const char* op,
-    const Key& key,
-    const char* name,
-    int64_t count) {
-  constexpr int64_t kMost = 9007199254740992; // 2^53: fp64 counts so far
-  TORCH_CHECK_VALUE(
-      count >= 0 && count <= kMost,
-      op,
-      ": expected ",
-      name,
-      " to be from 0 to ",
-      kMost,
-      ", but got ",
-      count,
-      " ",
-      key.context());
+    const Keys& keys,
+    const Entries& entries,
+    const Tensors& outs) {
+  check_count(op, keys, outs);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    for (const auto& out : outs.of(static_cast<int64_t>(i))) {
+      check_out(op, keys.list[i], entries[i]->meta, out);
+    }
+  }
 }
 
-void check_state(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const RuleSpec& rule,
-    const KeyState& state) {
-  const auto names = state_names(rule);
-  if (!state.tensors.empty()) {
-    check_optimizable(op, key, meta);
-  }
-  const auto arithmetic =
-      state.tensors.empty() ? meta.dtype : at::toOpMathType(meta.dtype);
-  const auto is_known = [&](const std::string& name) {
-    return (name == "master" && arithmetic != meta.dtype) ||
-        name == "accumulated" ||
-        std::any_of(names.begin(), names.end(), [&](const char* known) {
-             return known != nullptr && name == known;
-           });
-  };
-  check_counter(op, key, "step", state.step);
-  check_counter(op, key, "num_accumulated", state.num_accumulated);
-  TORCH_CHECK_VALUE(
-      (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
+void check_new_value(const char* op, const Key& key, const Value& value) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      value.dense() != nullptr,
       op,
-      ": expected the state 'accumulated' exactly where num_accumulated is not "
-      "0, but got num_accumulated ",
-      state.num_accumulated,
-      " ",
+      ": expected a dense tensor, but got a value of form '",
+      value.encoding->form,
+      "' ",
       key.context());
-  for (const auto& [name, tensor] : state.tensors) {
+  check_storable(op, key, *value.data);
+}
+
+void check_not_empty(const char* op, const Keys& keys) {
+  TORCH_CHECK_VALUE(
+      keys.size() != 0, op, ": expected at least one key, but got none");
+}
+
+void check_one_each(const char* op, const Keys& keys, const Tensors& tensors) {
+  check_count(op, keys, tensors);
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    const size_t size = tensors.of(i).size();
     TORCH_CHECK_VALUE(
-        is_known(name),
+        size == 1,
         op,
-        ": expected a state of the optimizer '",
-        name_of(rule),
-        "', but got ",
-        quoted(name),
+        ": expected one tensor, but got a list of ",
+        size,
         " ",
-        key.context());
-    check_storable(op, key, tensor);
-    check_shape(op, key, meta, tensor);
-    TORCH_CHECK_VALUE(
-        c10::canCast(tensor.scalar_type(), arithmetic),
-        op,
-        ": expected a state that converts to ",
-        dtype_name(arithmetic),
-        ", but got ",
-        dtype_name(tensor.scalar_type()),
-        " ",
-        key.context());
+        keys.list[i].context());
   }
-  // What options ask for (AMSGrad, a momentum) is not there yet where they were
-  // switched on after the last step.
-  RuleSpec plain;
-  plain.id = rule.id;
-  for (const char* name : state_names(plain)) {
+}
+
+void check_no_repeats(const char* op, const Entries& entries) {
+  ska::flat_hash_set<const Entry*> seen;
+  for (const auto& entry : entries) {
     TORCH_CHECK_VALUE(
-        name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
+        seen.insert(entry.get()).second,
         op,
-        ": expected the state '",
-        name,
-        "', but got none ",
+        ": expected distinct keys, but got a repeated one ",
+        entry->key.context());
+  }
+}
+
+namespace {
+
+std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
+  std::vector<std::string> names;
+  for (const auto& entry : table.entries(op)) {
+    if (entry->key.kind() == KeyKind::kStr) {
+      names.push_back(entry->key.text());
+    }
+  }
+  return key.kind() == KeyKind::kStr ? did_you_mean(key.text(), names)
+                                     : std::string();
+}
+
+} // namespace
+
+void check_known(
+    const char* op,
+    const KeyTable& table,
+    c10::ArrayRef<Key> keys) {
+  const auto kind = table.kind();
+  for (const auto& key : keys) {
+    TORCH_CHECK_TYPE(
+        !kind || *kind == key.kind(),
+        op,
+        ": expected options of ",
+        name(*kind),
+        " keys, as this store's first init fixed them, but the optimizer has "
+        "some of a key of kind ",
+        name(key.kind()),
+        " ",
         key.context());
+    if (!table.contains(op, key)) {
+      throw_unknown_option_key(op, key, similar_key(op, key, table));
+    }
   }
 }
 
 void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
-  TORCH_CHECK_VALUE(
-      keys.size() != 0, op, ": expected at least one key, but got none");
+  check_not_empty(op, keys);
   TORCH_CHECK_VALUE(
       tensors.size() == keys.size(),
       op,

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
-#include "../memory/entry.h"
-#include "../update/optimizer.h"
+#include <string>
+
+#include "../memory/meta.h"
 #include "arguments.h"
+#include "entries.h"
+#include "key_table.h"
 
 namespace torchkv {
 
@@ -16,47 +20,53 @@ namespace torchkv {
 // on a device that PyTorch can run on.
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
 
-// Bytes from the beginning of a storage to the end of the tensor's last element
-// there. A storage can be shrunk behind the back of the tensors that use it.
-size_t needed_storage_bytes(const at::Tensor& tensor);
-
-// As check_storable, and of the stored shape, and of a dtype that converts to
-// the stored one.
-void check_value(
+void check_shape(
     const char* op,
     const Key& key,
     const Meta& meta,
-    const at::Tensor& value);
+    c10::IntArrayRef sizes);
 
-// As check_storable, and of the stored shape, of a dtype that the stored one
-// converts to, and with no two elements in one place in memory.
-void check_out(
+// "torch.float32"
+std::string dtype_name(c10::ScalarType dtype);
+
+// Whether the store can hold a copy of `value`: a dense tensor, as
+// check_storable.
+void check_new_value(const char* op, const Key& key, const Value& value);
+
+// A tensor or more for each key, each as check_storable, of the stored shape,
+// and of a dtype that converts to the stored one; or encoded, in a form with a
+// backend.
+void check_values(
     const char* op,
-    const Key& key,
-    const Meta& meta,
-    const at::Tensor& out);
+    const Keys& keys,
+    const Entries& entries,
+    const Tensors& values);
 
-// As many groups as keys. The doors make sure of it; C++ programs may not.
+// A tensor or more for each key, each as check_storable, of the stored shape,
+// of a dtype that the stored one converts to, and with no two elements in one
+// place in memory.
+void check_outs(
+    const char* op,
+    const Keys& keys,
+    const Entries& entries,
+    const Tensors& outs);
+
+void check_not_empty(const char* op, const Keys& keys);
+
+// As many groups as keys, none of them empty. Bindings make sure of it; C++
+// programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// Whether an optimizer can work on the key's value: TypeError where its dtype
-// is neither floating-point nor complex.
-void check_optimizable(const char* op, const Key& key, const Meta& meta);
+// One tensor for each key.
+void check_one_each(const char* op, const Keys& keys, const Tensors& tensors);
 
-// Whether a count of updates, as `name`, leaves room to count on: ValueError
-// where not.
-void check_counter(
-    const char* op,
-    const Key& key,
-    const char* name,
-    int64_t count);
+void check_no_repeats(const char* op, const Entries& entries);
 
-// Whether `state` is one that the rule has of the key: ValueError where not.
-void check_state(
+// Throws UnknownKeyError where one of the keys, which options were set for, is
+// not in the table.
+void check_known(
     const char* op,
-    const Key& key,
-    const Meta& meta,
-    const RuleSpec& rule,
-    const KeyState& state);
+    const KeyTable& table,
+    c10::ArrayRef<Key> keys);
 
 } // namespace torchkv

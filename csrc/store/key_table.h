@@ -10,8 +10,7 @@
 
 #include "../core/export.h"
 #include "../core/key.h"
-#include "../memory/entry.h"
-#include "arguments.h"
+#include "entries.h"
 
 namespace torchkv {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/util/FunctionRef.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -8,24 +8,39 @@
 #include <mutex>
 #include <utility>
 
-#include "arguments.h"
+#include "entries.h"
 
 namespace torchkv {
+
+// The bytes that a sum or a copy of one key moves while its caller waits. On an
+// accelerator nobody waits: work is enqueued, and the larger the range, the
+// fewer launches and waits it takes. REQUIRES: the entry's mutex.
+inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
+  if (!entry.device.is_cpu()) {
+    return 0;
+  }
+  return entry.meta.num_elements *
+      static_cast<int64_t>(c10::elementSize(entry.meta.dtype)) *
+      static_cast<int64_t>(num_tensors + 1);
+}
 
 // Calls `body(begin, end)` for ranges of entries, in order, while it holds
 // their mutexes. It waits for a mutex only while it holds none: a range ends
 // before an entry that another call holds, and the next one begins by waiting
-// for it.
+// for it. `tensors` are those of the call, a group for each entry.
 template <class Body>
 void for_each_locked(
     const Entries& entries,
-    c10::function_ref<int64_t(size_t)> num_bytes,
+    const Tensors& tensors,
     Body body) {
   // A range is worth a parallel region, and others do not wait long for its
   // end.
   constexpr size_t kMaxEntries = 4096;
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
+  const auto num_bytes = [&](size_t i) {
+    return moved_bytes(*entries[i], tensors.of(static_cast<int64_t>(i)).size());
+  };
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   locks.reserve(std::min(entries.size(), kMaxEntries));
   for (size_t begin = 0; begin < entries.size();) {

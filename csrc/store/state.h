@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../core/export.h"
+#include "../memory/key_state.h"
 #include "../update/optimizer.h"
 
 namespace torchkv {

@@ -136,7 +136,7 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
   }
 }
 
-uint64_t new_identity() {
+uint64_t new_generation() {
   static std::atomic<uint64_t> last{0};
   return ++last;
 }

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "../core/export.h"
@@ -41,26 +39,24 @@ struct KeyOptions {
 
 // A built-in optimizer: a rule, its numbers by group of keys, and how gradients
 // are handled. Never changed after it was made: a live change of the learning
-// rate makes another one with the same identity, and calls under way end with
+// rate makes another one of the same generation, and calls under way end with
 // the one that they began with.
 struct TORCHKV_API Optimizer {
   std::vector<RuleSpec> groups; // at least one, of one id
   ska::flat_hash_map<Key, KeyOptions, KeyHash> keys; // others: KeyOptions()
   GradientSpec gradient;
-  // State in entries belongs to the optimizer of this identity, and is none of
-  // any other's.
-  uint64_t identity = 0;
+  // State in entries belongs to the optimizer of this generation and no
+  // other's. A later optimizer has a greater one.
+  uint64_t generation = 0;
 
   RuleSpec rule_of(const Key& key) const;
-};
-
-// What an optimizer has made of a key: copies that share nothing with the
-// store. The tensors are those of state_names, and "master" and "accumulated"
-// where there are such.
-struct KeyState {
-  int64_t step = 0;
-  int64_t num_accumulated = 0;
-  std::unordered_map<std::string, at::Tensor> tensors;
+  // "adam"
+  const char* name() const {
+    return name_of(groups[0]);
+  }
+  bool is_elementwise() const {
+    return torchkv::is_elementwise(groups[0]);
+  }
 };
 
 // An optimizer of one group, from its name and its hyperparameters (make_rule)
@@ -76,7 +72,7 @@ using OptimizerPtr = std::shared_ptr<const Optimizer>;
 // ValueError where the parts do not fit together or a number makes no sense.
 TORCHKV_API void check_optimizer(const char* op, const Optimizer& optimizer);
 
-// A number that no other optimizer of the process has.
-TORCHKV_API uint64_t new_identity();
+// Greater than that of every other optimizer or updater of the process.
+TORCHKV_API uint64_t new_generation();
 
 } // namespace torchkv

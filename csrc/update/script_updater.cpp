@@ -12,7 +12,7 @@
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
-#include "../store/check.h"
+#include "../memory/layout.h"
 
 namespace torchkv {
 namespace {
@@ -21,7 +21,7 @@ namespace {
   TORCH_CHECK_TYPE(
       false,
       "set_updater: expected a TorchScript updater of signature ",
-      ScriptUpdater::expected_signature(KeyKind::kInt),
+      expected_signature(KeyKind::kInt),
       " (or key: str), but got ",
       what);
 }
@@ -104,11 +104,6 @@ torch::jit::Module wrap(const torch::jit::StrongFunctionPtr& function) {
 }
 
 } // namespace
-
-std::string ScriptUpdater::expected_signature(KeyKind kind) {
-  return c10::str(
-      "forward(key: ", name(kind), ", input: Tensor, stored: Tensor)");
-}
 
 ScriptUpdater::ScriptUpdater(torch::jit::Module module, const void* object)
     : OpaqueUpdater(object),

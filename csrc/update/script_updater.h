@@ -32,9 +32,6 @@ class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
   }
   at::Tensor serialize() const override;
 
-  // "forward(key: int, input: Tensor, stored: Tensor)", for messages.
-  static std::string expected_signature(KeyKind kind);
-
  private:
   ScriptUpdater(torch::jit::Module module, const void* object);
 

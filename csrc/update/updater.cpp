@@ -14,7 +14,6 @@
 #include "../core/plain_dispatch.h"
 #include "../core/process.h"
 #include "../device/runtime.h"
-#include "script_updater.h"
 
 namespace torchkv {
 namespace {
@@ -158,6 +157,11 @@ class OnItsStream {
 
 OpaqueUpdater::OpaqueUpdater(const void* object) : turn_(turn_of(object)) {}
 
+std::string expected_signature(KeyKind kind) {
+  return c10::str(
+      "forward(key: ", name(kind), ", input: Tensor, stored: Tensor)");
+}
+
 void check_key_kind(const char* op, const Updater& updater, KeyKind kind) {
   const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
   if (opaque == nullptr) {
@@ -168,7 +172,7 @@ void check_key_kind(const char* op, const Updater& updater, KeyKind kind) {
       !expected || *expected == kind,
       op,
       ": expected an updater of signature ",
-      ScriptUpdater::expected_signature(kind),
+      expected_signature(kind),
       ", as this store has ",
       name(kind),
       " keys, but got one that takes ",
@@ -238,10 +242,6 @@ at::Tensor serialize_updater(OpaqueUpdater& updater) {
   const std::lock_guard lock(updater.mutex());
   const InProgress running(&updater.mutex());
   return updater.serialize();
-}
-
-std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes) {
-  return ScriptUpdater::load(bytes);
 }
 
 } // namespace torchkv

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -40,12 +41,12 @@ class TORCHKV_API OpaqueUpdater {
       const at::Tensor& input,
       const at::Tensor& stored) = 0;
 
-  // The kind of keys it can take; none = both.
+  // The kind of keys it takes; nothing = both.
   virtual std::optional<KeyKind> key_kind() const = 0;
 
-  // Itself and its state as uint8 bytes, from which load_updater makes a copy.
-  // Throws where it cannot be copied (a Python callable).
-  // REQUIRES: the mutex is held; run through serialize_updater.
+  // Itself and its state as uint8 bytes, from which ScriptUpdater::load makes a
+  // copy. Throws where it cannot be copied (a Python callable). REQUIRES: the
+  // mutex is held; run through serialize_updater.
   virtual at::Tensor serialize() const = 0;
 
   // Taken after an entry's mutex, so that it never runs in two threads at once.
@@ -75,12 +76,15 @@ class TORCHKV_API OpaqueUpdater {
 using Updater =
     std::variant<std::monostate, OptimizerPtr, std::shared_ptr<OpaqueUpdater>>;
 
-// Whether it can do with parts of a sum and of the stored value.
+// Whether it can be applied to shards of a sum and of the stored value.
 inline bool is_elementwise(const Updater& updater) {
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   return std::holds_alternative<std::monostate>(updater) ||
-      (optimizer != nullptr && is_elementwise((*optimizer)->groups[0]));
+      (optimizer != nullptr && (*optimizer)->is_elementwise());
 }
+
+// "forward(key: int, input: Tensor, stored: Tensor)", for messages.
+std::string expected_signature(KeyKind kind);
 
 // Throws TypeError where `updater` cannot take keys of `kind`.
 void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
@@ -115,8 +119,5 @@ TORCHKV_API void check_returned(
 // serialize() under the updater's mutex. RuntimeError where this thread runs
 // the same object, which would wait for itself.
 at::Tensor serialize_updater(OpaqueUpdater& updater);
-
-// The updater that serialize() wrote.
-std::shared_ptr<OpaqueUpdater> load_updater(const at::Tensor& bytes);
 
 } // namespace torchkv

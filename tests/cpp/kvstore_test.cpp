@@ -128,7 +128,7 @@ TEST(KVStoreTest, StateMakesAnEqualStore) {
   const auto copy =
       KVStore::from_state(StoreState::from_tuple(store->state().to_tuple()));
   store->push(3, full(9));
-  EXPECT_STREQ(copy->type(), "device");
+  EXPECT_EQ(copy->type(), "device");
   EXPECT_EQ(copy->keys(), (std::vector<Key>{5, 3}));
   expect_full(copy->pull(3)[0], 4);
   EXPECT_EQ(copy->state().versions, (std::vector<int64_t>{0, 1}));

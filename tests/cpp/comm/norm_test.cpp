@@ -124,7 +124,7 @@ void lamb_scales_with_the_weights(double scale, bool with_aten) {
       const PlainDispatch below_autograd;
       step_with_aten(step, gradient.clone(), weight, state.states);
     } else {
-      const Value value{Value::Form::kDense, &gradient};
+      const Value value(&gradient);
       kernels::cpu::SumBatch batch;
       batch.add(value, weight, at::kDouble, step, state);
       batch.run();

@@ -47,7 +47,7 @@ TEST_P(StepWithAtenTest, StepsOfTheKernels) {
       step.clip_value = t >= 3 ? 0.7 : 0;
       step.last_scale = t >= 4 ? 0.25 : 1;
       const at::Tensor gradient = at::randn({300}, dtype);
-      const Value value{Value::Form::kDense, &gradient};
+      const Value value(&gradient);
       kernels::cpu::SumBatch batch;
       batch.add(value, weight, dtype, step, state);
       const double norm = batch.squared_norm(1);

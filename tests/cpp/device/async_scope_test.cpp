@@ -13,25 +13,18 @@ namespace {
 
 using Log = std::vector<std::string>;
 
-// Entries that are stored on a device; the runtime's streams are from 100.
+// The runtime's own streams are from 100.
 class AsyncScopeTest : public ::testing::Test {
  protected:
-  Entries entry_on(c10::Device home) {
-    auto entry = c10::make_intrusive<Entry>(Key(3), Meta());
-    entry->slices.emplace_back();
-    entry->slices[0].home.device = home;
-    return {entry};
-  }
-
   testing::RecordingRuntime runtime_;
-  CommStreams streams_{runtime_};
+  Streams streams_{runtime_};
   const c10::Device device_{c10::kCUDA, 0};
 };
 
 TEST_F(AsyncScopeTest, NothingToDoOnTheCpu) {
   AsyncScope scope(streams_);
-  const Tensors values(at::zeros(3));
-  scope.enter(entry_on(c10::kCPU), {&values});
+  scope.enter(at::zeros(3));
+  scope.enter(c10::kCPU);
   EXPECT_TRUE(scope.finish()->is_completed());
   EXPECT_EQ(runtime_.log, Log{});
 }
@@ -41,7 +34,7 @@ TEST_F(AsyncScopeTest, GoesOnAfterTheCallersStreamOnOneOfTheStore) {
   for (int i = 0; i < 2; ++i) {
     runtime_.log.clear();
     AsyncScope scope(streams_);
-    scope.enter(entry_on(device_), {});
+    scope.enter(device_);
     EXPECT_EQ(runtime_.stream, 100);
     EXPECT_EQ(runtime_.log, (Log{"record 1", "wait 100"}));
     const WorkPtr work = scope.finish();
@@ -53,19 +46,19 @@ TEST_F(AsyncScopeTest, GoesOnAfterTheCallersStreamOnOneOfTheStore) {
 }
 
 TEST_F(AsyncScopeTest, EachStoreHasAStreamOnEachDevice) {
-  CommStreams others(runtime_);
+  Streams others(runtime_);
   const c10::Device second(c10::kCUDA, 1);
-  EXPECT_EQ(streams_.on(device_).id(), 100);
-  EXPECT_EQ(streams_.on(second).id(), 101);
-  EXPECT_EQ(others.on(second).id(), 102);
-  EXPECT_EQ(streams_.on(device_).id(), 100);
+  EXPECT_EQ(streams_.of(Place{device_}).id(), 100);
+  EXPECT_EQ(streams_.of(Place{second}).id(), 101);
+  EXPECT_EQ(others.of(Place{second}).id(), 102);
+  EXPECT_EQ(streams_.of(Place{device_}).id(), 100);
 }
 
 TEST_F(AsyncScopeTest, WithoutFinishTheCallerWaits) {
   runtime_.stream = 1;
   {
     AsyncScope scope(streams_);
-    scope.enter(entry_on(device_), {});
+    scope.enter(device_);
   }
   EXPECT_EQ(runtime_.stream, 1);
   EXPECT_EQ(
@@ -76,7 +69,7 @@ TEST_F(AsyncScopeTest, WorkInAGraphIsNeverCompleted) {
   runtime_.capturing = true;
   runtime_.done = true;
   AsyncScope scope(streams_);
-  scope.enter(entry_on(device_), {});
+  scope.enter(device_);
   EXPECT_FALSE(scope.finish()->is_completed());
 }
 

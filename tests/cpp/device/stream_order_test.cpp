@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/entry.h"
 #include "recording_runtime.h"
 
 namespace torchkv {
@@ -30,18 +31,18 @@ class StreamOrderTest : public ::testing::Test {
   Log call(std::vector<Slice*> slices) {
     runtime_.log.clear();
     {
-      StreamOrder order(runtime_, events_, places_);
+      StreamOrder order(streams_);
       for (auto* slice : slices) {
-        order.enter(*slice);
+        slice->enter(order);
       }
     }
     return runtime_.log;
   }
 
-  // Every slice is entered and meets tensors on the homes of all.
+  // Every slice is entered and used with tensors on the homes of all.
   static void use_all(StreamOrder& order, std::vector<Slice>& slices) {
     for (auto& slice : slices) {
-      order.enter(slice);
+      slice.enter(order);
       for (const auto& other : slices) {
         order.use(slice.home, other.home.device);
       }
@@ -50,8 +51,7 @@ class StreamOrderTest : public ::testing::Test {
   }
 
   testing::RecordingRuntime runtime_;
-  EventPool events_{runtime_};
-  Places places_{runtime_, ""};
+  Streams streams_{runtime_};
 };
 
 TEST_F(StreamOrderTest, DoesNothingOnTheCpu) {
@@ -98,8 +98,8 @@ TEST_F(StreamOrderTest, ACallersTensorElsewhereIsOrderedBothWays) {
   Slice slice = slice_on(kHome);
   const c10::Device other(c10::kCUDA, 3);
   {
-    StreamOrder order(runtime_, events_, places_);
-    order.enter(slice);
+    StreamOrder order(streams_);
+    slice.enter(order);
     order.use({kHome}, other);
     order.use({kHome}, other);
     order.use({kHome}, kHome);
@@ -124,7 +124,7 @@ TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
         slice_on(c10::Device(c10::kMeta, static_cast<c10::DeviceIndex>(d))));
   }
   {
-    StreamOrder order(runtime_, events_, places_);
+    StreamOrder order(streams_);
     use_all(order, slices);
     EXPECT_EQ(
         runtime_.log,
@@ -155,7 +155,7 @@ TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
 // A few waits are made as they are.
 TEST_F(StreamOrderTest, TwoHomesHaveNoHub) {
   std::vector<Slice> slices{slice_on(kHome), slice_on({c10::kMeta, 1})};
-  StreamOrder order(runtime_, events_, places_);
+  StreamOrder order(streams_);
   use_all(order, slices);
   EXPECT_EQ(
       runtime_.log,

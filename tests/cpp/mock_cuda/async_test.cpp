@@ -22,6 +22,7 @@ namespace torchkv {
 namespace {
 
 using mock_cuda::AddTwice;
+using mock_cuda::broadcast_async;
 using mock_cuda::BrokenRuntime;
 using mock_cuda::Carrier;
 using mock_cuda::cuda;
@@ -31,6 +32,9 @@ using mock_cuda::full;
 using mock_cuda::make_optimizer;
 using mock_cuda::make_store;
 using mock_cuda::new_stream;
+using mock_cuda::pull_async;
+using mock_cuda::push_async;
+using mock_cuda::pushpull_async;
 using mock_cuda::refusal;
 using mock_cuda::StorePtr;
 
@@ -127,20 +131,21 @@ TEST_P(AsyncTest, EveryCallDoesWhatItDoesSynchronously) {
   for (const auto home : {c10::Device(c10::kCPU), cuda(0), cuda(3)}) {
     const auto store = store_with(full(2, home));
     const auto outs = replicas(0);
-    store->pull_async(3, Tensors::replicas(outs))->wait();
+    pull_async(*store, 3, Tensors::replicas(outs))->wait();
     expect_all(outs, 2);
     const auto values = replicas(1);
-    store->push_async(3, Tensors::replicas(values))->wait();
-    store->pull_async(3, Tensors::replicas(outs))->wait();
+    push_async(*store, 3, Tensors::replicas(values))->wait();
+    pull_async(*store, 3, Tensors::replicas(outs))->wait();
     expect_all(outs, sum_of_replicas(1));
-    store->pushpull_async(3, Tensors::replicas(values), Tensors::replicas(outs))
+    pushpull_async(
+        *store, 3, Tensors::replicas(values), Tensors::replicas(outs))
         ->wait();
     expect_all(outs, sum_of_replicas(1));
     // Into the pushed tensors themselves.
-    store->pushpull_async(3, Tensors::replicas(outs), Tensors::replicas(outs))
+    pushpull_async(*store, 3, Tensors::replicas(outs), Tensors::replicas(outs))
         ->wait();
     expect_all(outs, kNumDevices * sum_of_replicas(1));
-    store->broadcast_async(5, full(7, home), Tensors::replicas(outs))->wait();
+    broadcast_async(*store, 5, full(7, home), Tensors::replicas(outs))->wait();
     expect_all(outs, 7);
   }
 }
@@ -149,8 +154,8 @@ TEST_P(AsyncTest, NobodyMayUseTheTensorsBeforeWait) {
   const auto store = store_with(full(0, cuda(1)));
   const auto values = replicas(1);
   const auto outs = replicas(0);
-  const auto work = store->pushpull_async(
-      3, Tensors::replicas(values), Tensors::replicas(outs));
+  const auto work = pushpull_async(
+      *store, 3, Tensors::replicas(values), Tensors::replicas(outs));
   expect_all_unordered(outs, [](const auto& out) { out.cpu(); });
   expect_all_unordered(values, [](const auto& value) { value.fill_(100); });
   work->wait();
@@ -167,7 +172,7 @@ TEST_P(AsyncTest, AllWorkIsOnStreamsOfTheStore) {
   for (const auto& values : pushes) {
     const auto store = store_with(full(0, cuda(1)));
     const auto streams = current_streams();
-    const auto work = store->push_async(3, Tensors::replicas(values));
+    const auto work = push_async(*store, 3, Tensors::replicas(values));
     EXPECT_EQ(current_streams(), streams);
     EXPECT_FALSE(work->is_completed());
     synchronize(streams);
@@ -181,14 +186,14 @@ TEST_P(AsyncTest, AllWorkIsOnStreamsOfTheStore) {
 TEST_P(AsyncTest, WaitOrdersTheStreamsThatAreCurrentThen) {
   const auto store = store_with(full(5, cuda(0)));
   const auto outs = replicas(0);
-  const auto work = store->pull_async(3, Tensors::replicas(outs));
+  const auto work = pull_async(*store, 3, Tensors::replicas(outs));
   {
     const c10::MultiStreamGuard guard(new_streams());
     work->wait();
     expect_all(outs, 5);
   }
   // expect_all has made the host wait, but for nothing after it.
-  const auto again = store->pull_async(3, Tensors::replicas(outs));
+  const auto again = pull_async(*store, 3, Tensors::replicas(outs));
   std::thread([&] {
     const c10::MultiStreamGuard guard(new_streams());
     again->wait();
@@ -209,7 +214,7 @@ TEST_P(AsyncTest, TensorsAreHeldUntilWait) {
     }
   };
   for (int i = 0; i < 3; ++i) {
-    const auto work = store->push_async(3, Tensors::replicas(replicas(i)));
+    const auto work = push_async(*store, 3, Tensors::replicas(replicas(i)));
     use_memory_of_the_freed();
     const auto num_live = mock_cuda::num_live_blocks();
     work->wait();
@@ -223,12 +228,12 @@ TEST_P(AsyncTest, AWorkMayBeDropped) {
   const auto store = store_with(full(0, cuda(0)));
   EXPECT_EQ(
       refusal([&] {
-        store->push_async(3, Tensors::replicas(replicas(1)));
-        store->pull_async(3, Tensors::replicas(replicas(0)));
-        store->pushpull_async(
-            3, full(2, cuda(1)), Tensors::replicas(replicas(0)));
-        store->broadcast_async(
-            4, full(5, cuda(2)), Tensors::replicas(replicas(0)));
+        push_async(*store, 3, Tensors::replicas(replicas(1)));
+        pull_async(*store, 3, Tensors::replicas(replicas(0)));
+        pushpull_async(
+            *store, 3, full(2, cuda(1)), Tensors::replicas(replicas(0)));
+        broadcast_async(
+            *store, 4, full(5, cuda(2)), Tensors::replicas(replicas(0)));
       }),
       "");
   expect_full(store->pull(3)[0], 2);
@@ -239,7 +244,7 @@ TEST_P(AsyncTest, AnotherStreamThanTheCallersMayWait) {
   const auto store = store_with(full(0, cuda(0)));
   EXPECT_EQ(
       refusal([&] {
-        const auto work = store->push_async(3, Tensors::replicas(replicas(1)));
+        const auto work = push_async(*store, 3, Tensors::replicas(replicas(1)));
         const c10::MultiStreamGuard guard(new_streams());
         work->wait();
       }),
@@ -252,15 +257,15 @@ TEST_P(AsyncTest, CallsOnAKeyStayInOrder) {
   const auto outs = replicas(0);
   double expected = 0;
   for (int i = 0; i < 3; ++i) {
-    store->push_async(3, Tensors::replicas(replicas(i)));
+    push_async(*store, 3, Tensors::replicas(replicas(i)));
     const c10::MultiStreamGuard guard(new_streams());
     store->push(3, Tensors::replicas(replicas(i)));
     expected += 4 * sum_of_replicas(i);
     store->pull(3, Tensors::replicas(outs));
     expect_all(outs, expected);
-    store->push_async(3, Tensors::replicas(replicas(1)));
+    push_async(*store, 3, Tensors::replicas(replicas(1)));
     expected += 2 * sum_of_replicas(1);
-    store->pull_async(3, Tensors::replicas(outs))->wait();
+    pull_async(*store, 3, Tensors::replicas(outs))->wait();
     expect_all(outs, expected);
   }
 }
@@ -274,7 +279,7 @@ TEST_P(AsyncTest, Optimizers) {
     for (int i = 0; i < 3; ++i) {
       const auto values = Tensors::replicas(replicas(i));
       if (async_op) {
-        store->push_async(3, values);
+        push_async(*store, 3, values);
       } else {
         store->push(3, values);
       }
@@ -288,11 +293,11 @@ TEST_P(AsyncTest, KeysWithHomesOnAllDevices) {
   const auto store = store_with(full(0, cuda(0)));
   store->init({4, 5}, Tensors::one_each({full(0, cuda(1)), full(0, cuda(3))}));
   const auto outs = replicas(0);
-  store
-      ->pushpull_async(
-          {3, 4, 5, 3},
-          {{{full(1, cuda(1))}, replicas(2), replicas(3), {full(4, cuda(3))}}},
-          {{{outs[0]}, {outs[1]}, {outs[2]}, {outs[3]}}})
+  pushpull_async(
+      *store,
+      {3, 4, 5, 3},
+      {{{full(1, cuda(1))}, replicas(2), replicas(3), {full(4, cuda(3))}}},
+      {{{outs[0]}, {outs[1]}, {outs[2]}, {outs[3]}}})
       ->wait();
   expect_full(outs[0], 5);
   expect_full(outs[1], sum_of_replicas(2));
@@ -315,8 +320,8 @@ TEST_P(AsyncTest, ThreadsOnStreamsOfTheirOwn) {
         const auto outs = replicas(0);
         for (int i = 0; i < kPushes; ++i) {
           const auto pushed =
-              store->push_async(3, Tensors::replicas(replicas(1)));
-          store->pull_async(3, Tensors::replicas(outs))->wait();
+              push_async(*store, 3, Tensors::replicas(replicas(1)));
+          pull_async(*store, 3, Tensors::replicas(outs))->wait();
           for (const auto& out : outs) {
             out.add_(1);
           }
@@ -340,14 +345,14 @@ TEST_P(AsyncTest, AnErrorLeavesTheCallersStreamsInOrder) {
   const auto streams = current_streams();
   auto values = replicas(1);
   EXPECT_THROW(
-      store->push_async(3, Tensors::replicas(values)), std::runtime_error);
+      push_async(*store, 3, Tensors::replicas(values)), std::runtime_error);
   EXPECT_EQ(current_streams(), streams);
   EXPECT_EQ(mock_cuda::current_device(), cuda(2));
   for (const auto& value : values) {
     EXPECT_EQ(refusal([&] { value.fill_(100); }), "");
   }
   EXPECT_THROW(
-      store->push_async(3, Tensors::replicas(std::exchange(values, {}))),
+      push_async(*store, 3, Tensors::replicas(std::exchange(values, {}))),
       std::runtime_error);
   EXPECT_EQ(refusal([] {}), "");
 }
@@ -356,13 +361,14 @@ TEST_P(AsyncTest, RefusedArgumentsEnqueueNothing) {
   const auto store = store_with(full(0, cuda(1)));
   const at::Tensor wrong = at::zeros(5, at::device(cuda(0)));
   mock_cuda::counters() = {};
-  EXPECT_NE(refusal([&] { store->push_async(3, wrong); }), "");
-  EXPECT_NE(refusal([&] { store->push_async(4, full(1, cuda(0))); }), "");
-  EXPECT_NE(refusal([&] { store->pull_async(3, wrong); }), "");
+  EXPECT_NE(refusal([&] { push_async(*store, 3, wrong); }), "");
+  EXPECT_NE(refusal([&] { push_async(*store, 4, full(1, cuda(0))); }), "");
+  EXPECT_NE(refusal([&] { pull_async(*store, 3, wrong); }), "");
   EXPECT_NE(
-      refusal([&] { store->pushpull_async(3, full(1, cuda(0)), wrong); }), "");
+      refusal([&] { pushpull_async(*store, 3, full(1, cuda(0)), wrong); }), "");
   EXPECT_NE(
-      refusal([&] { store->broadcast_async(3, wrong, full(1, cuda(0))); }), "");
+      refusal([&] { broadcast_async(*store, 3, wrong, full(1, cuda(0))); }),
+      "");
   EXPECT_EQ(mock_cuda::counters().waits, 0);
 }
 
@@ -372,8 +378,8 @@ TEST_P(AsyncTest, TheHostWaitsForNothing) {
   const auto outs = replicas(0);
   mock_cuda::counters() = {};
   for (int i = 0; i < 3; ++i) {
-    const auto pushed = store->push_async(3, Tensors::replicas(values));
-    const auto pulled = store->pull_async(3, Tensors::replicas(outs));
+    const auto pushed = push_async(*store, 3, Tensors::replicas(values));
+    const auto pulled = pull_async(*store, 3, Tensors::replicas(outs));
     pushed->wait();
     pulled->wait();
   }
@@ -393,11 +399,11 @@ TEST_F(AsyncStreamsTest, ALocalStoreIsDoneWithItsCpuTensors) {
   const at::Tensor out = full(0);
   const at::Tensor on_device = full(0, cuda(0));
   mock_cuda::counters() = {};
-  const auto work = store->pushpull_async(3, full(1), out);
+  const auto work = pushpull_async(*store, 3, full(1), out);
   EXPECT_TRUE(work->is_completed());
   EXPECT_EQ(mock_cuda::counters().records, 0);
   expect_full(out, 1);
-  store->pushpull_async(3, full(2, cuda(1)), on_device)->wait();
+  pushpull_async(*store, 3, full(2, cuda(1)), on_device)->wait();
   expect_full(on_device, 2);
 }
 
@@ -411,7 +417,7 @@ void expect_freed_in_use(const std::string& said) {
 StorePtr store_of(Runtime& runtime) {
   auto store = c10::make_intrusive<KVStore>("device", runtime);
   store->init(3, full(1, cuda(0)));
-  store->push_async(3, full(1, cuda(0)))->wait(); // keeps what is stored
+  push_async(*store, 3, full(1, cuda(0)))->wait(); // keeps what is stored
   return store;
 }
 
@@ -419,7 +425,8 @@ TEST_F(AsyncStreamsTest, ADroppedWorkThatKeepsNoMemoryIsCaught) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   runtime.keeps = false;
-  expect_freed_in_use(refusal([&] { store->push_async(3, full(2, cuda(1))); }));
+  expect_freed_in_use(
+      refusal([&] { push_async(*store, 3, full(2, cuda(1))); }));
 }
 
 TEST_F(AsyncStreamsTest, AWaitOnAnotherStreamThatKeepsNoMemoryIsCaught) {
@@ -427,7 +434,7 @@ TEST_F(AsyncStreamsTest, AWaitOnAnotherStreamThatKeepsNoMemoryIsCaught) {
   const auto store = store_of(runtime);
   runtime.keeps = false;
   expect_freed_in_use(refusal([&] {
-    const auto work = store->push_async(3, full(2, cuda(1)));
+    const auto work = push_async(*store, 3, full(2, cuda(1)));
     const c10::StreamGuard guard(new_stream(cuda(1)));
     work->wait();
   }));
@@ -437,7 +444,7 @@ TEST_F(AsyncStreamsTest, AWaitThatOrdersNothingIsCaught) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   const at::Tensor out = full(0, cuda(1));
-  const auto work = store->pull_async(3, out);
+  const auto work = pull_async(*store, 3, out);
   runtime.waits = false;
   work->wait();
   expect_unordered(refusal([&] { out.cpu(); }));
@@ -450,7 +457,7 @@ TEST_F(AsyncStreamsTest, ACallThatDoesNotWaitForTheCallerIsCaught) {
   const auto store = store_of(runtime);
   const at::Tensor value = full(2, cuda(0));
   runtime.waits = false;
-  expect_unordered(refusal([&] { store->push_async(3, value); }));
+  expect_unordered(refusal([&] { push_async(*store, 3, value); }));
 }
 
 } // namespace

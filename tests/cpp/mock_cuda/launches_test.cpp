@@ -19,6 +19,8 @@ namespace {
 
 using mock_cuda::counters;
 using mock_cuda::cuda;
+using mock_cuda::pull_async;
+using mock_cuda::push_async;
 using mock_cuda::refusal;
 using mock_cuda::StorePtr;
 
@@ -195,8 +197,8 @@ TEST_F(LaunchesTest, ADeviceThatTakesNoPartGetsNoContext) {
     const std::string said = refusal([&] {
       store->init(3, values[0]);
       if (is_async) {
-        store->push_async(3, tensors)->wait();
-        store->pull_async(3, tensors)->wait();
+        push_async(*store, 3, tensors)->wait();
+        pull_async(*store, 3, tensors)->wait();
       } else {
         store->push(3, tensors);
         store->pull(3, tensors);
@@ -344,7 +346,7 @@ TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrderedAllTheSame) {
   const at::Tensor out =
       at::zeros({1 << 20}, at::device(cuda(0)).dtype(at::kDouble));
   const std::string said = refusal([&] {
-    const WorkPtr work = store->push_async(3, Tensors::replicas(values));
+    const WorkPtr work = push_async(*store, 3, Tensors::replicas(values));
     store->pull(3, out); // beside the push
     work->wait();
   });

@@ -33,7 +33,7 @@ class PlacesTest : public mock_cuda::DevicesTest {
 };
 
 TEST_F(PlacesTest, AreTheAcceleratorsOfACall) {
-  const Places places(runtime_, "");
+  const Places places("");
   EXPECT_FALSE(places.are_logical());
   EXPECT_EQ(places_of(places, {c10::kCPU, c10::kCPU}), List());
   EXPECT_EQ(
@@ -42,7 +42,7 @@ TEST_F(PlacesTest, AreTheAcceleratorsOfACall) {
 }
 
 TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
-  const Places places(runtime_, "cuda:1,cuda:2,cuda:1");
+  const Places places("cuda:1,cuda:2,cuda:1");
   EXPECT_TRUE(places.are_logical());
   EXPECT_EQ(places_of(places, {cuda(1)}), (List{{cuda(1), 0}}));
   EXPECT_EQ(
@@ -52,7 +52,7 @@ TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
   EXPECT_EQ(
       places_of(places, {cuda(1), cuda(1), cuda(1), cuda(1)}),
       (List{{cuda(1), 0}, {cuda(1), 2}}));
-  const Places default_index(runtime_, "cuda,cuda");
+  const Places default_index("cuda,cuda");
   EXPECT_EQ(places_of(default_index, {cuda(0)}), (List{{cuda(0), 0}}));
   // A device that is not listed is itself.
   const c10::Device other = cuda(3);
@@ -60,23 +60,23 @@ TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
 }
 
 TEST_F(PlacesTest, MayBeOfTheCpu) {
-  const Places places(runtime_, "cpu,cpu:0");
+  const Places places("cpu,cpu:0");
   const c10::Device cpu(c10::kCPU);
   EXPECT_EQ(places_of(places, {cpu, cpu}), (List{{cpu, 0}, {cpu, 1}}));
 }
 
 TEST_F(PlacesTest, EachHasAStreamOfItsOwn) {
-  Places places(runtime_, "cuda:1,cuda:1");
-  const c10::Stream first = places.stream_of({cuda(1), 0});
-  EXPECT_NE(first, places.stream_of({cuda(1), 1}));
-  EXPECT_EQ(first, places.stream_of({cuda(1), 0}));
+  Streams streams(runtime_);
+  const c10::Stream first = streams.of({cuda(1), 0});
+  EXPECT_NE(first, streams.of({cuda(1), 1}));
+  EXPECT_EQ(first, streams.of({cuda(1), 0}));
 }
 
 TEST_F(PlacesTest, RefuseWhatIsNoListOfDevices) {
   for (const auto* text :
        {"gpu:0", "cuda:0,,cuda:0", "cuda:0;cuda:1", " ", "cuda:0,"}) {
     EXPECT_EQ(
-        testing::error_text([&] { Places(runtime_, text); }),
+        testing::error_text([&] { Places{text}; }),
         std::string(
             "create: expected TORCHKV_PLACES to be a list of devices "
             "like 'cuda:0,cuda:0', but got '") +

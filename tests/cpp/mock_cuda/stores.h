@@ -39,6 +39,35 @@ class PlacesOfEnvironment {
   PlacesOfEnvironment& operator=(PlacesOfEnvironment&&) = delete;
 };
 
+// The asynchronous calls.
+constexpr CallOptions kAsync{0, true};
+inline torchkv::WorkPtr push_async(
+    KVStore& store,
+    const Keys& keys,
+    const Tensors& values) {
+  return store.push(keys, values, kAsync);
+}
+inline torchkv::WorkPtr pull_async(
+    const KVStore& store,
+    const Keys& keys,
+    const Tensors& outs) {
+  return store.pull(keys, outs, kAsync);
+}
+inline torchkv::WorkPtr pushpull_async(
+    KVStore& store,
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs) {
+  return store.pushpull(keys, values, outs, kAsync);
+}
+inline torchkv::WorkPtr broadcast_async(
+    KVStore& store,
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs) {
+  return store.broadcast(keys, values, outs, kAsync);
+}
+
 // 0, 1, ...
 inline Keys first_keys(int count) {
   Keys keys;

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/comm_aten.h"
 #include "counting_runtime.h"
 #include "kvstore.h"
+#include "pipeline.h"
 
 namespace torchkv {
 namespace {
@@ -22,8 +22,8 @@ using testing::CountingRuntime;
 Optimizer optimizer(
     const char* rule,
     const NumbersByName& numbers,
-    uint64_t identity = 0) {
-  return {{make_rule("test", rule, numbers)}, {}, {}, identity};
+    uint64_t generation = 0) {
+  return {{make_rule("test", rule, numbers)}, {}, {}, generation};
 }
 
 at::Tensor ones() {
@@ -36,7 +36,7 @@ class BatchTest : public ::testing::Test {
     for (int64_t id : {3, 5}) {
       entries_.push_back(
           c10::make_intrusive<Entry>(Key(id), Meta{{3, 4}, c10::kFloat, 12}));
-      comm_.store(*entries_.back(), ones());
+      pipeline_.placement.store(*entries_.back(), ones());
     }
   }
 
@@ -45,26 +45,29 @@ class BatchTest : public ::testing::Test {
   }
 
   CountingRuntime runtime_;
-  CommAten comm_{Slices::Policy::kCpu, runtime_};
+  testing::Pipeline pipeline_{Placement::Policy::kCpu, runtime_};
   Entries entries_;
 };
 
 TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}}, 7);
-  entries_[0]->optimizer = 7;
+  entries_[0]->generation = 7;
   entries_[0]->step = 4;
-  entries_[1]->optimizer = 6;
+  entries_[1]->generation = 6;
   entries_[1]->step = 9;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
-  batch.plan(sgd, []() -> OptimizerPtr {
-    ADD_FAILURE();
-    return nullptr;
-  });
+  Batch batch(entries_, values, 0, 2);
+  batch.plan(
+      sgd,
+      []() -> OptimizerPtr {
+        ADD_FAILURE();
+        return nullptr;
+      },
+      pipeline_.slices);
   ASSERT_EQ(batch.stepping.size(), 2);
   EXPECT_EQ(batch.steps[0].step, 5);
   EXPECT_EQ(batch.steps[1].step, 1);
-  EXPECT_EQ(entries_[1]->optimizer, 7);
+  EXPECT_EQ(entries_[1]->generation, 7);
 }
 
 // A push under way since before set_optimizer.
@@ -72,30 +75,30 @@ TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
   const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
   const auto newer =
       std::make_shared<const Optimizer>(optimizer("adam", {{"lr", 0.25}}, 8));
-  entries_[0]->optimizer = 8;
+  entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
-  batch.plan(old, [&] { return newer; });
+  Batch batch(entries_, values, 0, 2);
+  batch.plan(old, [&] { return newer; }, pipeline_.slices);
   ASSERT_EQ(batch.steps.size(), 2);
   EXPECT_EQ(batch.steps[0].step, 5);
   EXPECT_EQ(batch.steps[0].rule.id, RuleSpec::Id::kAdam);
   EXPECT_EQ(batch.steps[0].rule.lr, 0.25);
-  EXPECT_EQ(entries_[0]->optimizer, 8);
+  EXPECT_EQ(entries_[0]->generation, 8);
   EXPECT_EQ(batch.steps[1].step, 1);
   EXPECT_EQ(batch.steps[1].rule.lr, 0.5);
-  EXPECT_EQ(entries_[1]->optimizer, 7);
+  EXPECT_EQ(entries_[1]->generation, 7);
 }
 
 TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
   const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
-  entries_[0]->optimizer = 8;
+  entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
-  batch.plan(old, [] { return nullptr; });
+  Batch batch(entries_, values, 0, 2);
+  batch.plan(old, [] { return nullptr; }, pipeline_.slices);
   EXPECT_EQ(batch.steps[0].step, 1);
-  EXPECT_EQ(entries_[0]->optimizer, 7);
+  EXPECT_EQ(entries_[0]->generation, 7);
 }
 
 // Of all ways to sum: as it lies, strided, and by torch's operators.
@@ -107,9 +110,9 @@ TEST_F(BatchTest, WithoutMemoryNothingMoves) {
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
   const auto push = [&] {
     const Tensors values = Tensors::one_each({strided, negated});
-    Batch batch(comm_, entries_, values, 0, 2, /*may_cut=*/true);
-    batch.plan(sgd, [] { return nullptr; });
-    comm_.reduce_update(batch.stepping);
+    Batch batch(entries_, values, 0, 2);
+    batch.plan(sgd, [] { return nullptr; }, pipeline_.slices);
+    pipeline_.reducer.update(batch.stepping);
   };
   const size_t alive = runtime_.num_alive();
   for (int num_left = 0; num_left < 3; ++num_left) {

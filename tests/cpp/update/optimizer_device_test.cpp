@@ -1,7 +1,5 @@
-// Optimizers on Comm's path for accelerators, with a runtime whose devices are
-// CPU memory.
-#include "comm/comm_aten.h"
-
+// Optimizers on the Reducer's path for accelerators, with a runtime whose
+// devices are CPU memory.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "optimizer_helpers.h"
+#include "pipeline.h"
 #include "recording_runtime.h"
 
 namespace torchkv {
@@ -28,42 +27,42 @@ class DeviceRuleTest : public testing::RuleTest {};
 TEST_P(DeviceRuleTest, StepsOfTheCpu) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
     testing::RecordingRuntime runtime;
-    CommAten comm(Slices::Policy::kCutAll, runtime);
+    testing::Pipeline pipeline(Placement::Policy::kShardAll, runtime);
     const auto random = [&] {
       return at::randn({33, 5}, at::toOpMathType(dtype)).to(dtype);
     };
     const at::Tensor value = random();
     Entry entry(1, {{33, 5}, dtype, 33 * 5});
-    comm.store(entry, value);
+    pipeline.placement.store(entry, value);
     const auto store = store_with(value, optimizer(rule_));
     const at::Tensor somewhere =
         at::empty({33, 5}, at::TensorOptions().device(at::kMeta));
     for (int t = 1; t <= 4; ++t) {
       if (t == 3) { // by now it has state
-        comm.place(Item{&entry, {}, somewhere, nullptr}, /*may_cut=*/true);
+        pipeline.placement.place(
+            Item{&entry, {}, somewhere, nullptr}, /*may_shard=*/true);
         EXPECT_TRUE(entry.slices[0].home.device.is_meta());
       }
       const std::vector<at::Tensor> gradients{random(), random()};
       store->push(1, Tensors::replicas(gradients));
       const std::vector<Value> values{
-          {Value::Form::kDense, &gradients[0]},
-          {Value::Form::kDense, &gradients[1]}};
+          Value(&gradients[0]), Value(&gradients[1])};
       RuleStep step;
       step.rule = rule_;
       step.step = t;
       Item item{&entry, values, {}, &step};
       if (t == 4) { // the sum of two pushes
-        comm.accumulate(
+        pipeline.reducer.accumulate(
             Item{&entry, c10::ArrayRef<Value>(values[0]), {}, nullptr});
         entry.num_accumulated = 1;
         item.values = values[1];
       }
-      comm.reduce_update(item);
+      pipeline.reducer.update(item);
       entry.step = t;
       entry.num_accumulated = 0;
     }
     const KeyState expected = state_of(store);
-    const KeyState state = comm.state_of(entry, rule_);
+    const KeyState state = pipeline.slices.state_of(entry, rule_);
     EXPECT_EQ(state.tensors.size(), expected.tensors.size());
     for (const auto& [name, tensor] : expected.tensors) {
       expect_close(state.tensors.at(name), tensor, 3e-6, name);
@@ -87,23 +86,24 @@ INSTANTIATE_TEST_SUITE_P(
 // state included.
 TEST(OptimizerDeviceTest, StreamsKeepTheState) {
   testing::RecordingRuntime runtime;
-  CommAten comm(Slices::Policy::kCutAll, runtime);
+  testing::Pipeline pipeline(Placement::Policy::kShardAll, runtime);
   Entry entry(1, {{4}, at::kHalf, 4});
-  comm.store(entry, at::ones(4, at::kHalf));
+  pipeline.placement.store(entry, at::ones(4, at::kHalf));
   const at::Tensor somewhere =
       at::empty(4, at::TensorOptions().device(at::kMeta));
-  comm.place(Item{&entry, {}, somewhere, nullptr}, /*may_cut=*/true);
+  pipeline.placement.place(
+      Item{&entry, {}, somewhere, nullptr}, /*may_shard=*/true);
   const at::Tensor gradient = at::ones(4, at::kHalf);
-  const Value value{Value::Form::kDense, &gradient};
+  const Value value(&gradient);
   RuleStep step;
   step.rule = make_rule("test", "adam", {{"amsgrad", 1}});
   const Item item{&entry, value, {}, &step};
   runtime.stream = 1;
-  comm.accumulate(item);
-  comm.reduce_update(item);
+  pipeline.reducer.accumulate(item);
+  pipeline.reducer.update(item);
   runtime.stream = 2;
   runtime.log.clear();
-  comm.reduce_update(item);
+  pipeline.reducer.update(item);
   // The value, its master, what has accumulated, and three states.
   EXPECT_EQ(std::count(runtime.log.begin(), runtime.log.end(), "keep 2"), 6);
 }

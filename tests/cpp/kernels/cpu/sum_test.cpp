@@ -27,7 +27,7 @@ std::vector<Value> values_of(const Tensors& tensors) {
   std::vector<Value> values;
   values.reserve(tensors.size());
   for (const auto& tensor : tensors) {
-    values.push_back({Value::Form::kDense, &tensor});
+    values.push_back(Value(&tensor));
   }
   return values;
 }

@@ -232,7 +232,7 @@ void run_on_cpu(const std::vector<Key>& keys) {
     const Key& key = keys[i];
     std::vector<Value> values;
     for (const auto& tensor : tensors[i]) {
-      values.push_back({Value::Form::kDense, &tensor});
+      values.push_back(Value(&tensor));
     }
     kernels::cpu::State state;
     if (key.master.memory.defined()) {

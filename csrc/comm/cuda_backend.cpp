@@ -1,4 +1,4 @@
-#include "cuda_batch.h"
+#include "cuda_backend.h"
 
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
@@ -70,13 +70,13 @@ c10::ScalarType sum_type(c10::ScalarType dtype) {
 
 bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
   return std::all_of(values.begin(), values.end(), [&](const Value& value) {
-    return value.data->scalar_type() == dtype;
+    return value.dtype() == dtype;
   });
 }
 
 } // namespace
 
-CudaBatch::Home::Home(const Place& place_, StreamOrder& order)
+CudaBackend::Home::Home(const Place& place_, StreamOrder& order)
     : place(place_),
       launches(
           *kernels::cuda::table(),
@@ -85,7 +85,7 @@ CudaBatch::Home::Home(const Place& place_, StreamOrder& order)
           order.is_capturing(place_) ? kernels::cuda::kSmallParams
                                      : kernels::cuda::kLargeParams) {}
 
-CudaBatch::Home& CudaBatch::home_of(const Place& place) {
+CudaBackend::Home& CudaBackend::home_of(const Place& place) {
   for (const auto& home : homes_) {
     if (home->place == place) {
       return *home;
@@ -95,7 +95,7 @@ CudaBatch::Home& CudaBatch::home_of(const Place& place) {
   return *homes_.back();
 }
 
-bool CudaBatch::has_kernels(c10::Device device) {
+bool CudaBackend::has_kernels(c10::Device device) {
   if (device_ == device) {
     return !device.is_cpu();
   }
@@ -107,7 +107,7 @@ bool CudaBatch::has_kernels(c10::Device device) {
 }
 
 // Whether kernels of the stored value's device can use the tensor as it lies.
-bool CudaBatch::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
+bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   const c10::Device device = tensor.device();
   return device.is_cuda() && torchkv::is_plain(tensor) &&
       kernels::cpu::lie_alike(tensor, stored) &&
@@ -116,7 +116,7 @@ bool CudaBatch::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
 }
 
 // Where kernels find the value in `dtype`: at home, or in a copy.
-const void* CudaBatch::address_of(
+const void* CudaBackend::address_of(
     const at::Tensor& value,
     const at::Tensor& stored,
     const Place& home,
@@ -132,109 +132,87 @@ const void* CudaBatch::address_of(
   return staged_.back().const_data_ptr();
 }
 
-bool CudaBatch::prepare(
-    Sum& sum,
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    const Place& home,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    Supports supports) {
-  if (!has_kernels(stored.device())) {
+bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
+  const at::Tensor& result = *job.result;
+  if (!has_kernels(result.device())) {
     return false;
   }
-  const auto kept = elements_of(stored.scalar_type());
+  const auto kept = elements_of(result.scalar_type());
   if (!kept) {
     return false;
   }
-  SumJob& job = sum.job;
-  job.stored_dtype = kept->dtype;
-  job.num_values = values.size();
-  job.num_elements = stored.numel() * kept->per_number;
-  job.step = &step;
+  SumJob& packed = sum.job;
+  packed.stored_dtype = kept->dtype;
+  packed.num_values = job.values.size();
+  packed.num_elements = result.numel() * kept->per_number;
+  packed.step = job.step;
   // In the dtype that all have; or with a sum before the others; or converted.
-  const auto last = values.back().data->scalar_type();
+  const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
     const auto elements = elements_of(dtype);
     if (!elements || elements->per_number != kept->per_number ||
-        sum_type(dtype) != accumulation) {
+        sum_type(dtype) != job.accumulation) {
       return false;
     }
-    job.value = elements->dtype;
-    job.first_is_sum = first_is_sum;
-    return supports(job);
+    packed.value = elements->dtype;
+    packed.first_is_sum = first_is_sum;
+    return supports(packed);
   };
   c10::ScalarType dtype = last;
-  const bool as_they_are = are_of(values, last)
+  const bool as_they_are = are_of(job.values, last)
       ? has_kernel(last, false)
-      : are_of(values[0], accumulation) && are_of(values.slice(1), last) &&
-          has_kernel(last, true);
+      : are_of(job.values[0], job.accumulation) &&
+          are_of(job.values.slice(1), last) && has_kernel(last, true);
   if (!as_they_are) {
-    dtype = accumulation;
+    dtype = job.accumulation;
     if (!has_kernel(dtype, false)) {
       return false;
     }
   }
-  for (const auto& value : values) {
-    const bool is_sum = job.first_is_sum && sum.addresses.empty();
-    sum.addresses.push_back(
-        address_of(*value.data, stored, home, is_sum ? accumulation : dtype));
+  for (const auto& value : job.values) {
+    const bool is_sum = packed.first_is_sum && sum.addresses.empty();
+    sum.addresses.push_back(address_of(
+        *value.data,
+        result,
+        job.slice->home,
+        is_sum ? job.accumulation : dtype));
   }
   return true;
 }
 
-bool CudaBatch::add(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    const Place& home,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    const Slice* state) {
+bool CudaBackend::add(const Job& job) {
   Sum sum;
-  if (!prepare(
-          sum, values, stored, home, accumulation, step, &Launches::supports)) {
+  if (!prepare(sum, job, &Launches::supports)) {
     return false;
   }
-  SumJob& job = sum.job;
-  job.values = sum.addresses.data();
-  job.stored = stored.mutable_data_ptr();
-  if (state != nullptr) {
-    if (state->master.defined()) {
-      job.master = state->master.mutable_data_ptr();
+  SumJob& packed = sum.job;
+  packed.values = sum.addresses.data();
+  packed.stored = job.result->mutable_data_ptr();
+  if (job.is_step()) {
+    if (job.slice->master.defined()) {
+      packed.master = job.slice->master.mutable_data_ptr();
     }
-    const auto names = state_names(step.rule);
+    const auto names = state_names(job.step->rule);
     for (size_t i = 0; i < kMaxStates; ++i) {
       if (names[i] != nullptr) {
-        job.states[i] = state->states[i].mutable_data_ptr();
+        packed.states[i] = job.slice->states[i].mutable_data_ptr();
       }
     }
   }
-  home_of(home).launches.add(job);
+  home_of(job.slice->home).launches.add(packed);
   return true;
 }
 
-bool CudaBatch::add_norm(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    const Place& home,
-    c10::ScalarType accumulation,
-    const RuleStep& step) {
+bool CudaBackend::add_norm(const Job& job) {
   Sum sum;
-  if (!prepare(
-          sum,
-          values,
-          stored,
-          home,
-          accumulation,
-          step,
-          &Launches::supports_norm)) {
+  if (!prepare(sum, job, &Launches::supports_norm)) {
     return false;
   }
-  home_of(home).norms.push_back(std::move(sum));
+  home_of(job.slice->home).norms.push_back(std::move(sum));
   return true;
 }
 
-double CudaBatch::squared_norm(double scale) {
+double CudaBackend::squared_norm(double scale) {
   order_.sync();
   std::vector<at::Tensor> squares; // of each home
   for (const auto& home : homes_) {
@@ -266,38 +244,35 @@ double CudaBatch::squared_norm(double scale) {
   return result;
 }
 
-bool CudaBatch::add_copy(
-    const at::Tensor& source,
-    const Place& home,
-    const at::Tensor& out) {
+bool CudaBackend::add_copy(const Slice& source, const at::Tensor& out) {
   const bool is_known = source_ == &source;
-  if ((!is_known && !has_kernels(source.device())) ||
-      source.scalar_type() != out.scalar_type() || !is_plain(out, source)) {
+  if ((!is_known && !has_kernels(source.value.device())) ||
+      source.value.scalar_type() != out.scalar_type() ||
+      !is_plain(out, source.value)) {
     return false;
   }
   if (!is_known) {
     flush_copy();
     source_ = &source;
-    source_home_ = home;
   }
-  order_.use(home, out.device());
+  order_.use(source.home, out.device());
   outs_.push_back(out.mutable_data_ptr());
   return true;
 }
 
-void CudaBatch::flush_copy() {
+void CudaBackend::flush_copy() {
   if (!outs_.empty()) {
-    home_of(source_home_)
+    home_of(source_->home)
         .launches.add_copy(
-            source_->const_data_ptr(),
+            source_->value.const_data_ptr(),
             outs_.data(),
             outs_.size(),
-            static_cast<int64_t>(source_->nbytes()));
+            static_cast<int64_t>(source_->value.nbytes()));
     outs_.clear();
   }
 }
 
-void CudaBatch::run() {
+void CudaBackend::run() {
   flush_copy();
   order_.sync();
   for (const auto& home : homes_) {

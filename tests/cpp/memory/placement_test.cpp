@@ -1,5 +1,5 @@
-// Slices: the memory of stored values, where it is placed, cut and gathered.
-#include "memory/slices.h"
+// Placement: where stored values live, sharded and gathered.
+#include "memory/placement.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@
 namespace torchkv {
 namespace {
 
-constexpr auto kCutAll = Slices::Policy::kCutAll;
+constexpr auto kShardAll = Placement::Policy::kShardAll;
 
-class SlicesTest : public ::testing::Test {
+class PlacementTest : public ::testing::Test {
  protected:
   using EntryOwner = c10::intrusive_ptr<Entry>;
 
@@ -26,12 +26,12 @@ class SlicesTest : public ::testing::Test {
             c10::SmallVector<int64_t, 4>(value.sizes()),
             value.scalar_type(),
             value.numel()});
-    slices_.store(*entry, value);
+    placement_.store(*entry, value);
     return entry;
   }
 
   // As a pull into three outs, one in each place.
-  void place(std::vector<EntryOwner> entries, bool may_cut = true) {
+  void place(std::vector<EntryOwner> entries, bool may_shard = true) {
     std::vector<std::vector<at::Tensor>> outs;
     std::vector<Item> items;
     outs.reserve(entries.size());
@@ -39,7 +39,7 @@ class SlicesTest : public ::testing::Test {
       outs.emplace_back(3, at::empty(entry->meta.sizes));
       items.push_back({entry.get(), {}, outs.back(), nullptr});
     }
-    slices_.place(items, may_cut);
+    placement_.place(items, may_shard);
   }
 
   static std::vector<int32_t> homes_of(const Entry& entry) {
@@ -55,12 +55,13 @@ class SlicesTest : public ::testing::Test {
   }
 
   testing::CountingRuntime runtime_;
-  EventPool events_{runtime_};
-  Places places_{runtime_, "cpu,cpu,cpu"};
-  Slices slices_{kCutAll, runtime_, events_, places_};
+  const Places places_{"cpu,cpu,cpu"};
+  Streams streams_{runtime_};
+  Slices slices_{streams_};
+  Placement placement_{kShardAll, slices_, streams_, places_};
 };
 
-TEST_F(SlicesTest, CutAValueAndGatherIt) {
+TEST_F(PlacementTest, CutAValueAndGatherIt) {
   for (const at::Tensor& value :
        {at::arange(60.0).view({3, 4, 5}),
         at::arange(60.0).view({3, 4, 5}).transpose(0, 2),
@@ -68,7 +69,7 @@ TEST_F(SlicesTest, CutAValueAndGatherIt) {
         at::arange(60).to(at::kComplexDouble)}) {
     const auto entry = stored(value);
     place({entry});
-    EXPECT_EQ(entry->placing, Placing::kCut);
+    EXPECT_EQ(entry->placing, Placing::kSharded);
     EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0, 1, 2}));
     for (const auto& slice : entry->slices) {
       EXPECT_EQ(slice.value.dim(), 1);
@@ -76,7 +77,7 @@ TEST_F(SlicesTest, CutAValueAndGatherIt) {
     const at::Tensor copy = value_of(*entry);
     EXPECT_EQ(copy.strides(), value.strides());
     EXPECT_TRUE(at::equal(copy, value));
-    slices_.gather(*entry);
+    placement_.gather(*entry);
     ASSERT_EQ(entry->slices.size(), 1);
     EXPECT_EQ(entry->placing, Placing::kWhole);
     EXPECT_EQ(entry->slices[0].value.strides(), value.strides());
@@ -87,7 +88,7 @@ TEST_F(SlicesTest, CutAValueAndGatherIt) {
   }
 }
 
-TEST_F(SlicesTest, AValueThatIsNotDenseIsStoredContiguous) {
+TEST_F(PlacementTest, AValueThatIsNotDenseIsStoredContiguous) {
   const at::Tensor value = at::arange(60.0).view({30, 2}).select(1, 1);
   const auto entry = stored(value);
   place({entry});
@@ -95,7 +96,7 @@ TEST_F(SlicesTest, AValueThatIsNotDenseIsStoredContiguous) {
   EXPECT_TRUE(at::equal(value_of(*entry), value));
 }
 
-TEST_F(SlicesTest, CutTheValuesOfACallAsOne) {
+TEST_F(PlacementTest, CutTheValuesOfACallAsOne) {
   const auto a = stored(at::zeros(40), 1);
   const auto b = stored(at::zeros(40), 2);
   const auto c = stored(at::zeros(40), 3);
@@ -108,12 +109,12 @@ TEST_F(SlicesTest, CutTheValuesOfACallAsOne) {
   EXPECT_EQ(homes_of(*d), (std::vector<int32_t>{0, 1, 2}));
 }
 
-TEST_F(SlicesTest, PlaceWholeValuesLargestFirst) {
+TEST_F(PlacementTest, PlaceWholeValuesLargestFirst) {
   std::vector<EntryOwner> entries;
   for (const int64_t size : {10, 70, 20, 100, 40}) {
     entries.push_back(stored(at::zeros(size)));
   }
-  place(entries, /*may_cut=*/false);
+  place(entries, /*may_shard=*/false);
   std::vector<int32_t> homes;
   for (const auto& entry : entries) {
     ASSERT_EQ(entry->slices.size(), 1);
@@ -123,47 +124,47 @@ TEST_F(SlicesTest, PlaceWholeValuesLargestFirst) {
   EXPECT_EQ(homes, (std::vector<int32_t>{2, 1, 2, 0, 2}));
 }
 
-TEST_F(SlicesTest, WholeValuesOfAPlaceAreCutLater) {
+TEST_F(PlacementTest, WholeValuesOfAPlaceAreCutLater) {
   const auto entry = stored(at::arange(60.0));
-  place({entry}, /*may_cut=*/false);
+  place({entry}, /*may_shard=*/false);
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
   place({entry});
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0, 1, 2}));
   EXPECT_TRUE(at::equal(value_of(*entry), at::arange(60.0)));
 }
 
-TEST_F(SlicesTest, AdoptedValuesCount) {
-  Slices other(kCutAll, runtime_, events_, places_);
+TEST_F(PlacementTest, AdoptedValuesCount) {
+  Placement other(kShardAll, slices_, streams_, places_);
   const auto entry = stored(at::zeros(10));
   const at::Tensor out = at::empty(10);
   other.adopt(*entry);
-  other.place(Item{entry.get(), {}, out, nullptr}, /*may_cut=*/true);
+  other.place(Item{entry.get(), {}, out, nullptr}, /*may_shard=*/true);
   ASSERT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
   for (const int32_t home : {2, 1}) { // before and after
     const auto small = stored(at::zeros(4));
     place({small});
     EXPECT_EQ(homes_of(*small), (std::vector<int32_t>{home}));
-    slices_.adopt(*entry);
+    placement_.adopt(*entry);
   }
 }
 
-TEST_F(SlicesTest, OneTensorIsNoReasonToCut) {
+TEST_F(PlacementTest, OneTensorIsNoReasonToCut) {
   const auto entry = stored(at::arange(60.0));
   const at::Tensor out = at::empty(60);
-  slices_.place(Item{entry.get(), {}, out, nullptr}, /*may_cut=*/true);
+  placement_.place(Item{entry.get(), {}, out, nullptr}, /*may_shard=*/true);
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
 }
 
-TEST_F(SlicesTest, ALocalStoreIsNeverCut) {
-  Slices local(Slices::Policy::kCpu, runtime_, events_, places_);
+TEST_F(PlacementTest, ALocalStoreIsNeverCut) {
+  Placement local(Placement::Policy::kCpu, slices_, streams_, places_);
   const auto entry = c10::make_intrusive<Entry>(1, Meta{{60}, at::kFloat, 60});
   local.store(*entry, at::arange(60.0));
   const std::vector<at::Tensor> outs(3, at::empty(60));
-  local.place(Item{entry.get(), {}, outs, nullptr}, /*may_cut=*/true);
+  local.place(Item{entry.get(), {}, outs, nullptr}, /*may_shard=*/true);
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{-1}));
 }
 
-TEST_F(SlicesTest, StateGoesWithItsElements) {
+TEST_F(PlacementTest, StateGoesWithItsElements) {
   for (const bool is_empty : {false, true}) {
     const at::Tensor value =
         at::arange(is_empty ? 0.0 : 60.0).to(at::kBFloat16).view({-1, 6}).t();
@@ -187,14 +188,14 @@ TEST_F(SlicesTest, StateGoesWithItsElements) {
     slices_.set_state(*entry, rule, {});
     EXPECT_TRUE(slices_.state_of(*entry, rule).tensors.empty());
     slices_.set_state(*entry, rule, state);
-    slices_.gather(*entry);
+    placement_.gather(*entry);
     testing::expect_same_state(slices_.state_of(*entry, rule), state);
     slices_.clear_state(*entry);
     EXPECT_TRUE(slices_.state_of(*entry, rule).tensors.empty());
   }
 }
 
-TEST_F(SlicesTest, WhatFailsForLackOfMemoryChangesNothing) {
+TEST_F(PlacementTest, WhatFailsForLackOfMemoryChangesNothing) {
   const at::Tensor value = at::arange(60.0);
   const RuleSpec rule = make_rule("test", "adam", {});
   const KeyState state{1, 0, {{"exp_avg", value}, {"exp_avg_sq", value}}};
@@ -214,7 +215,7 @@ TEST_F(SlicesTest, WhatFailsForLackOfMemoryChangesNothing) {
     EXPECT_TRUE(slices_.state_of(*entry, rule).tensors.empty());
   }
   runtime_.num_left = 0;
-  EXPECT_THROW(slices_.gather(*entry), c10::Error);
+  EXPECT_THROW(placement_.gather(*entry), c10::Error);
   runtime_.num_left = 1 << 30;
   EXPECT_EQ(entry->slices.size(), 3);
   EXPECT_TRUE(at::equal(value_of(*entry), value));

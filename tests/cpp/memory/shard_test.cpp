@@ -1,5 +1,5 @@
 // How values are shared out over places.
-#include "memory/cut.h"
+#include "memory/shard.h"
 
 #include <gtest/gtest.h>
 
@@ -14,14 +14,14 @@ using Loads = std::vector<int64_t>;
 
 constexpr int64_t kGrain = 1024;
 
-int64_t bytes_of(const Extent& value) {
+int64_t bytes_of(const ValueSize& value) {
   return value.num_elements * value.element_size;
 }
 
 // Whether each value is there once, in order; what the places hold then.
 Loads loads_after(
-    const std::vector<Extent>& values,
-    const std::vector<Piece>& pieces,
+    const std::vector<ValueSize>& values,
+    const std::vector<Shard>& pieces,
     Loads loads) {
   auto piece = pieces.begin();
   for (size_t i = 0; i < values.size(); ++i) {
@@ -42,8 +42,8 @@ Loads loads_after(
   return loads;
 }
 
-std::vector<Extent> random_values(std::mt19937& random, size_t count) {
-  std::vector<Extent> values;
+std::vector<ValueSize> random_values(std::mt19937& random, size_t count) {
+  std::vector<ValueSize> values;
   for (size_t i = 0; i < count; ++i) {
     const int64_t size = int64_t{1} << random() % 5;
     const int64_t most = random() % 3 == 0 ? 100 : 20 * kGrain;
@@ -60,7 +60,7 @@ TEST(CutTest, AllPlacesEndUpLevel) {
     for (auto& load : loads) {
       load = static_cast<int64_t>(random() % (30 * kGrain));
     }
-    const auto pieces = cut_all(values, loads, kGrain);
+    const auto pieces = shard_all(values, loads, kGrain);
     const Loads after = loads_after(values, pieces, loads);
     // Each place that took something may be off by half of what cannot be cut,
     // the last by all of the others' together.
@@ -75,7 +75,7 @@ TEST(CutTest, AllPlacesEndUpLevel) {
       EXPECT_LE(taken.back() - taken.front(), 2 * kGrain) << trial;
     }
     for (const auto& piece : pieces) {
-      const Extent& value = values[piece.value];
+      const ValueSize& value = values[piece.value];
       const bool is_whole = piece.end - piece.begin == value.num_elements;
       if (!is_whole) {
         EXPECT_EQ(piece.begin * value.element_size % kGrain, 0);
@@ -86,8 +86,8 @@ TEST(CutTest, AllPlacesEndUpLevel) {
 }
 
 TEST(CutTest, OneLargeValueIsCutEvenly) {
-  const std::vector<Piece> pieces =
-      cut_all(Extent{4096, 4}, {0, 0, 0, 0}, 1024);
+  const std::vector<Shard> pieces =
+      shard_all(ValueSize{4096, 4}, {0, 0, 0, 0}, 1024);
   ASSERT_EQ(pieces.size(), 4);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(pieces[i].place, i);
@@ -97,21 +97,21 @@ TEST(CutTest, OneLargeValueIsCutEvenly) {
 }
 
 TEST(CutTest, APlaceThatHoldsMoreTakesLess) {
-  const auto pieces = cut_all(Extent{4096, 1}, {1024, 3072, 0}, 256);
+  const auto pieces = shard_all(ValueSize{4096, 1}, {1024, 3072, 0}, 256);
   EXPECT_EQ(
       loads_after({{4096, 1}}, pieces, {1024, 3072, 0}),
       (Loads{2560, 3072, 2560}));
 }
 
 TEST(CutTest, SmallValuesStayWholeAndGoRound) {
-  const std::vector<Extent> values(4, {8, 4});
-  const auto pieces = cut_all(values, {0, 0, 0, 0}, kGrain);
+  const std::vector<ValueSize> values(4, {8, 4});
+  const auto pieces = shard_all(values, {0, 0, 0, 0}, kGrain);
   EXPECT_EQ(loads_after(values, pieces, {0, 0, 0, 0}), (Loads{32, 32, 32, 32}));
 }
 
 TEST(CutTest, EmptyValuesHaveAPiece) {
-  const std::vector<Extent> values{{0, 4}, {4, 4}, {0, 4}};
-  for (const auto& cut : {cut_all, cut_each}) {
+  const std::vector<ValueSize> values{{0, 4}, {4, 4}, {0, 4}};
+  for (const auto& cut : {shard_all, shard_each}) {
     EXPECT_EQ(loads_after(values, cut(values, {0}, kGrain), {0}), (Loads{16}));
   }
 }
@@ -121,10 +121,10 @@ TEST(CutTest, EachIsCutIntoPiecesOfOneSize) {
   for (int trial = 0; trial < 200; ++trial) {
     const auto values = random_values(random, 1 + random() % 10);
     const Loads loads(1 + random() % 8);
-    const auto pieces = cut_each(values, loads, kGrain);
+    const auto pieces = shard_each(values, loads, kGrain);
     loads_after(values, pieces, loads);
     for (size_t i = 0; i < pieces.size(); ++i) {
-      const Extent& value = values[pieces[i].value];
+      const ValueSize& value = values[pieces[i].value];
       const int64_t size = pieces[i].end - pieces[i].begin;
       if (bytes_of(value) < kGrain * static_cast<int64_t>(loads.size())) {
         EXPECT_EQ(size, value.num_elements);
@@ -142,10 +142,10 @@ TEST(CutTest, EachIsCutIntoPiecesOfOneSize) {
 }
 
 TEST(CutTest, EachThatIsSmallGoesWhereTheLeastIs) {
-  const std::vector<Extent> values{{100, 4}, {10, 4}, {10, 4}};
+  const std::vector<ValueSize> values{{100, 4}, {10, 4}, {10, 4}};
   EXPECT_EQ(
       loads_after(
-          values, cut_each(values, {0, 300, 350}, kGrain), {0, 300, 350}),
+          values, shard_each(values, {0, 300, 350}, kGrain), {0, 300, 350}),
       (Loads{400, 380, 350}));
 }
 

@@ -1,4 +1,4 @@
-#include "cut.h"
+#include "shard.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 namespace torchkv {
 namespace {
 
-int64_t bytes_of(const Extent& value) {
+int64_t bytes_of(const ValueSize& value) {
   return value.num_elements * value.element_size;
 }
 
@@ -29,7 +29,7 @@ std::vector<int64_t> rooms_of(c10::ArrayRef<int64_t> loads, int64_t bytes) {
 }
 
 // How many of the `rest` bytes of a value go to a place with `room`: all, none,
-// or as many as leave two pieces of at least `grain`.
+// or as many as leave two shards of at least `grain`.
 int64_t bytes_taken(int64_t rest, int64_t room, int64_t grain) {
   if (rest < 2 * grain) {
     return room >= rest - rest / 2 ? rest : 0;
@@ -44,8 +44,8 @@ int64_t bytes_taken(int64_t rest, int64_t room, int64_t grain) {
 
 } // namespace
 
-std::vector<Piece> cut_all(
-    c10::ArrayRef<Extent> values,
+std::vector<Shard> shard_all(
+    c10::ArrayRef<ValueSize> values,
     c10::ArrayRef<int64_t> loads,
     int64_t grain) {
   const int64_t total = std::accumulate(
@@ -53,7 +53,7 @@ std::vector<Piece> cut_all(
         return sum + bytes_of(value);
       });
   const std::vector<int64_t> rooms = rooms_of(loads, total);
-  std::vector<Piece> pieces;
+  std::vector<Shard> shards;
   size_t place = 0;
   int64_t room = rooms[0];
   for (size_t i = 0; i < values.size(); ++i) {
@@ -64,7 +64,7 @@ std::vector<Piece> cut_all(
       const int64_t rest = end - begin;
       const int64_t taken = is_last ? rest : bytes_taken(rest, room, grain);
       if (taken != 0 || rest == 0) {
-        pieces.push_back({i, place, begin / size, (begin + taken) / size});
+        shards.push_back({i, place, begin / size, (begin + taken) / size});
       }
       begin += taken;
       room -= taken;
@@ -74,23 +74,23 @@ std::vector<Piece> cut_all(
       room = rooms[++place];
     }
   }
-  return pieces;
+  return shards;
 }
 
-std::vector<Piece> cut_each(
-    c10::ArrayRef<Extent> values,
+std::vector<Shard> shard_each(
+    c10::ArrayRef<ValueSize> values,
     c10::ArrayRef<int64_t> loads,
     int64_t grain) {
   const auto num_places = static_cast<int64_t>(loads.size());
   std::vector<int64_t> sums = loads.vec();
-  std::vector<Piece> pieces;
+  std::vector<Shard> shards;
   for (size_t i = 0; i < values.size(); ++i) {
     const int64_t size = values[i].element_size;
     const int64_t end = values[i].num_elements;
     if (bytes_of(values[i]) < grain * num_places) {
       const auto least = std::min_element(sums.begin(), sums.end());
       *least += end * size;
-      pieces.push_back({i, static_cast<size_t>(least - sums.begin()), 0, end});
+      shards.push_back({i, static_cast<size_t>(least - sums.begin()), 0, end});
       continue;
     }
     const int64_t align = std::max<int64_t>(16 / size, 1);
@@ -99,12 +99,12 @@ std::vector<Piece> cut_each(
     int64_t begin = 0;
     for (size_t place = 0; place < sums.size() && begin < end; ++place) {
       const int64_t stop = std::min(begin + step, end);
-      pieces.push_back({i, place, begin, stop});
+      shards.push_back({i, place, begin, stop});
       sums[place] += (stop - begin) * size;
       begin = stop;
     }
   }
-  return pieces;
+  return shards;
 }
 
 } // namespace torchkv

@@ -1,5 +1,5 @@
 // Store types: exact names, MXNet's aliases, and what an error suggests.
-#include "store/type.h"
+#include "store/registry.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -11,22 +11,22 @@ namespace {
 
 std::string refusal(const std::string& text) {
   try {
-    parse_store_type(text);
+    canonical_type(text);
   } catch (const c10::ValueError& error) {
     return error.what_without_backtrace();
   }
   return "no ValueError";
 }
 
-TEST(StoreTypeTest, AliasesBecomeTheirTypes) {
-  EXPECT_STREQ(name(parse_store_type("local")), "local");
-  EXPECT_STREQ(name(parse_store_type("local_update_cpu")), "local");
-  EXPECT_STREQ(name(parse_store_type("local_allreduce_cpu")), "local");
-  EXPECT_STREQ(name(parse_store_type("device")), "device");
-  EXPECT_STREQ(name(parse_store_type("local_allreduce_device")), "device");
+TEST(RegistryTest, AliasesBecomeTheirTypes) {
+  EXPECT_EQ(canonical_type("local"), "local");
+  EXPECT_EQ(canonical_type("local_update_cpu"), "local");
+  EXPECT_EQ(canonical_type("local_allreduce_cpu"), "local");
+  EXPECT_EQ(canonical_type("device"), "device");
+  EXPECT_EQ(canonical_type("local_allreduce_device"), "device");
 }
 
-TEST(StoreTypeTest, SuggestsTheNearName) {
+TEST(RegistryTest, SuggestsTheNearName) {
   EXPECT_NE(refusal("LOCAL").find("did you mean 'local'?"), std::string::npos);
   EXPECT_NE(
       refusal("devcie").find("did you mean 'device'?"), std::string::npos);
@@ -35,21 +35,21 @@ TEST(StoreTypeTest, SuggestsTheNearName) {
       std::string::npos);
 }
 
-TEST(StoreTypeTest, SuggestsNothingWhereNothingIsNear) {
+TEST(RegistryTest, SuggestsNothingWhereNothingIsNear) {
   EXPECT_EQ(refusal("redis").find("did you mean"), std::string::npos);
   EXPECT_EQ(refusal("").find("did you mean"), std::string::npos);
   EXPECT_NE(refusal("redis").find("'dist_device_sync'"), std::string::npos);
 }
 
-TEST(StoreTypeTest, NeverMatchesASubstring) {
+TEST(RegistryTest, NeverMatchesASubstring) {
   EXPECT_NE(refusal("my_device_store"), "no ValueError");
   EXPECT_NE(refusal("local "), "no ValueError");
 }
 
-TEST(StoreTypeTest, TypesToComeAreNotImplemented) {
+TEST(RegistryTest, TypesToComeAreNotImplemented) {
   for (const auto* type :
        {"dist", "dist_sync", "dist_async", "dist_device_sync"}) {
-    EXPECT_THROW(parse_store_type(type), c10::NotImplementedError) << type;
+    EXPECT_THROW(canonical_type(type), c10::NotImplementedError) << type;
   }
 }
 

@@ -1,0 +1,345 @@
+// torchkv._C, the only translation unit with Python's headers.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "../../core/errors.h"
+#include "../../core/gil.h"
+#include "../../core/text.h"
+#include "../../kvstore.h"
+#include "../../store/registry.h"
+#include "bound.h"
+#include "calls.h"
+#include "optimizer.h"
+
+namespace torchkv {
+namespace {
+
+// Raises Python's own exception for an error that TorchScript code raised by
+// its name (`raise ValueError("...")`); returns false where it has none.
+bool raise_script_error(const torch::jit::JITException& error) {
+  const auto qualified = error.getPythonClassName();
+  const auto message = error.getOriginalMsg();
+  if (!qualified || !message) {
+    return false;
+  }
+  const std::string class_name = qualified->substr(qualified->rfind('.') + 1);
+  const auto type = py::module_::import("builtins")
+                        .attr("__dict__")
+                        .attr("get")(class_name, py::none());
+  if (!PyExceptionClass_Check(type.ptr())) {
+    return false;
+  }
+  try {
+    const auto exception = type(*message);
+    PyErr_SetObject(type.ptr(), exception.ptr());
+  } catch (const py::error_already_set&) {
+    return false; // its constructor takes more than a message
+  }
+  return true;
+}
+
+// NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11's signature
+void translate_exception(std::exception_ptr pointer) {
+  if (!pointer) {
+    return;
+  }
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const UnknownKeyError& error) {
+    PyErr_SetString(PyExc_KeyError, error.what_without_backtrace());
+  } catch (const torch::jit::JITException& error) {
+    if (!raise_script_error(error)) {
+      throw; // to torch's own translator
+    }
+  } catch (const py::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, error.what()); // pybind11: a RuntimeError
+  } catch (const py::builtin_exception& error) {
+    error.set_error(); // a std::exception, too
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(pointer);
+  }
+}
+
+// A reference that does not keep a store alive, for an optimizer that is on it.
+class WeakStore final : public c10::intrusive_ptr_target {
+ public:
+  explicit WeakStore(const BoundStore& store) : store_(store.pointer()) {}
+
+  // Null, which is None, where the store is gone.
+  Self lock() const {
+    return store_.lock();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<KVStore> store_;
+};
+
+// Through IValues: pybind11 knows no c10::Dict.
+py::object state(const BoundStore& self, py::handle with_keys_object) {
+  const bool with_keys = as_bool("state", "with_keys", with_keys_object);
+  c10::IValue state;
+  {
+    const py::gil_scoped_release no_gil;
+    state = c10::IValue(self->state(with_keys).to_tuple());
+  }
+  return torch::jit::toPyObject(std::move(state));
+}
+
+Self from_state(const py::object& object) {
+  c10::IValue state =
+      torch::jit::toIValue(object, c10::getTypePtr<StoreState::Tuple>());
+  const py::gil_scoped_release no_gil;
+  auto tuple = std::exchange(state, c10::IValue()).to<StoreState::Tuple>();
+  return KVStore::from_state(StoreState::from_tuple(std::move(tuple)));
+}
+
+// The names of the tensors that a rule keeps for each key.
+std::vector<std::string> names_of_states(
+    const std::string& rule,
+    const NumbersByName& numbers) {
+  std::vector<std::string> names;
+  for (const char* name : state_names(make_rule("load", rule, numbers))) {
+    if (name != nullptr) {
+      names.emplace_back(name);
+    }
+  }
+  return names;
+}
+
+void take(const BoundStore& self, const BoundStore& other) {
+  const py::gil_scoped_release no_gil;
+  self->take(*other);
+}
+
+void* release_gil() {
+  return PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr;
+}
+
+void restore_gil(void* state) {
+  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+}
+
+// The store behind a Python object, if nobody else holds it, and if its updater
+// is a Python callable that nobody else holds: then Python's garbage collector
+// sees all there is to see of a cycle through them.
+KVStore* sole_store(PyObject* self) {
+  if (!py::detail::is_holder_constructed(self)) {
+    return nullptr;
+  }
+  auto* store = py::cast<KVStore*>(py::handle(self));
+  return c10::raw::intrusive_ptr::use_count(store) == 1 ? store : nullptr;
+}
+
+int traverse_store(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  int stop = 0;
+  if (const KVStore* store = sole_store(self)) {
+    const Store* const inner = store->store();
+    if (inner == nullptr) {
+      return 0; // forked
+    }
+    inner->visit_sole_updater([&](const OpaqueUpdater& updater) {
+      if (const auto* python = dynamic_cast<const PythonUpdater*>(&updater)) {
+        stop = visit(python->callable(), arg);
+      }
+    });
+  }
+  return stop;
+}
+
+int clear_store(PyObject* self) {
+  if (KVStore* store = sole_store(self)) {
+    store->close();
+  }
+  return 0;
+}
+
+// Lets Python's garbage collector find stores in cycles, such as a store whose
+// updater is a method of an object that holds the store.
+void make_collectable(PyHeapTypeObject* heap_type) {
+  auto* type = &heap_type->ht_type;
+  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type->tp_traverse = &traverse_store;
+  type->tp_clear = &clear_store;
+}
+
+py::object script_object(const BoundStore& self) {
+  return torch::jit::toPyObject(c10::IValue(self.pointer()));
+}
+
+Self from_script_object(py::handle object) {
+  TORCH_CHECK_TYPE(
+      py::isinstance<torch::jit::Object>(object) &&
+          py::detail::is_holder_constructed(object.ptr()),
+      "from_script_object: expected a torch.ScriptObject, but got ",
+      PythonObjects::type_name(object.ptr()));
+  const c10::IValue value(py::cast<torch::jit::Object>(object)._ivalue());
+  const auto& expected = c10::getCustomClassType<Self>();
+  TORCH_CHECK_TYPE(
+      *value.type() == *expected,
+      "from_script_object: expected a torch.ScriptObject of type ",
+      expected->annotation_str(),
+      ", but got one of type ",
+      value.type()->annotation_str());
+  return value.toCustomClass<KVStore>();
+}
+
+} // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::register_local_exception_translator(&translate_exception);
+  set_gil_hooks({&release_gil, &restore_gil});
+  find_fx_tracing();
+
+  m.def("did_you_mean", &did_you_mean, py::arg("text"), py::arg("candidates"));
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<Work, WorkPtr>(
+      m,
+      "Work",
+      "What a call with async_op=True has begun, as torch.distributed's.\n\n"
+      "On accelerators the call enqueues its work on streams of the store's\n"
+      "own, beside the caller's. Until wait(), do not overwrite what was\n"
+      "pushed, and do not use the outs; they may be freed. On the CPU the work\n"
+      "is done when the call returns. Any thread may call any method.")
+      .def(
+          "wait",
+          [](const Bound<Work>& self) { self->wait(); },
+          release,
+          "Makes the calling thread's current streams wait for the work.\n\n"
+          "What is enqueued on them from now on runs after it. The host does\n"
+          "not wait. May be repeated, on other streams, too.")
+      .def(
+          "is_completed",
+          [](const Bound<Work>& self) { return self->is_completed(); },
+          release,
+          "Whether all is done; of work captured into a CUDA graph, False.")
+      .def(
+          "__repr__",
+          [](const Bound<Work>& self) { return self->repr(); },
+          release);
+  py::class_<WeakStore, c10::intrusive_ptr<WeakStore>>(m, "WeakKVStore")
+      .def("lock", [](const Bound<WeakStore>& self) { return self->lock(); });
+  py::class_<KVStore, Self>(
+      m, "KVStore", py::custom_type_setup(&make_collectable))
+      .def(
+          // py::str: a std::string would take bytes, too.
+          py::init([](const py::str& type) {
+            return c10::make_intrusive<KVStore>(
+                utf8_of("create", "type", type.ptr()));
+          }),
+          py::arg("type"))
+      .def_property_readonly(
+          "type", [](const BoundStore& self) { return self->type(); })
+      .def("init", &init, py::arg("key"), py::arg("value"))
+      .def(
+          "push",
+          &push,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("priority"),
+          py::arg("async_op") = false)
+      .def(
+          "pull",
+          &pull,
+          py::arg("key"),
+          py::arg("out"),
+          py::arg("priority"),
+          py::arg("ignore_sparse") = true,
+          py::arg("async_op") = false)
+      .def(
+          "pushpull",
+          &pushpull,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("out"),
+          py::arg("priority"),
+          py::arg("async_op") = false)
+      .def(
+          "broadcast",
+          &broadcast,
+          py::arg("key"),
+          py::arg("value"),
+          py::arg("out"),
+          py::arg("priority"),
+          py::arg("async_op") = false)
+      .def("assign", &assign, py::arg("key"), py::arg("value"))
+      .def("delete", &erase, py::arg("key"))
+      .def("keys", &keys)
+      .def("contains", &contains, py::arg("key"))
+      .def(
+          "size", [](const BoundStore& self) { return self->size(); }, release)
+      .def("shape", &shape, py::arg("key"))
+      .def("dtype", &dtype, py::arg("key"))
+      .def("set_updater", &set_updater, py::arg("updater"))
+      .def(
+          "set_optimizer",
+          &set_optimizer,
+          py::arg("rule"),
+          py::arg("groups"),
+          py::arg("options"),
+          py::arg("gradient"),
+          py::arg("keep_state"))
+      .def("optimizer", &optimizer)
+      .def(
+          "weak",
+          [](const BoundStore& self) {
+            return c10::make_intrusive<WeakStore>(self);
+          })
+      .def("expect_keys", &expect_keys, py::arg("keys"))
+      .def("expected_keys", &expected_keys)
+      .def("num_skipped", &num_skipped)
+      .def("grad_norm", &grad_norm)
+      .def("optimizer_states", &optimizer_states, py::arg("key"))
+      .def(
+          "set_optimizer_states",
+          &set_optimizer_states,
+          py::arg("key"),
+          py::arg("states"))
+      .def(
+          "barrier",
+          [](const BoundStore& self) { return self->barrier(); },
+          release)
+      .def("rank", [](const BoundStore& self) { return self->rank(); })
+      .def(
+          "num_workers",
+          [](const BoundStore& self) { return self->num_workers(); })
+      .def(
+          "repr", [](const BoundStore& self) { return self->repr(); }, release)
+      .def(
+          "close",
+          [](const BoundStore& self) { return self->close(); },
+          release)
+      .def("state", &state, py::arg("with_keys") = true)
+      .def_static("from_state", &from_state, py::arg("state"))
+      .def_static(
+          "canonical_type",
+          [](const py::str& type) {
+            return canonical_type(utf8_of("create", "type", type.ptr()));
+          },
+          py::arg("type"))
+      .def("take", &take, py::arg("other"))
+      .def_static(
+          "key_of",
+          [](const std::string& op, py::handle key) {
+            return to_python(Parser(op.c_str()).key(key.ptr()));
+          },
+          py::arg("op"),
+          py::arg("key"))
+      .def_static(
+          "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
+      .def("script_object", &script_object)
+      .def_property_readonly(
+          "capsule",
+          [](const BoundStore& self) { return c10::Capsule(self.pointer()); })
+      .def_static(
+          "script_class", [] { return c10::getCustomClassType<Self>(); })
+      .def_static("from_script_object", &from_script_object, py::arg("object"));
+}
+
+} // namespace torchkv

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../../core/key.h"
+#include "../argument_parser.h"
+
+namespace torchkv {
+
+// Python objects as arguments and results. They are converted by hand, because
+// pybind11's casters for nested lists of tensors cost more than a small push.
+
+// REQUIRES: a str.
+inline std::string utf8_of(const char* op, const char* what, PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text, &size);
+  if (bytes == nullptr) {
+    PyErr_Clear();
+    TORCH_CHECK_VALUE(
+        false,
+        op,
+        ": expected a str that UTF-8 can encode as ",
+        what,
+        ", but got one with a lone surrogate");
+  }
+  return {bytes, static_cast<size_t>(size)};
+}
+
+inline void check_fits(const char* op, bool fits, const char* actual) {
+  TORCH_CHECK_VALUE(
+      fits,
+      op,
+      ": expected a key that fits in 64 bits, but got a ",
+      actual,
+      " int");
+}
+
+struct PythonObjects {
+  using Object = PyObject*; // borrowed
+
+  // Anything with __index__ counts as int, except a bool.
+  static std::optional<Key> as_key(const char* op, Object object) {
+    if (PyUnicode_Check(object)) {
+      return Key(utf8_of(op, "key", object));
+    }
+    if (PyBool_Check(object) || !PyIndex_Check(object)) {
+      return std::nullopt;
+    }
+    if (const at::Tensor* tensor = as_tensor(object)) {
+      // Every tensor has __index__, which raises for all but these.
+      if (tensor->numel() != 1 ||
+          !c10::isIntegralType(tensor->scalar_type(), /*includeBool=*/false)) {
+        return std::nullopt;
+      }
+      if (tensor->scalar_type() == c10::kUInt64) { // __index__ overflows
+        const uint64_t id = tensor->item().toUInt64();
+        check_fits(op, id <= std::numeric_limits<int64_t>::max(), "larger");
+        return Key(static_cast<int64_t>(id));
+      }
+    }
+    // __index__ may run Python code that drops the list the object is in.
+    const auto held = py::reinterpret_borrow<py::object>(object);
+    const auto index =
+        py::reinterpret_steal<py::object>(PyNumber_Index(object));
+    if (!index) {
+      throw py::error_already_set();
+    }
+    int overflow = 0;
+    const int64_t id = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    check_fits(op, overflow == 0, overflow > 0 ? "larger" : "smaller");
+    return Key(id);
+  }
+  static const at::Tensor* as_tensor(Object object) {
+    // Not THPVariable_Check: it asks isinstance, which a mock can deceive.
+    auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+    return PyObject_TypeCheck(object, type) ? &THPVariable_Unpack(object)
+                                            : nullptr;
+  }
+  static bool is_list(Object object) {
+    return PyList_Check(object) || PyTuple_Check(object);
+  }
+  static int64_t size(Object object) {
+    return PyList_Check(object) ? PyList_GET_SIZE(object)
+                                : PyTuple_GET_SIZE(object);
+  }
+  static Object item(Object object, int64_t i) {
+    TORCH_CHECK_VALUE(
+        i < size(object), "expected a list that does not change during a call");
+    return PyList_Check(object) ? PyList_GET_ITEM(object, i)
+                                : PyTuple_GET_ITEM(object, i);
+  }
+  static std::string type_name(Object object) {
+    return Py_TYPE(object)->tp_name;
+  }
+};
+
+inline py::object to_python(const Key& key) {
+  if (key.kind() == KeyKind::kInt) {
+    return py::int_(key.id());
+  }
+  return py::str(key.text());
+}
+
+inline py::list to_python(const std::vector<Key>& keys) {
+  py::list result;
+  for (const auto& key : keys) {
+    result.append(to_python(key));
+  }
+  return result;
+}
+
+inline py::object to_python(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+// pybind11's own conversions take None and numpy's numbers for these.
+inline bool as_bool(const char* op, const char* name, py::handle value) {
+  TORCH_CHECK_TYPE(
+      PyBool_Check(value.ptr()),
+      op,
+      ": expected True or False as ",
+      name,
+      ", but got ",
+      PythonObjects::type_name(value.ptr()));
+  return value.ptr() == Py_True;
+}
+
+inline int64_t as_int64(const char* op, const char* name, py::handle value) {
+  TORCH_CHECK_TYPE(
+      PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()),
+      op,
+      ": expected an int as ",
+      name,
+      ", but got ",
+      PythonObjects::type_name(value.ptr()));
+  const auto index =
+      py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (!index) {
+    throw py::error_already_set();
+  }
+  int overflow = 0;
+  const int64_t result = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  TORCH_CHECK_VALUE(
+      overflow == 0,
+      op,
+      ": expected ",
+      name,
+      " to fit in 64 bits, but got ",
+      py::str(index).cast<std::string>());
+  return result;
+}
+
+} // namespace torchkv

@@ -1,0 +1,166 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../../core/text.h"
+#include "calls.h"
+
+namespace torchkv {
+
+// The functions bound as methods of torchkv._C.KVStore that concern its
+// optimizer.
+
+// `options`: key -> (group, lr_mult, wd_mult).
+inline uint64_t set_optimizer(
+    const BoundStore& self,
+    const std::string& rule,
+    const std::vector<NumbersByName>& groups,
+    const py::dict& options,
+    const NumbersByName& gradient,
+    py::handle keep_state_object) {
+  constexpr auto* op = "set_optimizer";
+  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
+  const Parser parser(op);
+  Optimizer optimizer;
+  for (const auto& numbers : groups) {
+    optimizer.groups.push_back(make_rule(op, rule, numbers));
+  }
+  for (const auto& [key, value] : options) {
+    const auto [group, lr_mult, wd_mult] =
+        value.cast<std::tuple<size_t, double, double>>();
+    optimizer.keys[parser.key(key.ptr())] = {group, lr_mult, wd_mult};
+  }
+  optimizer.gradient = make_gradient(op, gradient);
+  const py::gil_scoped_release no_gil;
+  // Python names the keys' operation in its messages, so it checks them.
+  return self->set_optimizer(
+      std::move(optimizer), keep_state, /*check_keys=*/false);
+}
+
+inline void expect_keys(const BoundStore& self, const py::list& list) {
+  const Parser parser("expect_keys");
+  Keys keys;
+  for (const auto& key : list) {
+    keys.list.push_back(parser.key(key.ptr()));
+  }
+  const py::gil_scoped_release no_gil;
+  self->expect_keys(keys);
+}
+
+inline py::list expected_keys(const BoundStore& self) {
+  std::vector<Key> keys;
+  {
+    const py::gil_scoped_release no_gil;
+    keys = self->expected_keys();
+  }
+  return to_python(keys);
+}
+
+inline std::optional<double> grad_norm(const BoundStore& self) {
+  const py::gil_scoped_release no_gil;
+  return self->grad_norm();
+}
+
+// A built-in optimizer as the arguments that set it, after its identity; a
+// Python callable as it is; None for any other updater.
+inline py::object optimizer(const BoundStore& self) {
+  Updater updater;
+  {
+    const py::gil_scoped_release no_gil;
+    updater = self->current_updater();
+  }
+  if (const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+    const auto* python = dynamic_cast<const PythonUpdater*>(opaque->get());
+    return python == nullptr
+        ? py::none()
+        : py::reinterpret_borrow<py::object>(python->callable());
+  }
+  const auto* built_in = std::get_if<OptimizerPtr>(&updater);
+  if (built_in == nullptr) {
+    return py::none();
+  }
+  const Optimizer& optimizer = **built_in;
+  py::list groups;
+  for (const auto& rule : optimizer.groups) {
+    groups.append(numbers_of(rule));
+  }
+  py::dict options;
+  for (const auto& [key, option] : optimizer.keys) {
+    options[to_python(key)] =
+        py::make_tuple(option.group, option.lr_mult, option.wd_mult);
+  }
+  return py::make_tuple(
+      optimizer.generation,
+      optimizer.name(),
+      groups,
+      options,
+      numbers_of(optimizer.gradient));
+}
+
+inline int64_t num_skipped(const BoundStore& self) {
+  const py::gil_scoped_release no_gil;
+  return self->num_skipped();
+}
+
+inline py::list optimizer_states(const BoundStore& self, py::handle key) {
+  const Keys keys = Parser("optimizer_states").keys(key.ptr());
+  std::vector<KeyState> states;
+  {
+    const py::gil_scoped_release no_gil;
+    states = self->optimizer_states(keys);
+  }
+  py::list result;
+  for (const auto& state : states) {
+    py::dict item;
+    item["step"] = state.step;
+    item["num_accumulated"] = state.num_accumulated;
+    for (const auto& [name, tensor] : state.tensors) {
+      item[py::str(name)] = to_python(tensor);
+    }
+    result.append(item);
+  }
+  return result;
+}
+
+inline void set_optimizer_states(
+    const BoundStore& self,
+    py::handle key,
+    const std::vector<py::dict>& items) {
+  constexpr auto* op = "set_optimizer_states";
+  const Parser parser(op);
+  const Keys keys = parser.keys(key.ptr());
+  std::vector<KeyState> states;
+  for (const auto& item : items) {
+    KeyState state;
+    for (const auto& [name, value] : item) {
+      const auto text = name.cast<std::string>();
+      if (text == "step") {
+        state.step = as_int64(op, "step", value);
+      } else if (text == "num_accumulated") {
+        state.num_accumulated = as_int64(op, "num_accumulated", value);
+      } else {
+        const at::Tensor* tensor = PythonObjects::as_tensor(value.ptr());
+        TORCH_CHECK_TYPE(
+            tensor != nullptr,
+            op,
+            ": expected a tensor as ",
+            quoted(text),
+            ", but got ",
+            PythonObjects::type_name(value.ptr()));
+        state.tensors.emplace(text, *tensor);
+      }
+    }
+    states.push_back(std::move(state));
+  }
+  const py::gil_scoped_release no_gil;
+  self->set_optimizer_states(keys, states);
+  states.clear(); // tensors with Python objects are let go of without the GIL
+}
+
+} // namespace torchkv

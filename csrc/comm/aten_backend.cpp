@@ -1,0 +1,148 @@
+#include "aten_backend.h"
+
+#include <ATen/Functions.h>
+#include <ATen/OpMathType.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/plain_dispatch.h"
+#include "../memory/layout.h"
+#include "backends.h"
+#include "step_with_aten.h"
+
+namespace torchkv {
+
+bool AtenBackend::add(const Job& job) {
+  if (job.is_step() && job.result->device().is_cpu()) {
+    cpu_.add_sum(job, sum_of(job, job.values));
+  } else {
+    queued_.push_back({job, {job.values.begin(), job.values.end()}});
+  }
+  return true;
+}
+
+bool AtenBackend::add_norm(const Job& job) {
+  if (job.result->device().is_cpu()) {
+    cpu_.add_norm_of_sum(job, sum_of(job, job.values));
+  } else {
+    norms_.push_back({job, {job.values.begin(), job.values.end()}});
+  }
+  return true;
+}
+
+bool AtenBackend::add_copy(const Slice& source, const at::Tensor& out) {
+  order_.use(source.home, out.device());
+  order_.sync();
+  runtime_.copy(out, source.value);
+  return true;
+}
+
+// A new tensor with the sum, in the accumulation type.
+at::Tensor AtenBackend::sum_of(const Job& job, c10::ArrayRef<Value> values) {
+  at::Tensor total = runtime_.allocate(
+      job.result->sizes(),
+      job.result->strides(),
+      job.accumulation,
+      job.slice->home.device);
+  Job sum = job;
+  sum.values = values;
+  sum.result = &total;
+  sum.step = &kAssignStep;
+  Backends backends(order_); // there may be a kernel for the sum alone
+  backends.add(sum);
+  backends.run();
+  return total;
+}
+
+void AtenBackend::sum_into(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& result,
+    c10::ScalarType accumulation) {
+  if (values.size() == 1) {
+    runtime_.copy(result, *values[0].data);
+    return;
+  }
+  const auto copied = [&](const Value& value) {
+    at::Tensor copy = runtime_.allocate(
+        result.sizes(), result.strides(), accumulation, result.device());
+    runtime_.copy(copy, *value.data);
+    return copy;
+  };
+  const at::Tensor total = copied(values[0]);
+  for (const auto& value : values.slice(1)) {
+    const at::Tensor& data = *value.data;
+    const bool is_here = data.device() == result.device() &&
+        data.scalar_type() == accumulation && is_plain(data);
+    const PlainDispatch plain;
+    total.add_(is_here ? data : copied(value));
+  }
+  runtime_.copy(result, total);
+}
+
+void AtenBackend::step(const Job& job, const at::Tensor& gradient) {
+  const Slice& slice = *job.slice;
+  std::array<at::Tensor, kMaxStates> states;
+  const auto names = state_names(job.step->rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      states[i] = slice.states[i];
+    }
+  }
+  const PlainDispatch plain;
+  const bool has_master = slice.master.defined();
+  step_with_aten(
+      *job.step, gradient, has_master ? slice.master : *job.result, states);
+  if (has_master) {
+    runtime_.copy(*job.result, slice.master);
+  }
+}
+
+void AtenBackend::run() {
+  for (const auto& [job, values] : queued_) {
+    const Place& home = job.slice->home;
+    order_.enter(home);
+    if (job.is_step()) {
+      step(job, sum_of(job, values));
+      continue;
+    }
+    for (const auto& value : values) {
+      order_.use(home, value.device());
+    }
+    order_.sync();
+    sum_into(values, *job.result, job.accumulation);
+  }
+  queued_.clear();
+}
+
+double AtenBackend::squared_norm(double scale) {
+  std::vector<std::pair<Place, at::Tensor>> sums; // of each home
+  for (const auto& [job, values] : norms_) {
+    const Place& home = job.slice->home;
+    order_.enter(home);
+    const at::Tensor total = sum_of(job, values);
+    const PlainDispatch plain;
+    const at::Tensor squared = squared_norm_with_aten(
+        *job.step,
+        total.to(at::toOpMathType(job.result->scalar_type())),
+        scale);
+    const auto sum =
+        std::find_if(sums.begin(), sums.end(), [&](const auto& candidate) {
+          return candidate.first == home;
+        });
+    if (sum == sums.end()) {
+      sums.emplace_back(home, squared);
+    } else {
+      sum->second.add_(squared);
+    }
+  }
+  double result = 0;
+  for (const auto& [home, sum] : sums) {
+    order_.enter(home);
+    const PlainDispatch plain;
+    result += sum.item<double>();
+  }
+  return result;
+}
+
+} // namespace torchkv

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <vector>
+
+#include "../device/stream_order.h"
+#include "backend.h"
+#include "cpu_backend.h"
+
+namespace torchkv {
+
+// Through PyTorch's operators: any device, and whatever the kernels do not
+// know. A step of a value in CPU memory is the CPU's kernels', once its
+// gradients are summed. On an accelerator, a step that runs out of memory may
+// be half done.
+class AtenBackend final : public Backend {
+ public:
+  AtenBackend(CpuBackend& cpu, StreamOrder& order)
+      : cpu_(cpu), runtime_(order.runtime()), order_(order) {}
+
+  bool add(const Job& job) override;
+  bool add_norm(const Job& job) override;
+  bool add_copy(const Slice& source, const at::Tensor& out) override;
+  void run() override;
+  double squared_norm(double scale) override;
+
+ private:
+  struct Queued {
+    Job job; // but for its values
+    c10::SmallVector<Value, 4> values;
+  };
+  at::Tensor sum_of(const Job& job, c10::ArrayRef<Value> values);
+  void sum_into(
+      c10::ArrayRef<Value> values,
+      const at::Tensor& result,
+      c10::ScalarType accumulation);
+  void step(const Job& job, const at::Tensor& gradient);
+
+  CpuBackend& cpu_;
+  Runtime& runtime_;
+  StreamOrder& order_;
+  std::vector<Queued> queued_;
+  std::vector<Queued> norms_;
+};
+
+} // namespace torchkv

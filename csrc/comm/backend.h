@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include "../core/rule.h"
+#include "../core/value.h"
+#include "../memory/entry.h"
+
+namespace torchkv {
+
+// A sum on the home device of a slice, or a step of an optimizer with the sum
+// as its gradient: result = rule(result, values[0] + values[1] + ...). Values
+// are added left to right in `accumulation`, and the sum is rounded once.
+struct Job {
+  const Entry* entry = nullptr;
+  const Slice* slice = nullptr; // its home; for a step also its state
+  // At least one. The tensors have the shape of `result`.
+  c10::ArrayRef<Value> values;
+  const at::Tensor* result = nullptr; // dense, on the home device
+  c10::ScalarType accumulation = c10::kFloat;
+  const RuleStep* step = &kAssignStep;
+
+  bool is_step() const {
+    return step->rule.id != RuleSpec::Id::kAssign;
+  }
+};
+
+// Adds up, steps and copies the values of one call, in one way. Backends are
+// tried one after another (Backends). Each decides for itself what it can do: a
+// method add*() either takes the work and returns true, or returns false and
+// has done nothing. So deciding and doing cannot disagree, and the decision,
+// most of the host's time, is made once.
+//
+// add*() may allocate and copy, but changes no stored value; run() does. What a
+// job points to outlives run(), but for the array of its values.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual bool add(const Job& job) = 0;
+  // Adds the squares of the elements of the gradient, as the rule would see
+  // them but for RuleStep::last_scale, to what squared_norm() returns.
+  virtual bool add_norm(const Job& job) = 0;
+  // Copies the value of a slice into an out of its shape.
+  virtual bool add_copy(const Slice& source, const at::Tensor& out) = 0;
+
+  virtual void run() = 0;
+  // Of what add_norm() took, each number multiplied by `scale` before it is
+  // squared. Waits for it. The same bits for any number of threads.
+  virtual double squared_norm(double scale) = 0;
+};
+
+} // namespace torchkv

@@ -1,0 +1,126 @@
+#include "backends.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+namespace torchkv {
+namespace {
+
+struct Registry {
+  std::mutex mutex; // guards by_form
+  std::map<std::string, MakeBackend> by_form;
+
+  static Registry& get() {
+    static auto* registry =
+        new Registry(); // leaked: used until the process ends
+    return *registry;
+  }
+};
+
+MakeBackend find_backend(const std::string& form) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  const auto it = registry.by_form.find(form);
+  return it == registry.by_form.end() ? nullptr : it->second;
+}
+
+} // namespace
+
+void register_backend(const std::string& form, MakeBackend make) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  if (make == nullptr) {
+    registry.by_form.erase(form);
+  } else {
+    registry.by_form[form] = std::move(make);
+  }
+}
+
+bool has_backend(const std::string& form) {
+  return find_backend(form) != nullptr;
+}
+
+Backends::~Backends() = default;
+
+Backend& Backends::of_form(const char* form) {
+  for (const auto& [name, backend] : others_) {
+    if (name == form) {
+      return *backend;
+    }
+  }
+  const MakeBackend make = find_backend(form);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      make != nullptr, "expected a form with a backend, but got '", form, "'");
+  others_.emplace_back(form, make(*this));
+  return *others_.back().second;
+}
+
+// Only here does the form of the values decide who gets them.
+template <class Add>
+void Backends::offer(const Job& job, Add add) {
+  const auto* const encoded = std::find_if(
+      job.values.begin(), job.values.end(), [](const Value& value) {
+        return value.dense() == nullptr;
+      });
+  if (encoded == job.values.end()) {
+    if (add(cpu_) || add(cuda_) || add(aten_)) {
+      return;
+    }
+  } else if (add(of_form(encoded->encoding->form))) {
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      "expected values that a backend can add up on ",
+      job.slice->home.device,
+      ", but got ",
+      encoded == job.values.end() ? "dense" : encoded->encoding->form,
+      " values of dtype ",
+      job.values[0].dtype(),
+      " ",
+      job.entry->key.context());
+}
+
+void Backends::add(const Job& job) {
+  const bool is_done =
+      job.values.size() == 1 && job.values[0].data->is_same(*job.result);
+  if (job.result->numel() != 0 && !is_done) {
+    offer(job, [&](Backend& backend) { return backend.add(job); });
+  }
+}
+
+void Backends::add_norm(const Job& job) {
+  if (job.result->numel() != 0) {
+    offer(job, [&](Backend& backend) { return backend.add_norm(job); });
+  }
+}
+
+void Backends::add_copy(const Slice& source, const at::Tensor& out) {
+  // The last one copies whatever it is given.
+  (void)(cpu_.add_copy(source, out) || cuda_.add_copy(source, out) ||
+         aten_.add_copy(source, out));
+}
+
+void Backends::run() {
+  // Those of other forms first: they may give the dense ones work.
+  for (const auto& other : others_) {
+    other.second->run();
+  }
+  cpu_.run();
+  cuda_.run();
+  aten_.run();
+}
+
+double Backends::squared_norm(double scale) {
+  double result = 0;
+  for (const auto& other : others_) {
+    result += other.second->squared_norm(scale);
+  }
+  return result + cpu_.squared_norm(scale) + cuda_.squared_norm(scale) +
+      aten_.squared_norm(scale);
+}
+
+} // namespace torchkv

@@ -1,0 +1,109 @@
+#include "cpu_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../memory/layout.h"
+
+namespace torchkv {
+namespace {
+
+bool are_plain_cpu(c10::ArrayRef<Value> values) {
+  return std::all_of(values.begin(), values.end(), [](const Value& value) {
+    return value.dense() != nullptr && is_plain_cpu(*value.dense());
+  });
+}
+
+bool lie_alike(c10::ArrayRef<Value> values, const at::Tensor& result) {
+  return std::all_of(values.begin(), values.end(), [&](const Value& value) {
+    return kernels::cpu::lie_alike(*value.data, result);
+  });
+}
+
+kernels::cpu::State state_of(const Job& job) {
+  if (!job.is_step()) {
+    return {};
+  }
+  kernels::cpu::State state{job.slice->master, {}};
+  const auto names = state_names(job.step->rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      state.states[i] = job.slice->states[i];
+    }
+  }
+  return state;
+}
+
+} // namespace
+
+// With the memory layout of the result.
+at::Tensor CpuBackend::strided_sum(const Job& job) {
+  at::Tensor total = runtime_.allocate(
+      job.result->sizes(),
+      job.result->strides(),
+      job.accumulation,
+      job.result->device());
+  kernels::cpu::sum_strided(job.values, total, job.accumulation);
+  return total;
+}
+
+bool CpuBackend::add(const Job& job) {
+  if (!job.result->device().is_cpu() || !are_plain_cpu(job.values)) {
+    return false;
+  }
+  if (lie_alike(job.values, *job.result)) {
+    sums_.add(
+        job.values, *job.result, job.accumulation, *job.step, state_of(job));
+  } else if (is_elementwise(job.step->rule)) {
+    strided_.push_back({job, {job.values.begin(), job.values.end()}});
+  } else {
+    add_sum(job, strided_sum(job));
+  }
+  return true;
+}
+
+bool CpuBackend::add_norm(const Job& job) {
+  if (!job.result->device().is_cpu() || !are_plain_cpu(job.values)) {
+    return false;
+  }
+  if (lie_alike(job.values, *job.result)) {
+    sums_.add(job.values, *job.result, job.accumulation, *job.step);
+  } else {
+    add_norm_of_sum(job, strided_sum(job));
+  }
+  return true;
+}
+
+void CpuBackend::add_sum(const Job& job, at::Tensor sum) {
+  const at::Tensor& total = totals_.emplace_back(std::move(sum));
+  sums_.add(
+      Value(&total),
+      *job.result,
+      total.scalar_type(),
+      *job.step,
+      state_of(job));
+}
+
+void CpuBackend::add_norm_of_sum(const Job& job, at::Tensor sum) {
+  const at::Tensor& total = totals_.emplace_back(std::move(sum));
+  sums_.add(Value(&total), *job.result, total.scalar_type(), *job.step);
+}
+
+bool CpuBackend::add_copy(const Slice& source, const at::Tensor& out) {
+  if (!is_plain_cpu_copy(source.value, out)) {
+    return false;
+  }
+  copies_.add(source.value, out);
+  return true;
+}
+
+void CpuBackend::run() {
+  for (const auto& [job, values] : strided_) {
+    kernels::cpu::sum_strided(
+        values, *job.result, job.accumulation, *job.step, state_of(job));
+  }
+  sums_.run();
+  copies_.run();
+}
+
+} // namespace torchkv

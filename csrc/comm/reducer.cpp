@@ -1,0 +1,211 @@
+#include "reducer.h"
+
+#include <ATen/OpMathType.h>
+
+#include "../memory/accumulation_type.h"
+#include "../memory/outs.h"
+
+namespace torchkv {
+namespace {
+
+// Whether something that the rule needs does not exist yet.
+bool lacks_state(const Slice& slice, const RuleSpec& rule) {
+  const auto stored = slice.value.scalar_type();
+  const auto names = state_names(rule);
+  bool lacks = !slice.master.defined() && at::toOpMathType(stored) != stored;
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    lacks = lacks || (names[i] != nullptr && !slice.states[i].defined());
+  }
+  return lacks;
+}
+
+// The values of a part, after what its slice has accumulated.
+class Gradients {
+ public:
+  explicit Gradients(const Part& part) : all_(part.values) {
+    if (part.entry->num_accumulated != 0) {
+      copy_.push_back(Value(&part.slice->accumulated));
+      copy_.append(part.values.begin(), part.values.end());
+      all_ = copy_;
+    }
+  }
+  Gradients(const Gradients&) = delete; // it may point into itself
+  Gradients& operator=(const Gradients&) = delete;
+  Gradients(Gradients&&) = delete;
+  Gradients& operator=(Gradients&&) = delete;
+  ~Gradients() = default;
+
+  operator c10::ArrayRef<Value>() const { // NOLINT(google-explicit-constructor)
+    return all_;
+  }
+
+ private:
+  c10::ArrayRef<Value> all_;
+  c10::SmallVector<Value, 4> copy_;
+};
+
+Job job_of(
+    const Part& part,
+    c10::ArrayRef<Value> values,
+    const at::Tensor& result,
+    const RuleStep& step = kAssignStep) {
+  return {
+      part.entry,
+      part.slice,
+      values,
+      &result,
+      accumulation_type(values, result.scalar_type()),
+      &step};
+}
+
+} // namespace
+
+// Creates the state of all parts, and returns the steps in the order of the
+// parts.
+std::vector<RuleStep> Reducer::prepare(
+    Parts& parts,
+    StreamOrder& order,
+    std::vector<at::Tensor*>& made) {
+  std::vector<RuleStep> steps;
+  steps.reserve(parts.size());
+  for (const auto& part : parts) {
+    if (part.step == nullptr) {
+      continue;
+    }
+    Slice& slice = *part.slice;
+    slice.enter(order);
+    // Before there is state: a capture that does not include all devices is
+    // refused here.
+    for (const auto& value : part.values) {
+      order.use(slice.home, value.device());
+    }
+    RuleStep& step = steps.emplace_back(*part.step);
+    step.is_first = false;
+    if (lacks_state(slice, step.rule)) {
+      step.is_first = !slices_.prepare_state(slice, step.rule, made);
+    }
+  }
+  return steps;
+}
+
+void Reducer::update(c10::ArrayRef<Item> items) {
+  for (const auto& item : items) {
+    if (item.step != nullptr && !is_elementwise(item.step->rule)) {
+      placement_.gather(*item.entry);
+    }
+  }
+  Parts parts(streams_.runtime, items);
+  if (collective_ != nullptr) {
+    collective_->reduce(parts);
+  }
+  StreamOrder order(streams_);
+  Backends backends(order);
+  std::vector<RuleStep> steps;
+  std::vector<at::Tensor*> made;
+  try {
+    steps = prepare(parts, order, made);
+    const RuleStep* step = steps.data();
+    for (const auto& part : parts) {
+      Slice& slice = *part.slice;
+      slice.enter(order);
+      if (part.step == nullptr) {
+        slice.master.reset(); // of an optimizer set meanwhile
+        backends.add(job_of(part, part.values, slice.value));
+      } else {
+        backends.add(job_of(part, Gradients(part), slice.value, *step++));
+      }
+    }
+  } catch (...) {
+    // No value has changed yet, so neither has any state.
+    for (auto* tensor : made) {
+      tensor->reset();
+    }
+    throw;
+  }
+  backends.run();
+}
+
+void Reducer::accumulate(c10::ArrayRef<Item> items) {
+  Parts parts(streams_.runtime, items);
+  if (collective_ != nullptr) {
+    collective_->reduce(parts);
+  }
+  StreamOrder order(streams_);
+  Backends backends(order);
+  for (const auto& part : parts) {
+    part.slice->enter(order);
+    backends.add(
+        job_of(part, Gradients(part), slices_.accumulated(*part.slice)));
+  }
+  backends.run();
+}
+
+double Reducer::squared_norm(c10::ArrayRef<Item> items, double scale) {
+  Parts parts(streams_.runtime, items);
+  if (collective_ != nullptr) {
+    collective_->reduce(parts);
+  }
+  StreamOrder order(streams_);
+  Backends backends(order);
+  for (const auto& part : parts) {
+    part.slice->enter(order);
+    backends.add_norm(
+        job_of(part, Gradients(part), part.slice->value, *part.step));
+  }
+  return backends.squared_norm(scale);
+}
+
+void Reducer::reduce(const Item& item, Update update) {
+  placement_.gather(*item.entry);
+  Parts parts(streams_.runtime, item);
+  if (collective_ != nullptr) {
+    collective_->reduce(parts);
+  }
+  Slice& slice = item.entry->slices[0];
+  StreamOrder order(streams_);
+  slice.enter(order);
+  slice.master.reset(); // of an optimizer set meanwhile
+  Backends backends(order);
+  backends.add(job_of(
+      *parts.begin(), parts.begin()->values, slices_.merge_buffer(slice)));
+  backends.run();
+  update(slice.merge_buffer, slice.value);
+}
+
+void Reducer::copy_out(c10::ArrayRef<Item> items) {
+  if (!may_overlap(items)) {
+    Parts parts(streams_.runtime, items);
+    if (collective_ != nullptr) {
+      collective_->broadcast(parts);
+    }
+    copy_parts(parts);
+  } else {
+    // One after another: the last one counts.
+    for (Item item : items) {
+      for (const auto& out : item.outs) {
+        item.outs = out;
+        Parts parts(streams_.runtime, item);
+        copy_parts(parts);
+      }
+    }
+  }
+  bump_versions(items);
+}
+
+void Reducer::copy_parts(Parts& parts) {
+  for (const auto& whole : parts.whole_outs()) {
+    const at::Tensor& out = *whole.out;
+    slices_.copy(out, slices_.copy_of(*whole.entry, out.device()));
+  }
+  StreamOrder order(streams_);
+  Backends backends(order);
+  for (const auto& part : parts) {
+    part.slice->enter(order);
+    for (const auto& out : part.outs) {
+      backends.add_copy(*part.slice, out);
+    }
+  }
+  backends.run();
+}
+
+} // namespace torchkv

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../core/export.h"
+#include "../core/place.h"
+#include "entry.h"
+#include "item.h"
+#include "places.h"
+#include "shard.h"
+#include "slices.h"
+
+namespace torchkv {
+
+// Decides where stored values live, and moves them there.
+//
+// Thread safety: as Slices.
+class TORCHKV_API Placement {
+ public:
+  // Where values live.
+  enum class Policy : uint8_t {
+    kCpu, // in CPU memory
+    // Where their first value is, until a call brings tensors at several
+    // places: then all values of the call are sharded evenly, as one.
+    kShardAll,
+    // The same, but each value is sharded by itself, into slices of one size.
+    kShardEach,
+  };
+
+  Placement(Policy policy, Slices& slices, Streams& streams, Places places)
+      : policy_(policy),
+        slices_(slices),
+        streams_(streams),
+        places_(std::move(places)) {}
+
+  // Gives a new entry its value, a copy of `value`.
+  void store(Entry& entry, const at::Tensor& value);
+
+  // Takes over the entry of another store.
+  void adopt(Entry& entry);
+
+  // Moves entries whose place is not decided yet to where the values and outs
+  // of a call say that they belong. `may_shard`: the updater does not need to
+  // see whole values. REQUIRES: distinct entries.
+  void place(c10::ArrayRef<Item> items, bool may_shard);
+
+  // Merges the slices into one, until the next call that may shard the value.
+  void gather(Entry& entry);
+
+ private:
+  void replace(Entry& entry, c10::SmallVector<Slice, 1> slices);
+  Place least_loaded(c10::ArrayRef<Place> places);
+  void place_whole(c10::SmallVectorImpl<const Item*>& items);
+  void shard(c10::ArrayRef<const Item*> items, c10::ArrayRef<Place> places);
+  void move(
+      Entry& entry,
+      c10::ArrayRef<Place> places,
+      c10::ArrayRef<Shard> shards);
+  using Load = std::atomic<int64_t>; // bytes of values
+  std::shared_ptr<Load> load_of(const Place& place);
+  void add_load(const Entry& entry, Slice& slice);
+
+  const Policy policy_;
+  Slices& slices_;
+  Streams& streams_;
+  const Places places_;
+  std::mutex loads_mutex_; // guards loads_
+  std::vector<std::pair<Place, std::shared_ptr<Load>>> loads_;
+};
+
+} // namespace torchkv

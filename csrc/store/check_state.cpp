@@ -1,0 +1,110 @@
+#include "check_state.h"
+
+#include <ATen/OpMathType.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <string>
+
+#include "../core/text.h"
+#include "check.h"
+
+namespace torchkv {
+
+void check_optimizable(const char* op, const Key& key, const Meta& meta) {
+  TORCH_CHECK_TYPE(
+      c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype),
+      op,
+      ": expected a stored value of floating-point or complex dtype, as the "
+      "store has an optimizer, but got ",
+      dtype_name(meta.dtype),
+      " ",
+      key.context());
+}
+
+void check_counter(
+    const char* op,
+    const Key& key,
+    const char* name,
+    int64_t count) {
+  constexpr int64_t kMost = 9007199254740992; // 2^53: fp64 counts so far
+  TORCH_CHECK_VALUE(
+      count >= 0 && count <= kMost,
+      op,
+      ": expected ",
+      name,
+      " to be from 0 to ",
+      kMost,
+      ", but got ",
+      count,
+      " ",
+      key.context());
+}
+
+void check_state(
+    const char* op,
+    const Key& key,
+    const Meta& meta,
+    const RuleSpec& rule,
+    const KeyState& state) {
+  const auto names = state_names(rule);
+  if (!state.tensors.empty()) {
+    check_optimizable(op, key, meta);
+  }
+  const auto arithmetic =
+      state.tensors.empty() ? meta.dtype : at::toOpMathType(meta.dtype);
+  const auto is_known = [&](const std::string& name) {
+    return (name == "master" && arithmetic != meta.dtype) ||
+        name == "accumulated" ||
+        std::any_of(names.begin(), names.end(), [&](const char* known) {
+             return known != nullptr && name == known;
+           });
+  };
+  check_counter(op, key, "step", state.step);
+  check_counter(op, key, "num_accumulated", state.num_accumulated);
+  TORCH_CHECK_VALUE(
+      (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
+      op,
+      ": expected the state 'accumulated' exactly where num_accumulated is not "
+      "0, but got num_accumulated ",
+      state.num_accumulated,
+      " ",
+      key.context());
+  for (const auto& [name, tensor] : state.tensors) {
+    TORCH_CHECK_VALUE(
+        is_known(name),
+        op,
+        ": expected a state of the optimizer '",
+        name_of(rule),
+        "', but got ",
+        quoted(name),
+        " ",
+        key.context());
+    check_storable(op, key, tensor);
+    check_shape(op, key, meta, tensor.sizes());
+    TORCH_CHECK_VALUE(
+        c10::canCast(tensor.scalar_type(), arithmetic),
+        op,
+        ": expected a state that converts to ",
+        dtype_name(arithmetic),
+        ", but got ",
+        dtype_name(tensor.scalar_type()),
+        " ",
+        key.context());
+  }
+  // What options ask for (AMSGrad, a momentum) is not there yet where they were
+  // switched on after the last step.
+  RuleSpec plain;
+  plain.id = rule.id;
+  for (const char* name : state_names(plain)) {
+    TORCH_CHECK_VALUE(
+        name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
+        op,
+        ": expected the state '",
+        name,
+        "', but got none ",
+        key.context());
+  }
+}
+
+} // namespace torchkv

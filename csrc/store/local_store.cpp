@@ -1,0 +1,389 @@
+#include "local_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../comm/nccl_collective.h"
+#include "../core/in_progress.h"
+#include "batch.h"
+#include "check.h"
+#include "check_state.h"
+#include "locked_ranges.h"
+
+namespace torchkv {
+namespace {
+
+void begin_if_async(
+    std::optional<AsyncScope>& scope,
+    const CallOptions& options,
+    Streams& streams) {
+  if (options.async_op) {
+    scope.emplace(streams);
+  }
+}
+
+WorkPtr finish(std::optional<AsyncScope>& scope) {
+  return scope ? scope->finish() : nullptr;
+}
+
+} // namespace
+
+LocalStore::LocalStore(Runtime& runtime, Options options)
+    : streams_(runtime),
+      slices_(streams_, std::move(options.allocator)),
+      placement_(options.policy, slices_, streams_, Places(options.places)),
+      reducer_(
+          slices_,
+          placement_,
+          streams_,
+          options.nccl ? std::make_unique<NcclCollective>(slices_, streams_)
+                       : nullptr),
+      optimizer_step_(
+          reducer_,
+          placement_,
+          slices_,
+          [this] { return current_optimizer(); },
+          std::move(options.combine)) {}
+
+Entries LocalStore::make_entries(
+    const char* op,
+    const Keys& keys,
+    const Tensors& values) const {
+  check_count(op, keys, values);
+  table_.check_absent(op, keys);
+  check_key_kind(op, updater(), keys.list[0].kind());
+  check_one_each(op, keys, values);
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    check_new_value(op, keys.list[i], values.value(i));
+  }
+  Entries entries;
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    const at::Tensor& value = values.of(i)[0];
+    Meta meta{
+        c10::SmallVector<int64_t, 4>(value.sizes()),
+        value.scalar_type(),
+        value.numel()};
+    entries.push_back(
+        c10::make_intrusive<Entry>(keys.list[i], std::move(meta)));
+  }
+  return entries;
+}
+
+void LocalStore::insert(
+    const char* op,
+    const Entries& entries,
+    const Tensors& values) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    placement_.store(*entries[i], values.of(static_cast<int64_t>(i))[0]);
+  }
+  // Held over both, or set_updater could slip in between with an updater for
+  // the other kind of keys.
+  const std::lock_guard lock(updater_mutex_);
+  check_key_kind(op, updater_, entries[0]->key.kind());
+  table_.insert(op, entries);
+}
+
+// The entries of a call that writes `values` into the store, or the store into
+// `outs`, after all checks.
+Entries LocalStore::find(
+    const char* op,
+    const Keys& keys,
+    const Tensors* values,
+    const Tensors* outs,
+    const Updater& updater) const {
+  Entries entries = table_.find(op, keys);
+  if (values != nullptr) {
+    check_values(op, keys, entries, *values);
+  }
+  if (outs != nullptr) {
+    check_outs(op, keys, entries, *outs);
+  }
+  if (values != nullptr && std::holds_alternative<OptimizerPtr>(updater)) {
+    for (const auto& entry : entries) {
+      check_optimizable(op, entry->key, entry->meta);
+    }
+  }
+  return entries;
+}
+
+// Where the call is asynchronous, its work goes to the store's streams from
+// here.
+void LocalStore::enter(
+    std::optional<AsyncScope>& scope,
+    const Entries& entries,
+    std::initializer_list<const Tensors*> tensors) const {
+  if (!scope) {
+    return;
+  }
+  for (const auto* each : tensors) {
+    scope->enter(each->flat);
+  }
+  for (const auto& entry : entries) {
+    const std::lock_guard lock(entry->mutex);
+    for (const auto& slice : entry->slices) {
+      scope->enter(slice.home.device);
+    }
+  }
+}
+
+void LocalStore::init(const Keys& keys, const Tensors& values) {
+  constexpr auto* op = "init";
+  const Entries entries = make_entries(op, keys, values);
+  insert(op, entries, values);
+}
+
+WorkPtr LocalStore::broadcast(
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs,
+    const CallOptions& options) {
+  constexpr auto* op = "broadcast";
+  std::optional<AsyncScope> scope;
+  begin_if_async(scope, options, streams_);
+  const Entries entries = make_entries(op, keys, values);
+  check_outs(op, keys, entries, outs);
+  enter(scope, entries, {&values, &outs});
+  insert(op, entries, values);
+  copy_out(entries, outs);
+  return finish(scope);
+}
+
+WorkPtr LocalStore::push(
+    const Keys& keys,
+    const Tensors& values,
+    const CallOptions& options) {
+  constexpr auto* op = "push";
+  std::optional<AsyncScope> scope;
+  begin_if_async(scope, options, streams_);
+  const Updater updater = this->updater();
+  Entries entries = find(op, keys, &values, nullptr, updater);
+  check_expected_keys(op);
+  const auto merged = merge_repeats(entries, values);
+  enter(scope, entries, {&values});
+  update(entries, merged ? *merged : values, updater);
+  return finish(scope);
+}
+
+WorkPtr LocalStore::pull(
+    const Keys& keys,
+    const Tensors& outs,
+    const CallOptions& options) {
+  std::optional<AsyncScope> scope;
+  begin_if_async(scope, options, streams_);
+  Entries entries = find("pull", keys, nullptr, &outs, {});
+  const auto merged = merge_repeats(entries, outs);
+  enter(scope, entries, {&outs});
+  copy_out(entries, merged ? *merged : outs);
+  return finish(scope);
+}
+
+std::vector<at::Tensor> LocalStore::pull(
+    const Keys& keys,
+    const CallOptions& /*options*/) {
+  constexpr auto* op = "pull";
+  check_not_empty(op, keys);
+  Entries entries = table_.find(op, keys);
+  Tensors outs;
+  for (const auto& entry : entries) {
+    const std::lock_guard lock(entry->mutex);
+    outs.append(slices_.empty_like(*entry, entry->meta.dtype, entry->device));
+    outs.end_group();
+  }
+  std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
+  const auto merged = merge_repeats(entries, outs);
+  copy_out(entries, merged ? *merged : outs);
+  return result;
+}
+
+WorkPtr LocalStore::pushpull(
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs,
+    const CallOptions& options) {
+  constexpr auto* op = "pushpull";
+  std::optional<AsyncScope> scope;
+  begin_if_async(scope, options, streams_);
+  const Updater updater = this->updater();
+  Entries entries = find(op, keys, &values, &outs, updater);
+  check_expected_keys(op);
+  Entries distinct = entries;
+  const auto merged_values = merge_repeats(distinct, values);
+  enter(scope, distinct, {&values, &outs});
+  update(distinct, merged_values ? *merged_values : values, updater);
+  const auto merged_outs = merge_repeats(entries, outs);
+  copy_out(entries, merged_outs ? *merged_outs : outs);
+  return finish(scope);
+}
+
+void LocalStore::apply(
+    const Keys& keys,
+    const Tensors& values,
+    const Updater& updater,
+    const Tensors& outs) {
+  constexpr auto* op = "push";
+  const bool has_outs = outs.size() != 0;
+  Entries entries =
+      find(op, keys, &values, has_outs ? &outs : nullptr, updater);
+  Entries distinct = entries;
+  const auto merged_values = merge_repeats(distinct, values);
+  update(distinct, merged_values ? *merged_values : values, updater);
+  if (has_outs) {
+    const auto merged_outs = merge_repeats(entries, outs);
+    copy_out(entries, merged_outs ? *merged_outs : outs);
+  }
+}
+
+std::pair<at::Tensor, int64_t> LocalStore::lease(const Key& key) {
+  const Entries entries = table_.find("lease", key);
+  Entry& entry = *entries[0];
+  const std::lock_guard lock(entry.mutex);
+  return {slices_.lease(entry), entry.version};
+}
+
+void LocalStore::update(
+    const Entries& entries,
+    const Tensors& values,
+    const Updater& updater) {
+  if (const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+    update_one_by_one(entries, values, **opaque);
+  } else if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+    optimizer_step_.push(entries, values, **optimizer);
+  } else {
+    assign_sums(entries, values);
+  }
+}
+
+void LocalStore::assign_sums(const Entries& entries, const Tensors& values) {
+  for_each_locked(entries, values, [&](size_t begin, size_t end) {
+    const Batch batch(entries, values, begin, end);
+    placement_.place(batch.items, /*may_shard=*/true);
+    for (const auto& item : batch.items) {
+      slices_.end_leases(*item.entry);
+    }
+    reducer_.update(batch.items);
+    for (const auto& item : batch.items) {
+      ++item.entry->version;
+    }
+  });
+}
+
+// One key at a time, in order, as an opaque updater expects.
+void LocalStore::update_one_by_one(
+    const Entries& entries,
+    const Tensors& values,
+    OpaqueUpdater& opaque) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Entry& entry = *entries[i];
+    const std::lock_guard lock(entry.mutex);
+    const Batch batch(entries, values, i, i + 1);
+    placement_.place(batch.items, /*may_shard=*/false);
+    slices_.end_leases(entry);
+    reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
+      const InProgress<Store> updating(this);
+      if (!slices_.has_allocator()) {
+        apply_updater(opaque, entry.key, input, stored);
+        return;
+      }
+      // An updater may keep the tensor that it is given, which then cannot
+      // be the allocator's memory.
+      at::Tensor copy = slices_.copy_of(entry, stored.device());
+      apply_updater(opaque, entry.key, input, copy);
+      slices_.copy(stored, copy);
+    });
+    ++entry.version;
+  }
+}
+
+void LocalStore::copy_out(const Entries& entries, const Tensors& outs) const {
+  for_each_locked(entries, outs, [&](size_t begin, size_t end) {
+    c10::SmallVector<Item, 1> items;
+    items.reserve(end - begin);
+    for (size_t i = begin; i < end; ++i) {
+      items.push_back(
+          {entries[i].get(), {}, outs.of(static_cast<int64_t>(i)), nullptr});
+    }
+    placement_.place(items, may_shard_);
+    reducer_.copy_out(items);
+  });
+}
+
+void LocalStore::assign(const Keys& keys, const Tensors& values) {
+  constexpr auto* op = "assign";
+  const Entries entries = find(op, keys, &values, nullptr, {});
+  check_one_each(op, keys, values);
+  check_no_repeats(op, entries);
+  // All allocations first: running out of memory changes nothing.
+  std::vector<at::Tensor> laid_out;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::lock_guard lock(entries[i]->mutex);
+    slices_.end_leases(*entries[i]);
+    laid_out.push_back(slices_.laid_out_as(*entries[i], values.flat[i]));
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::lock_guard lock(entries[i]->mutex);
+    slices_.end_leases(*entries[i]);
+    slices_.assign(*entries[i], laid_out[i]);
+    ++entries[i]->version;
+  }
+}
+
+void LocalStore::erase(const Keys& keys) {
+  constexpr auto* op = "delete";
+  check_not_empty(op, keys);
+  table_.erase(op, keys);
+}
+
+bool LocalStore::contains(const Key& key) const {
+  return table_.contains("in", key);
+}
+
+int64_t LocalStore::size() const {
+  return table_.size("len");
+}
+
+std::vector<Key> LocalStore::keys() const {
+  std::vector<Key> result;
+  for (const auto& entry : table_.entries("keys")) {
+    result.push_back(entry->key);
+  }
+  return result;
+}
+
+std::optional<KeyKind> LocalStore::key_kind() const {
+  return table_.kind();
+}
+
+Meta LocalStore::meta(const char* op, const Key& key) const {
+  const Entries entries = table_.find(op, key); // keeps the entry alive
+  return entries[0]->meta;
+}
+
+std::optional<Store::Summary> LocalStore::summary() const {
+  const auto entries = table_.entries_if_open();
+  if (!entries) {
+    return std::nullopt;
+  }
+  Summary result{static_cast<int64_t>(entries->size()), 0};
+  for (const auto& entry : *entries) {
+    result.num_bytes += entry->meta.num_elements *
+        static_cast<int64_t>(c10::elementSize(entry->meta.dtype));
+  }
+  return result;
+}
+
+void LocalStore::barrier() {
+  table_.check_open("barrier");
+}
+
+void LocalStore::close() {
+  // Freed after the lock is released: that may wait for the GIL, whose holder
+  // may wait for the lock.
+  Updater updater;
+  std::vector<EntryPtr> entries;
+  const std::lock_guard lock(updater_mutex_);
+  entries = table_.close();
+  updater_.swap(updater);
+}
+
+} // namespace torchkv

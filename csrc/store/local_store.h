@@ -1,0 +1,175 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <atomic>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../comm/reducer.h"
+#include "../core/export.h"
+#include "../device/async_scope.h"
+#include "../device/streams.h"
+#include "../memory/placement.h"
+#include "../memory/slices.h"
+#include "entries.h"
+#include "key_table.h"
+#include "optimizer_step.h"
+#include "store.h"
+
+namespace torchkv {
+
+// A store in the memory of this process: the pipeline find -> check -> group ->
+// reduce and update, and pull.
+//
+// Invariants:
+// 1. A stored value never aliases a tensor of the caller (except a lease);
+// pushed
+//    tensors are only read, and not after the call or, if it is asynchronous,
+//    its work.
+// 2. A call waits for an entry's mutex only while it holds no other; more, for
+//    one pass over many keys, it takes only where they are free. An updater's
+//    it takes after its one entry's. So the calls of one store cannot wait for
+//    each other in a circle. Calls of two stores can, where the updater of each
+//    calls the other store.
+class TORCHKV_API LocalStore final : public Store {
+ public:
+  struct Options {
+    Placement::Policy policy = Placement::Policy::kCpu;
+    bool nccl = false; // for communication between GPUs
+    std::string places; // as TORCHKV_PLACES
+    Allocator allocator; // of stored values; empty: the runtime's
+    OptimizerStep::Combine combine;
+  };
+
+  // The runtime outlives the store.
+  LocalStore(Runtime& runtime, Options options);
+
+  void init(const Keys& keys, const Tensors& values) override;
+  WorkPtr push(
+      const Keys& keys,
+      const Tensors& values,
+      const CallOptions& options) override;
+  WorkPtr pull(
+      const Keys& keys,
+      const Tensors& outs,
+      const CallOptions& options) override;
+  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
+      override;
+  WorkPtr pushpull(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) override;
+  WorkPtr broadcast(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) override;
+  void assign(const Keys& keys, const Tensors& values) override;
+  void erase(const Keys& keys) override;
+
+  bool contains(const Key& key) const override;
+  int64_t size() const override;
+  std::vector<Key> keys() const override;
+  std::optional<KeyKind> key_kind() const override;
+  Meta meta(const char* op, const Key& key) const override;
+  std::optional<Summary> summary() const override;
+
+  void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
+  uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
+      override;
+  Updater updater(const char* op) const override;
+  void expect_keys(const Keys& keys) override;
+  std::vector<Key> expected_keys() const override;
+  int64_t num_skipped() const override;
+  std::optional<double> grad_norm() const override;
+  std::vector<KeyState> optimizer_states(const Keys& keys) const override;
+  void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states) override;
+
+  StoreState state(bool with_keys) const override;
+  void load(StoreState state) override;
+  void take(Store& other) override;
+  void visit_sole_updater(
+      c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
+  void barrier() override;
+  void close() override;
+
+  // For servers that hold a LocalStore:
+
+  // pushpull with an updater that need not be the one that is set, such as that
+  // of the round which the values belong to. Without outs, push. Generations of
+  // optimizers are compared as in push.
+  void apply(
+      const Keys& keys,
+      const Tensors& values,
+      const Updater& updater,
+      const Tensors& outs = {});
+
+  // The value and the number of its updates, at one moment. The store does not
+  // write the tensor while it, or another tensor on its storage, exists: the
+  // next update moves the value to other memory. REQUIRES: nobody writes the
+  // tensor.
+  std::pair<at::Tensor, int64_t> lease(const Key& key);
+
+ private:
+  Updater updater() const;
+  OptimizerPtr optimizer(const char* op) const;
+  OptimizerPtr current_optimizer() const;
+  // Frees the state of optimizers before `generation`.
+  void replace_updater(const char* op, Updater next, uint64_t generation);
+  Entries find(
+      const char* op,
+      const Keys& keys,
+      const Tensors* values,
+      const Tensors* outs,
+      const Updater& updater) const;
+  Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
+      const;
+  void insert(const char* op, const Entries& entries, const Tensors& values);
+  void enter(
+      std::optional<AsyncScope>& scope,
+      const Entries& entries,
+      std::initializer_list<const Tensors*> tensors) const;
+  void update(
+      const Entries& entries,
+      const Tensors& values,
+      const Updater& updater);
+  void assign_sums(const Entries& entries, const Tensors& values);
+  void update_one_by_one(
+      const Entries& entries,
+      const Tensors& values,
+      OpaqueUpdater& opaque);
+  void copy_out(const Entries& entries, const Tensors& outs) const;
+  void check_expected_keys(const char* op);
+  std::vector<Key> unknown_option_keys(
+      const char* op,
+      const Optimizer& optimizer,
+      bool keep_state) const;
+  KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
+
+  // These have synchronization of their own; a const call may move values.
+  mutable Streams streams_;
+  mutable Slices slices_;
+  mutable Placement placement_;
+  mutable Reducer reducer_;
+  OptimizerStep optimizer_step_;
+  KeyTable table_;
+
+  // Guards updater_, not what it points to, and keeps its kind of keys that of
+  // the table. Taken before the table's lock.
+  mutable std::mutex updater_mutex_;
+  Updater updater_;
+  std::vector<Key> expected_keys_; // guarded by updater_mutex_
+  std::atomic<bool> expects_keys_{false}; // whether there are any
+  std::atomic<bool> may_shard_{true}; // is_elementwise(updater_)
+};
+
+} // namespace torchkv

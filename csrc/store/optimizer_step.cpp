@@ -1,0 +1,142 @@
+#include "optimizer_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "batch.h"
+#include "locked_ranges.h"
+
+namespace torchkv {
+
+struct OptimizerStep::Push {
+  const Entries& entries;
+  const Tensors& values;
+  const Optimizer& optimizer;
+  bool has_steps = false; // measured
+};
+
+std::optional<double> OptimizerStep::grad_norm() const {
+  const double norm = grad_norm_;
+  return norm == kNoNorm ? std::nullopt : std::optional(norm);
+}
+
+void OptimizerStep::take(const OptimizerStep& other) {
+  num_skipped_ = other.num_skipped_.load();
+  clear_norm();
+}
+
+double OptimizerStep::Norm::value() const {
+  // Of many fp64 gradients, each finite, it may not be.
+  return std::isfinite(scaled)
+      ? std::min(scaled / scale, std::numeric_limits<double>::max())
+      : scaled;
+}
+
+template <class Body>
+void OptimizerStep::for_each_batch(Push& push, Body body) {
+  for_each_locked(push.entries, push.values, [&](size_t begin, size_t end) {
+    Batch batch(push.entries, push.values, begin, end);
+    placement_.place(batch.items, push.optimizer.is_elementwise());
+    batch.plan(push.optimizer, current_, slices_);
+    body(batch);
+  });
+}
+
+double OptimizerStep::squared_norm(
+    Push& push,
+    double clip_value,
+    bool of_all,
+    double scale) {
+  double squared = 0;
+  for_each_batch(push, [&](Batch& batch) {
+    for (auto& step : batch.steps) {
+      step.clip_value = clip_value;
+    }
+    squared += reducer_.squared_norm(batch.stepping, scale);
+    if (of_all) {
+      squared += reducer_.squared_norm(batch.accumulating, scale);
+    }
+    push.has_steps = push.has_steps || !batch.stepping.empty();
+  });
+  return combine(squared);
+}
+
+double OptimizerStep::combine(double squared_norm) const {
+  return combine_ == nullptr ? squared_norm : combine_(squared_norm);
+}
+
+OptimizerStep::Norm OptimizerStep::measure(
+    Push& push,
+    double clip_value,
+    bool of_all) {
+  const double squared = squared_norm(push, clip_value, of_all, 1);
+  if (!std::isinf(squared)) {
+    return {std::sqrt(squared), 1};
+  }
+  // fp64 gradients are infinite, or only their squares.
+  constexpr double kScale = 0x1p-600;
+  return {std::sqrt(squared_norm(push, clip_value, of_all, kScale)), kScale};
+}
+
+void OptimizerStep::push(
+    const Entries& entries,
+    const Tensors& values,
+    const Optimizer& optimizer) {
+  const GradientSpec& gradient = optimizer.gradient;
+  Push push{entries, values, optimizer};
+  double last_scale = 1;
+  Norm norm;
+  bool skip = false;
+  if (gradient.skip_nonfinite) {
+    // Clipping by value would hide an infinity.
+    norm = measure(push, 0, /*of_all=*/true);
+    skip = !std::isfinite(norm.scaled);
+  }
+  if (gradient.max_norm != 0 && !skip) {
+    const bool is_measured = gradient.skip_nonfinite &&
+        gradient.clip_value == 0 && gradient.accumulate == 1;
+    norm = is_measured ? norm
+                       : measure(push, gradient.clip_value, /*of_all=*/false);
+    // As torch.nn.utils.clip_grad_norm_.
+    const double scale =
+        gradient.max_norm * norm.scale / (norm.scaled + 1e-6 * norm.scale);
+    last_scale = scale < 1 || std::isnan(scale) ? scale : 1;
+  }
+  if (skip) {
+    ++num_skipped_;
+  }
+  if (push.has_steps && !skip) {
+    grad_norm_ = norm.value();
+  } else if (!gradient.skip_nonfinite && gradient.max_norm == 0) {
+    clear_norm();
+  }
+  apply(push, skip, last_scale);
+}
+
+void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
+  for_each_batch(push, [&](Batch& batch) {
+    if (!skip) {
+      reducer_.accumulate(batch.accumulating);
+      for (const auto& item : batch.accumulating) {
+        ++item.entry->num_accumulated;
+      }
+      for (auto& step : batch.steps) {
+        step.last_scale = last_scale;
+      }
+      for (const auto& item : batch.stepping) {
+        slices_.end_leases(*item.entry);
+      }
+      reducer_.update(batch.stepping);
+    }
+    for (const auto& item : batch.stepping) {
+      item.entry->num_accumulated = 0;
+      if (!skip) {
+        ++item.entry->step;
+        ++item.entry->version;
+      }
+    }
+  });
+}
+
+} // namespace torchkv

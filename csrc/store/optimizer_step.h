@@ -1,0 +1,90 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "../comm/reducer.h"
+#include "../memory/placement.h"
+#include "../memory/slices.h"
+#include "../update/optimizer.h"
+#include "entries.h"
+
+namespace torchkv {
+
+// The steps of a built-in optimizer: it alone knows of steps, generations,
+// accumulation and norms. A push is measured (the norm of its gradients, for
+// clipping and for skipping), combined (the norms of all who hold a part of the
+// gradients) and applied. Any thread.
+class OptimizerStep {
+ public:
+  // Makes the squared norm of all gradients from that of this store's part.
+  // Called without any lock, once per norm. Empty: this store has all of them.
+  using Combine = std::function<double(double squared_norm)>;
+  // `current`: the optimizer that is set now, or null.
+  OptimizerStep(
+      Reducer& reducer,
+      Placement& placement,
+      Slices& slices,
+      std::function<OptimizerPtr()> current,
+      Combine combine = {})
+      : reducer_(reducer),
+        placement_(placement),
+        slices_(slices),
+        current_(std::move(current)),
+        combine_(std::move(combine)) {}
+
+  // Pushes values as gradients. Measuring and applying lock for themselves: a
+  // push of another thread to the same keys may come between them.
+  // REQUIRES: distinct entries; arguments have been checked.
+  void push(
+      const Entries& entries,
+      const Tensors& values,
+      const Optimizer& optimizer);
+
+  // Pushes that made no step because a gradient was not finite.
+  int64_t num_skipped() const {
+    return num_skipped_;
+  }
+  // The 2-norm of the gradients of the last push that made a step, if its
+  // optimizer computes one.
+  std::optional<double> grad_norm() const;
+  void clear_norm() {
+    grad_norm_ = kNoNorm;
+  }
+  // Takes over what another store has counted.
+  void take(const OptimizerStep& other);
+
+ private:
+  struct Push;
+  // The squared norm is infinite where the sum of squares is: then gradients
+  // are scaled before they are squared.
+  struct Norm {
+    double scaled = 0;
+    double scale = 1;
+
+    double value() const;
+  };
+  // Of the gradients that make a step now, or `of_all`, where an infinity is
+  // looked for.
+  Norm measure(Push& push, double clip_value, bool of_all);
+  double squared_norm(Push& push, double clip_value, bool of_all, double scale);
+  double combine(double squared_norm) const;
+  void apply(Push& push, bool skip, double last_scale);
+  template <class Body>
+  void for_each_batch(Push& push, Body body);
+
+  static constexpr double kNoNorm = -1;
+
+  Reducer& reducer_;
+  Placement& placement_;
+  Slices& slices_;
+  const std::function<OptimizerPtr()> current_;
+  const Combine combine_;
+  std::atomic<int64_t> num_skipped_{0};
+  std::atomic<double> grad_norm_{kNoNorm};
+};
+
+} // namespace torchkv

@@ -1,0 +1,134 @@
+#include "registry.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../core/text.h"
+#include "local_store.h"
+
+namespace torchkv {
+namespace {
+
+using Policy = Placement::Policy;
+
+std::unique_ptr<Store> make_local(Runtime& runtime) {
+  return std::make_unique<LocalStore>(runtime, LocalStore::Options());
+}
+
+std::unique_ptr<Store> make_device(Runtime& runtime) {
+  LocalStore::Options options;
+  options.policy = Policy::kShardAll;
+  options.places = Places::environment();
+  return std::make_unique<LocalStore>(runtime, std::move(options));
+}
+
+// NCCL takes a device once: no places that share one.
+std::unique_ptr<Store> make_nccl(Runtime& runtime) {
+  LocalStore::Options options;
+  options.policy = Policy::kShardEach;
+  options.nccl = true;
+  return std::make_unique<LocalStore>(runtime, std::move(options));
+}
+
+struct Registry {
+  std::mutex mutex; // guards the rest
+  std::map<std::string, MakeStore> types{
+      {"local", make_local},
+      {"device", make_device},
+      {"nccl", make_nccl}};
+  // In the order of messages: empty for a type, else what an alias stands for.
+  std::vector<std::pair<std::string, std::string>> names{
+      {"local", ""},
+      {"device", ""},
+      {"nccl", ""},
+      {"dist_sync", ""},
+      {"dist_async", ""},
+      {"dist_device_sync", ""},
+      {"dist", "dist_sync"},
+      {"local_update_cpu", "local"},
+      {"local_allreduce_cpu", "local"},
+      {"local_allreduce_device", "device"}};
+
+  static Registry& get() {
+    static auto* registry =
+        new Registry(); // leaked: used until the process ends
+    return *registry;
+  }
+};
+
+// "'a', 'b'"
+std::string list_of(const std::vector<std::string>& names) {
+  std::string list;
+  for (const auto& name : names) {
+    list += c10::str(list.empty() ? "'" : ", '", name, "'");
+  }
+  return list;
+}
+
+} // namespace
+
+MakeStore register_store(const std::string& type, MakeStore make) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  std::swap(registry.types[type], make);
+  if (registry.types[type] == nullptr) {
+    registry.types.erase(type);
+  }
+  return make;
+}
+
+std::string canonical_type(const std::string& text) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  std::vector<std::string> names;
+  std::string type = registry.types.count(text) != 0 ? text : "";
+  for (const auto& [name, alias] : registry.names) {
+    names.push_back(name);
+    if (name == text) {
+      type = alias.empty() ? name : alias;
+    }
+  }
+  if (type.empty()) {
+    std::string lower; // capitals and punctuation aside
+    std::transform(
+        text.begin(),
+        text.end(),
+        std::back_inserter(lower),
+        [](unsigned char c) {
+          return std::isalnum(c) != 0 ? static_cast<char>(std::tolower(c))
+                                      : '_';
+        });
+    TORCH_CHECK_VALUE(
+        false,
+        "create: unknown store type ",
+        quoted(text),
+        "; expected one of ",
+        list_of(names),
+        did_you_mean(lower, names));
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      registry.types.count(type) != 0,
+      "create: expected 'local', 'device' or 'nccl', but got '",
+      text,
+      "', which is not supported yet");
+  return type;
+}
+
+std::unique_ptr<Store> make_store(const std::string& type, Runtime& runtime) {
+  MakeStore make;
+  {
+    Registry& registry = Registry::get();
+    const std::lock_guard lock(registry.mutex);
+    make = registry.types.at(type);
+  }
+  return make(runtime);
+}
+
+} // namespace torchkv

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "../core/export.h"
+#include "../device/runtime.h"
+#include "store.h"
+
+namespace torchkv {
+
+// The types of stores: "local", "device", "nccl", and those that programs add.
+
+using MakeStore = std::function<std::unique_ptr<Store>(Runtime& runtime)>;
+
+// From now on such stores are made for `type`; returns what made them before,
+// or an empty function. An empty `make` removes the type. Any thread.
+TORCHKV_API MakeStore register_store(const std::string& type, MakeStore make);
+
+// The type that `text` names, itself or by one of MXNet's aliases; matched
+// exactly. ValueError for an unknown name, with the valid ones and the nearest;
+// NotImplementedError for a type that this build does not have yet.
+TORCHKV_API std::string canonical_type(const std::string& text);
+
+// REQUIRES: a result of canonical_type.
+std::unique_ptr<Store> make_store(const std::string& type, Runtime& runtime);
+
+} // namespace torchkv

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../core/export.h"
+#include "../core/key.h"
+#include "../device/work.h"
+#include "../memory/key_state.h"
+#include "../memory/meta.h"
+#include "../update/updater.h"
+#include "arguments.h"
+#include "call_options.h"
+#include "state.h"
+
+namespace torchkv {
+
+// The store behind a KVStore, in which each method is documented: it differs by
+// type (registry.h). KVStore has checked that calls come from the process that
+// made it and not from the store's own updater (InProgress<Store>, which a
+// store enters while it runs one).
+//
+// Thread safety: any thread. REQUIRES for all methods: the calling thread does
+// not hold the GIL. All but those that say otherwise throw RuntimeError after
+// close().
+class TORCHKV_API Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual void init(const Keys& keys, const Tensors& values) = 0;
+  // Null unless the options ask for an asynchronous call.
+  virtual WorkPtr push(
+      const Keys& keys,
+      const Tensors& values,
+      const CallOptions& options) = 0;
+  virtual WorkPtr pull(
+      const Keys& keys,
+      const Tensors& outs,
+      const CallOptions& options) = 0;
+  virtual std::vector<at::Tensor> pull(
+      const Keys& keys,
+      const CallOptions& options) = 0;
+  virtual WorkPtr pushpull(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) = 0;
+  virtual WorkPtr broadcast(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) = 0;
+  virtual void assign(const Keys& keys, const Tensors& values) = 0;
+  virtual void erase(const Keys& keys) = 0;
+
+  virtual bool contains(const Key& key) const = 0;
+  virtual int64_t size() const = 0;
+  virtual std::vector<Key> keys() const = 0;
+  // Also after close().
+  virtual std::optional<KeyKind> key_kind() const = 0;
+  // What the operation `op` asks of a key.
+  virtual Meta meta(const char* op, const Key& key) const = 0;
+  struct Summary {
+    int64_t num_keys = 0;
+    int64_t num_bytes = 0; // of the values
+  };
+  // Nothing after close().
+  virtual std::optional<Summary> summary() const = 0;
+
+  virtual void set_updater(std::shared_ptr<OpaqueUpdater> updater) = 0;
+  virtual uint64_t set_optimizer(
+      Optimizer optimizer,
+      bool keep_state,
+      bool check_keys) = 0;
+  virtual Updater updater(const char* op) const = 0;
+  virtual void expect_keys(const Keys& keys) = 0;
+  virtual std::vector<Key> expected_keys() const = 0;
+  virtual int64_t num_skipped() const = 0;
+  virtual std::optional<double> grad_norm() const = 0;
+  virtual std::vector<KeyState> optimizer_states(const Keys& keys) const = 0;
+  virtual void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states) = 0;
+
+  virtual StoreState state(bool with_keys) const = 0;
+  // Fills a new store.
+  virtual void load(StoreState state) = 0;
+  // REQUIRES: a store of the same type, which nobody else uses.
+  virtual void take(Store& other) = 0;
+
+  // Calls `visit` with the opaque updater, if this store is its only owner, for
+  // a garbage collector that looks for cycles. `visit` runs under a lock and
+  // must not call the store. Never throws by itself; also after close().
+  virtual void visit_sole_updater(
+      c10::function_ref<void(const OpaqueUpdater&)> visit) const = 0;
+
+  // Of the processes that share the store, this one's number from 0, and how
+  // many they are. Also after close().
+  virtual int64_t rank() const {
+    return 0;
+  }
+  virtual int64_t num_workers() const {
+    return 1;
+  }
+  virtual void barrier() = 0;
+
+  // May be repeated.
+  virtual void close() = 0;
+};
+
+} // namespace torchkv
