@@ -16,13 +16,14 @@ from typing import Any, Self, SupportsIndex, TypeAlias, cast
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C, checkpoint
+from torchkv import _C
 from torchkv.files import read_state, write_whole
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.groups import as_keys
 from torchkv.optim.rules import on_store
-from torchkv.state_dict import load_state_dict, state_dict
+from torchkv.state import folder
+from torchkv.state.state_dict import load_state_dict, state_dict
 
 Key: TypeAlias = SupportsIndex | str
 """An int (64 bits, or anything with ``__index__`` except a bool) or a str."""
@@ -496,7 +497,7 @@ class KVStore:
             TypeError: the updater is a Python callable, which cannot be saved.
                 Nothing has been written.
         """
-        checkpoint.save(self._impl, path)
+        folder.save(self._impl, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces keys, values, updater and optimizer by those that were saved.
@@ -515,7 +516,7 @@ class KVStore:
             ValueError: it holds no store, or a damaged one. Nothing has changed.
             TypeError: this store has keys of the other kind. Nothing has changed.
         """
-        self._optimizer = checkpoint.load(self._impl, path)
+        self._optimizer = folder.load(self._impl, path)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything in the store, for PyTorch's own tools to save.
@@ -690,7 +691,7 @@ def load(path: str | os.PathLike[str]) -> KVStore:
         FileNotFoundError: there is no such folder.
         ValueError: it holds no store, or a damaged one.
     """
-    content = checkpoint.read(path)
+    content = folder.read(path)
     extras = [] if content.optimizer is None else content.optimizer.extras
     store = KVStore._of(content.make(content.type))
     if any(extras):

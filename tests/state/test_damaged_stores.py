@@ -114,7 +114,7 @@ def test_a_file_that_is_listed_very_often(saved, monkeypatch):
         return json.dumps(manifest).encode()[1:]
 
     rewrite(saved, repeat)
-    monkeypatch.setattr(torchkv.tensor_files, "read", None)
+    monkeypatch.setattr(torchkv.state.tensor_files, "read", None)
     refused(saved, "each file once, but got data-.* twice")
 
 

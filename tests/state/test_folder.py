@@ -356,10 +356,10 @@ def test_threads_save_and_load_one_folder(tmp_path):
 KILLED = """
 import os, signal, sys
 import torch, torchkv
-from torchkv import checkpoint, tensor_files
+from torchkv.state import folder, tensor_files
 
 path, moment = sys.argv[1], sys.argv[2]
-checkpoint._FILE_BYTES = 1 << 16
+folder._FILE_BYTES = 1 << 16
 store = torchkv.create()
 store.init([1, 2, 3, 4], [torch.full((20000,), 2.0)] * 4)
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -650,7 +650,7 @@ def test_stores_that_cannot_be_used(saved):
     "count", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 )
 def test_very_many_keys(tmp_path, count, monkeypatch):
-    monkeypatch.setattr("torchkv.checkpoint._HEADER_BYTES", 16 << 20)
+    monkeypatch.setattr("torchkv.state.folder._HEADER_BYTES", 16 << 20)
     with torchkv.create() as store:
         values = torch.arange(count, dtype=torch.float32).unsqueeze(1).expand(-1, 10)
         store.init(list(range(count)), list(values))

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from torchkv import _C
-from torchkv.content import (
+from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.groups import listed, shown
+from torchkv.state.content import (
     Content,
     KeyContent,
     Optimizer,
@@ -38,9 +40,7 @@ from torchkv.content import (
     state_names,
     take,
 )
-from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import listed, shown
-from torchkv.tensor_files import memory_of
+from torchkv.state.tensor_files import memory_of
 
 FORMAT = 1
 
@@ -85,7 +85,7 @@ def load_state_dict(
     """Replaces a store's content by that of a state dict, or changes nothing.
 
     Returns:
-        As :func:`torchkv.content.take`.
+        As :func:`torchkv.state.content.take`.
     """
     impl.barrier()  # a store that cannot be used says so first
     _check_updater("load_state_dict", impl)

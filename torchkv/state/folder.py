@@ -28,8 +28,12 @@ import torch
 from torch import Tensor
 
 import torchkv
-from torchkv import _C, tensor_files
-from torchkv.content import (
+from torchkv import _C
+from torchkv.files import check_path, open_regular
+from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.groups import shown
+from torchkv.state import tensor_files
+from torchkv.state.content import (
     Content,
     KeyContent,
     expect,
@@ -41,10 +45,7 @@ from torchkv.content import (
     optimizer_from_dict,
     take,
 )
-from torchkv.files import check_path, open_regular
-from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import shown
-from torchkv.tensor_files import DamagedFileError, Written
+from torchkv.state.tensor_files import DamagedFileError, Written
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -132,7 +133,7 @@ def load(impl: _C.KVStore, path: str | os.PathLike[str]) -> BuiltIn | None:
     """Replaces a store's content by what is in a folder; see :func:`read`.
 
     Returns:
-        As :func:`torchkv.content.take`.
+        As :func:`torchkv.state.content.take`.
     """
     impl.barrier()  # a store that cannot be used says so before a long read
     return take(impl, read(path))
