@@ -1,5 +1,6 @@
 // The Python door: torchkv._C. It unpacks Python objects by hand, because
 // pybind11's casters for nested lists of tensors cost more than a small push.
+#include <ATen/OpMathType.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -739,6 +740,17 @@ std::vector<std::string> names_of_states(
   return names;
 }
 
+// The dtype of a value's optimizer state, and of its master copy.
+py::object state_dtype(py::handle dtype) {
+  TORCH_CHECK_TYPE(
+      THPDtype_Check(dtype.ptr()),
+      "state_dtype: expected a torch.dtype, but got ",
+      PythonDoor::type_name(dtype.ptr()));
+  const auto type = reinterpret_cast<const THPDtype*>(dtype.ptr())->scalar_type;
+  return py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(at::toOpMathType(type))));
+}
+
 void take(const Store& self, const Store& other) {
   const py::gil_scoped_release no_gil;
   self->take(*other);
@@ -948,6 +960,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("key"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
+      .def_static("state_dtype", &state_dtype, py::arg("dtype"))
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",
