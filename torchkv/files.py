@@ -10,6 +10,7 @@ import secrets
 import stat
 import zipfile
 from collections.abc import Callable
+from io import BufferedReader
 from typing import IO, Any
 
 import torch
@@ -21,11 +22,11 @@ def check_path(op: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{op}: expected a path, but got an empty one")
 
 
-def open_regular(op: str, path: str | os.PathLike[str]) -> IO[bytes]:
+def open_regular(op: str, path: str | os.PathLike[str]) -> BufferedReader:
     """Opens a file to be read.
 
     Raises:
-        ValueError: it is a pipe, a socket or a device, whose reading may never end.
+        ValueError: it is a pipe, a socket or a device, reading which may never end.
         OSError: what opening raised.
     """
     # A pipe without a writer would block here.

@@ -7,16 +7,17 @@
                     "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor}}},
      "absent": [[3, "momentum_buffer"]]}
 
-Only dicts, lists, tensors, numbers and str, and only str as keys of dicts, because
-torch.distributed.checkpoint makes str of all others. It fills the tensors of a dict
-that it is handed, so a key has tensors for all that its optimizer will keep, zeros
-before the first step. "absent" names the zeros that there are after it, such as for a
-momentum that was switched on later.
+It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
+str, because torch.distributed.checkpoint converts all others. That tool fills the
+tensors of a dict that it is given, so each key has tensors for everything that its
+optimizer will keep, zeros before the first step. "absent" names the zeros that a key
+has after its first step, such as for a momentum that was switched on later.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 from typing import Any
 
 import torch
@@ -25,27 +26,20 @@ from torch import Tensor
 from torchkv import _C
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import listed, shown
-from torchkv.state.content import (
-    Content,
-    KeyContent,
-    Optimizer,
-    expect,
-    expect_fields,
-    expect_key,
-    expect_kind,
-    expect_type,
-    optimizer_as_dict,
-    optimizer_from_dict,
-    state_dtype,
-    state_names,
-    take,
-)
+from torchkv.state.content import Content, KeyContent
+from torchkv.state.form import KEY_TYPES, parse, parse_kind, parse_type
+from torchkv.state.optimizer import Optimizer
 from torchkv.state.tensor_files import memory_of
 
 FORMAT = 1
 
-_FIELDS = ("format", "type", "key_kind", "updater", "optimizer", "keys", "absent")
-_KEY_FIELDS = ("value", "version", "step", "num_accumulated", "state")
+_COUNTS = ("version", "step", "num_accumulated")
+_KEY_FORM = {"value": Tensor, **dict.fromkeys(_COUNTS, int), "state": {str: Tensor}}
+_FORM = {
+    **{"format": int, "type": str, "key_kind": str},
+    **{"updater": str | None, "optimizer": object},
+    **{"keys": dict, "absent": [(int | str, str)]},
+}
 
 
 def state_dict(impl: _C.KVStore) -> dict[str, Any]:
@@ -59,13 +53,11 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
         "type": content.type,
         "key_kind": content.key_kind,
         "updater": None if content.updater is None else _as_text(content.updater),
-        "optimizer": optimizer_as_dict(optimizer),
+        "optimizer": None if optimizer is None else optimizer.as_dict(),
         "keys": {
             str(key): {
                 "value": item.value,
-                "version": item.version,
-                "step": item.step,
-                "num_accumulated": item.num_accumulated,
+                **{name: getattr(item, name) for name in _COUNTS},
                 "state": states[key],
             }
             for key, item in content.keys.items()
@@ -85,27 +77,21 @@ def load_state_dict(
     """Replaces a store's content by that of a state dict, or changes nothing.
 
     Returns:
-        As :func:`torchkv.state.content.take`.
+        As :meth:`torchkv.state.content.Content.replace`.
     """
-    impl.barrier()  # a store that cannot be used says so first
+    impl.barrier()  # a store that cannot be used is an error before anything else
     _check_updater("load_state_dict", impl)
     content = _parse(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
-    if not keys and current.optimizer is None and current.updater is None:
-        return take(impl, content)  # an empty store takes all there is
-    _check_kinds(current, content)
-    _check_optimizers(current, content)
-    missing = [key for key in keys if key not in content.keys]
-    _check_names(keys, missing, content, strict)
-    for key in keys:
-        if key in content.keys:
-            _check_like(impl, key, content.keys[key].value)
-    # In the order of this store, and what the state does not have as it is.
-    kept = Content.of(impl).keys if missing else {}
-    content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
-    content.key_kind = current.key_kind
-    return take(impl, content)
+    if keys or current.optimizer is not None or current.updater is not None:
+        _check_fits(impl, keys, current, content, strict)
+        # The keys of this store, in its order; those that the state lacks unchanged.
+        is_whole = all(key in content.keys for key in keys)
+        kept = {} if is_whole else Content.of(impl).keys
+        content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
+        content.key_kind = current.key_kind
+    return content.replace(impl)
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -123,7 +109,7 @@ def _as_text(updater: Tensor) -> str:
 
 
 def _has_begun(item: KeyContent, state: str) -> bool:
-    """Whether zeros may be real: before the first step, or push, they stand in."""
+    """Whether a tensor is state; before the first step or push it stands in for it."""
     return (item.num_accumulated if state == "accumulated" else item.step) != 0
 
 
@@ -133,8 +119,8 @@ def _states(
     value = item.value
     if optimizer is None or not (value.is_floating_point() or value.is_complex()):
         return item.states
-    dtype = state_dtype(value.dtype)
-    names = [*state_names(optimizer, key)]
+    dtype = _C.KVStore.state_dtype(value.dtype)
+    names = optimizer.state_names(key)
     if dtype != value.dtype:
         names.append("master")
     if optimizer.gradient["accumulate"] > 1:
@@ -150,126 +136,109 @@ def _states(
 
 
 def _parse(state: object) -> Content:
-    fields = expect_fields(state, _FIELDS, "the state")
+    fields = parse(state, _FORM, "the state")
     if fields["format"] != FORMAT:
         raise ValueError(
             f"load_state_dict: expected a state of format {FORMAT}, but got format "
             f"{fields['format']!r}; a newer torchkv may read it"
         )
-    kind = expect_kind(fields["key_kind"])
-    optimizer = optimizer_from_dict(fields["optimizer"], kind)
+    kind = parse_kind(fields["key_kind"])
+    optimizer = Optimizer.from_dict(fields["optimizer"], kind)
     keys = {}
-    for text, item in expect(fields["keys"], dict, "'keys'").items():
-        key = _parse_key(text, kind)
-        keys[key] = _parse_item(key, item)
-    for pair in expect(fields["absent"], list, "'absent'"):
-        if len(expect(pair, list, "an item of 'absent'")) != 2:
-            raise ValueError(f"load: expected two parts of 'absent', but got {pair}")
-        key = expect_key(pair[0], kind)
+    for name, item in fields["keys"].items():
+        key = _parse_key(name, kind)
+        keys[key] = _parse_item(item, f"key {shown(key)}")
+    for key, state_name in fields["absent"]:
+        if type(key) is not KEY_TYPES[kind]:
+            raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
         if key in keys:
-            keys[key].states.pop(expect(pair[1], str, "a state's name"), None)
-    return Content(
-        expect_type(fields["type"]),
-        kind,
-        keys,
-        _parse_updater(fields["updater"]),
-        optimizer,
-    )
+            keys[key].states.pop(state_name, None)
+    updater = _parse_updater(fields["updater"])
+    return Content(parse_type(fields["type"]), kind, keys, updater, optimizer)
 
 
-def _parse_updater(text: object) -> Tensor | None:
+def _parse_updater(text: str | None) -> Tensor | None:
     if text is None:
         return None
     try:
-        data = base64.b64decode(expect(text, str, "'updater'"), validate=True)
+        data = base64.b64decode(text, validate=True)
     except ValueError as error:
         raise ValueError(
             f"load: expected the updater in base64, but got other text: {error}"
         ) from error
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )
+    if not data:  # which frombuffer refuses
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _parse_key(text: object, kind: str) -> int | str:
-    key = expect(text, str, "a key")
-    if kind == "str":
-        return key
-    try:
-        number = int(key) if kind == "int" else None
-    except ValueError:
-        number = None
-    if number is None or str(number) != key:
-        raise ValueError(f"load: expected keys of kind {kind!r}, but got {shown(key)}")
-    return expect(number, int, "a key")
+def _parse_key(name: object, kind: str) -> int | str:
+    key = name
+    if kind == "int" and isinstance(name, str):
+        with contextlib.suppress(ValueError):
+            key = int(name) if str(int(name)) == name else name  # not of "03"
+    parsed: int | str = parse(key, KEY_TYPES[kind], "a name in 'keys'")
+    return parsed
 
 
-def _parse_item(key: int | str, item: object) -> KeyContent:
-    where = f"(key {shown(key)})"
-    fields = expect_fields(item, _KEY_FIELDS, f"the state {where}")
-    version, step, num_accumulated = (
-        expect(fields[name], int, f"{name!r} {where}")
-        for name in ("version", "step", "num_accumulated")
-    )
-    states = expect(fields["state"], dict, f"'state' {where}")
-    for name, tensor in {"value": fields["value"], **states}.items():
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"load: expected a tensor as {name!r}, but got "
-                f"{type(tensor).__name__} {where}"
-            )
-    result = KeyContent(fields["value"], version, step, num_accumulated)
+def _parse_item(item: object, what: str) -> KeyContent:
+    fields = parse(item, _KEY_FORM, what)
+    result = KeyContent(fields["value"], *(fields[name] for name in _COUNTS))
     result.states = {
-        name: tensor for name, tensor in states.items() if _has_begun(result, name)
+        name: tensor
+        for name, tensor in fields["state"].items()
+        if _has_begun(result, name)
     }
     return result
 
 
-def _check_kinds(current: Content, content: Content) -> None:
-    if content.key_kind not in ("", current.key_kind) and current.key_kind:
+def _check_fits(
+    impl: _C.KVStore,
+    keys: list[int | str],
+    current: Content,
+    content: Content,
+    strict: bool,
+) -> None:
+    """Refuses a state of other keys, values or updaters than the store has."""
+    if current.key_kind and content.key_kind not in ("", current.key_kind):
         raise ValueError(
             f"load_state_dict: expected {current.key_kind} keys, as the store has, "
             f"but got keys of kind {content.key_kind!r}"
         )
-
-
-def _check_optimizers(current: Content, content: Content) -> None:
-    def told(content: Content) -> str:
-        if content.optimizer is not None:
-            return f"the optimizer {content.optimizer.name!r}"
-        return "no optimizer" if content.updater is None else "a TorchScript updater"
-
-    if told(current) != told(content):
+    updaters = _updater_of(current), _updater_of(content)
+    if updaters[0] != updaters[1]:
         raise ValueError(
-            f"load_state_dict: expected a state of {told(current)}, as the store has, "
-            f"but got one of {told(content)}"
+            f"load_state_dict: expected a state of {updaters[0]}, as the store has, "
+            f"but got one of {updaters[1]}"
         )
-
-
-def _check_names(
-    keys: list[int | str], missing: list[int | str], content: Content, strict: bool
-) -> None:
-    if not strict:
-        return
-    known = set(keys)
-    unexpected = [key for key in content.keys if key not in known]
-    for what, names in [("missing", missing), ("unexpected", unexpected)]:
-        if names:
-            some = listed(names, 10)
+    if strict:
+        _check_names(keys, content)
+    for key in keys:
+        if key not in content.keys:
+            continue
+        value = content.keys[key].value
+        expected = (impl.dtype(key), impl.shape(key))
+        if (value.dtype, tuple(value.shape)) != expected:
             raise ValueError(
-                "load_state_dict: expected the keys of the store, but got a state with "
-                f"{len(names)} {what} (key {some}); strict=False takes those that both "
-                "have"
+                f"load_state_dict: expected a value of {expected[0]} and shape "
+                f"{list(expected[1])}, but got {value.dtype} and {list(value.shape)} "
+                f"(key {shown(key)})"
             )
 
 
-def _check_like(impl: _C.KVStore, key: int | str, value: Tensor) -> None:
-    expected = (impl.dtype(key), impl.shape(key))
-    if (value.dtype, tuple(value.shape)) != expected:
-        raise ValueError(
-            f"load_state_dict: expected a value of {expected[0]} and shape "
-            f"{list(expected[1])}, but got {value.dtype} and {list(value.shape)} "
-            f"(key {shown(key)})"
-        )
+def _updater_of(content: Content) -> str:
+    if content.optimizer is not None:
+        return f"the optimizer {content.optimizer.name!r}"
+    return "no optimizer" if content.updater is None else "a TorchScript updater"
+
+
+def _check_names(keys: list[int | str], content: Content) -> None:
+    known = set(keys)
+    missing = [key for key in keys if key not in content.keys]
+    unexpected = [key for key in content.keys if key not in known]
+    for what, names in [("missing", missing), ("unexpected", unexpected)]:
+        if names:
+            raise ValueError(
+                "load_state_dict: expected the keys of the store, but got a state with "
+                f"{len(names)} {what} (key {listed(names, 10)}); strict=False takes "
+                "the keys that both have"
+            )
