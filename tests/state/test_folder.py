@@ -55,17 +55,17 @@ DTYPES = [
 every_optimizer = pytest.mark.parametrize("optimizer", NUMBERS)
 
 
-@pytest.mark.parametrize("door", ["load", "torchkv.load", "load into another type"])
-def test_everything_comes_back(store_type, tmp_path, door):
+@pytest.mark.parametrize("call", ["load", "torchkv.load", "load into another type"])
+def test_everything_comes_back(store_type, tmp_path, call):
     with trained(store_type) as store:
         store.save(tmp_path / "deep" / "folder")
         before = everything(store)
-        if door == "torchkv.load":
+        if call == "torchkv.load":
             other = torchkv.load(tmp_path / "deep" / "folder")
             assert other.type == store_type
         else:
             types = {"local": "device", "device": "local"}
-            other = torchkv.create(store_type if door == "load" else types[store_type])
+            other = torchkv.create(store_type if call == "load" else types[store_type])
             other.init([1, 3], [full(9), torch.zeros(7)])
             other.set_updater(add_input)
             other.load(str(tmp_path / "deep" / "folder"))
@@ -80,7 +80,7 @@ def test_everything_comes_back(store_type, tmp_path, door):
             other.init("w", full(1))
 
 
-def test_a_store_of_nccl_is_loaded_where_there_is_none(tmp_path):
+def test_a_store_of_nccl_is_loaded_without_nccl(tmp_path):
     with torchkv.create("device") as store:
         store.init(3, full(7))
         store.save(tmp_path)
@@ -132,8 +132,8 @@ def test_dtypes_and_layouts(kv, tmp_path, dtype):
         assert safetensors.torch.load_file(file)
 
 
-def test_small_and_large_values_keep_their_places(kv, tmp_path):
-    """Small ones are gathered into pieces of the file; large ones are their own."""
+def test_small_and_large_values_keep_their_offsets(kv, tmp_path):
+    """Small ones are concatenated before they are written, large ones are not."""
     sizes = [3, 300_000, 5, 5_000_000, 0, 7, 300_000, *[250_000] * 20, 1]
     values = [torch.arange(float(size)) + i for i, size in enumerate(sizes)]
     values += [value[:9].half() for value in values]
@@ -149,7 +149,7 @@ def test_small_and_large_values_keep_their_places(kv, tmp_path):
 
 @every_optimizer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_optimizers_go_on_as_if_never_saved(kv, tmp_path, optimizer, dtype):
+def test_optimizers_continue_as_if_never_saved(kv, tmp_path, optimizer, dtype):
     shape = (2, 3, 4, 5)
     value = torch.randn(shape, dtype=dtype).to(memory_format=torch.channels_last)
     kv.init([3, 5, 7], [value, torch.zeros(0, 2).to(dtype), value.clone()])
@@ -167,7 +167,7 @@ def test_optimizers_go_on_as_if_never_saved(kv, tmp_path, optimizer, dtype):
     assert snapshot(other) == snapshot(kv)
 
 
-def test_a_scheduler_lives_through_a_load(kv, tmp_path):
+def test_a_scheduler_continues_after_a_load(kv, tmp_path):
     kv.init(3, full(8))
     kv.set_optimizer("sgd", learning_rate=1.0)
     mine = kv.optimizer
@@ -188,7 +188,7 @@ def test_a_scheduler_lives_through_a_load(kv, tmp_path):
     assert mine.lr == 1.0
 
 
-def test_a_load_of_another_optimizer_lets_go_of_the_last(kv, tmp_path):
+def test_a_load_of_another_optimizer_releases_the_previous(kv, tmp_path):
     with trained() as adam:
         adam.save(tmp_path)
         expected = adam.state_dict()["optimizer"]
@@ -196,14 +196,14 @@ def test_a_load_of_another_optimizer_lets_go_of_the_last(kv, tmp_path):
     last = kv.optimizer
     kv.load(tmp_path)
     assert type(kv.optimizer) is torchkv.optim.Adam
-    last.lr = 0.5  # on no store any more
+    last.lr = 0.5  # no longer on a store
     assert kv.state_dict()["optimizer"] == expected
     with torchkv.create() as other:
         other.set_optimizer(last)
         assert other.optimizer is last
 
 
-def test_what_a_scheduler_left_in_the_groups(kv, tmp_path):
+def test_what_a_scheduler_adds_to_the_groups(kv, tmp_path):
     kv.init([3, 5], [full(8), full(8)])
     kv.set_optimizer("sgd", learning_rate=0.5)
     kv.set_param_groups([{"keys": [5], "lr": 0.25}])
@@ -221,7 +221,7 @@ def test_what_a_scheduler_left_in_the_groups(kv, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [int, str])
-def test_a_script_updater_comes_with_its_state(tmp_path, kind):
+def test_a_script_updater_is_saved_with_its_state(tmp_path, kind):
     key = 3 if kind is int else "w"
     with torchkv.create() as kv:
         kv.set_updater(script(Momentum() if kind is int else MomentumStr()))
@@ -247,7 +247,7 @@ def test_a_script_function_and_an_empty_store(kv, tmp_path):
     assert_same(stored(other, 3), full(3))
 
 
-def test_int_and_str_keys_that_read_alike(tmp_path):
+def test_int_and_str_keys_of_the_same_text(tmp_path):
     for name, keys in [("a", [1, 2]), ("b", ["1", "2"])]:
         store = torchkv.create()
         store.init(keys, [full(1), full(2)])

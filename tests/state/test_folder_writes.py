@@ -1,4 +1,4 @@
-"""What a save leaves in the folder, also one that fails or is killed."""
+"""What a save leaves in the folder, even if it fails or is killed."""
 
 import os
 import random
@@ -25,7 +25,7 @@ from saved_stores import (
 )
 
 
-def test_a_save_replaces_the_last_one_and_nothing_else(tmp_path):
+def test_a_save_replaces_the_previous_one_and_nothing_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with trained() as store:
         for _ in range(3):
@@ -48,7 +48,7 @@ def test_a_python_updater_is_a_type_error_and_nothing_is_written(kv, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_failed_save_leaves_the_last_one(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_previous_one(tmp_path, monkeypatch):
     with trained() as store:
         store.save(tmp_path)
         before = sorted(p.name for p in tmp_path.iterdir())
@@ -131,11 +131,11 @@ def test_a_killed_save_leaves_a_whole_store(tmp_path, moment):
         else:
             assert everything(loaded) == everything(old)
         old.save(folder)
-        assert len(list(folder.iterdir())) == 2  # what was left is gone
+        assert len(list(folder.iterdir())) == 2  # what the killed save left is gone
         assert everything(torchkv.load(folder)) == everything(old)
 
 
-SAVES_FOR_EVER = """
+SAVES_FOREVER = """
 import sys, torch, torchkv
 store = torchkv.create()
 store.init(list(range(100)), [torch.zeros(10000)] * 100)
@@ -151,7 +151,7 @@ while True:
 def test_kills_at_any_moment(tmp_path):
     chance = random.Random(0)
     for _ in range(4):
-        with run_child(SAVES_FOR_EVER, tmp_path, stdout=subprocess.PIPE) as child:
+        with run_child(SAVES_FOREVER, tmp_path, stdout=subprocess.PIPE) as child:
             child.stdout.readline()
             time.sleep(chance.uniform(0, 0.1))
             child.kill()

@@ -48,7 +48,7 @@ def test_an_empty_store_becomes_the_saved_one(store_type, tmp_path, optimizer):
         assert snapshot(other) == snapshot(store)
 
 
-def test_it_is_plain_and_shares_nothing(kv):
+def test_it_is_plain_and_shares_no_memory(kv):
     kv.init(["w", "3"], [full(1), full(2)])
     state = kv.state_dict()
     assert state["key_kind"] == "str" and list(state["keys"]) == ["w", "3"]
@@ -60,7 +60,7 @@ def test_it_is_plain_and_shares_nothing(kv):
     assert_same(stored(kv, "w"), full(9))
 
 
-def test_int_and_str_keys_are_told_apart():
+def test_int_and_str_keys_are_distinguished():
     states = []
     for key in (3, "3"):
         with torchkv.create() as store:
@@ -73,7 +73,7 @@ def test_int_and_str_keys_are_told_apart():
             refuses(store, other, "keys, as the store has")
 
 
-def test_a_script_updater_comes_with_its_state(tmp_path):
+def test_a_script_updater_is_saved_with_its_state(tmp_path):
     with torchkv.create() as kv:
         kv.set_updater(script(Momentum()))
         kv.init(3, full(100))
@@ -153,10 +153,10 @@ def test_torch_distributed_checkpoint_of_a_late_momentum(tmp_path):
         assert snapshot(other) == snapshot(store)
 
 
-# -- strict and not
+# -- strict or not
 
 
-def test_keys_that_are_missing_or_too_many():
+def test_missing_and_unexpected_keys():
     with trained() as store:
         state = store.state_dict()
         store.push(3, full(1))
@@ -178,7 +178,7 @@ def test_keys_that_are_missing_or_too_many():
         assert_same(store.pull(3), state["keys"]["3"]["value"])
 
 
-def test_what_does_not_fit():
+def test_invalid_parts_are_refused():
     with trained() as store:
         state = store.state_dict()
 
@@ -249,7 +249,7 @@ def test_another_optimizer_and_none():
         refuses(sgd, plain.state_dict(), "'sgd'.*no optimizer", strict=False)
 
 
-def test_adam_and_adamw_are_told_apart():
+def test_adam_and_adamw_are_distinguished():
     with torchkv.create() as adam, torchkv.create() as adamw:
         for store, name in [(adam, "adam"), (adamw, "adamw")]:
             store.init(3, full(1))
@@ -267,7 +267,7 @@ def test_the_hyper_parameters_come_from_the_state():
         assert store.state_dict()["optimizer"] == state["optimizer"]
 
 
-def test_a_python_updater_stays(kv):
+def test_a_python_updater_is_kept(kv):
     kv.init(3, full(1))
     state = kv.state_dict()
     kv.set_updater(add_input)

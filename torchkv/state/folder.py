@@ -59,9 +59,9 @@ def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
     folder = Path(path)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.parent) as parent_fd:
+        with _opened(folder.parent) as parent_fd:
             os.fsync(parent_fd)
-    with _locked(folder, fcntl.LOCK_EX) as folder_fd:
+    with _opened(folder, fcntl.LOCK_EX) as folder_fd:
         _remove_unused(folder)  # what a killed save has left
         _write(content, folder, folder_fd)
         _remove_unused(folder)  # the previous store
@@ -79,21 +79,21 @@ def read(path: str | os.PathLike[str]) -> Content:
     folder = Path(path)
     if not folder.exists():
         raise FileNotFoundError(f"load: expected a saved store, but {folder} is absent")
-    locked = _locked(folder, fcntl.LOCK_SH)
-    with locked if folder.is_dir() else contextlib.nullcontext():
+    opened = _opened(folder, fcntl.LOCK_SH)
+    with opened if folder.is_dir() else contextlib.nullcontext():
         manifest = manifests.read_manifest(folder)
         manifests.check_keys(manifest)  # before anything large is read
         return _content(manifest, _read_files(folder, manifest["files"]))
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, how: int | None = None) -> Iterator[int]:
-    """Opens a folder; with a lock, keeps others from saving or, exclusive, loading."""
+def _opened(folder: Path, lock: int | None = None) -> Iterator[int]:
+    """Opens a folder; a lock keeps others from saving and, if exclusive, loading."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # not every file system has locks
-            if how is not None:
-                fcntl.flock(fd, how)
+            if lock is not None:
+                fcntl.flock(fd, lock)
         yield fd
     finally:
         os.close(fd)
@@ -132,7 +132,7 @@ def _write(content: Content, folder: Path, folder_fd: int) -> None:
                 files[-1] |= writer.write(folder / name, group)._asdict()
         manifest |= {**vars(originals), "files": files}
         with open(unfinished, "wb") as file:
-            file.write(manifests.sealed(manifest))
+            file.write(manifests.to_bytes(manifest))
             file.flush()
             os.fsync(file.fileno())
         os.fsync(folder_fd)  # the names of the files, before the manifest names them

@@ -11,14 +11,14 @@ from torchkv import _C
 from torchkv.optim.groups import shown
 
 KEY_TYPES: dict[str, type] = {"": type(None), "int": int, "str": str}
-"""The type of the keys by a store's kind of keys; "" is that of one without."""
+"""The type of a store's keys by its kind of keys, which is "" before any ``init``."""
 
 
 def parse(value: Any, form: Any, what: str) -> Any:
-    """The value, if it is of a form; with ints in the place of floats as floats.
+    """The value, if it is of a form; ints where floats are expected become floats.
 
     Args:
-        value: of JSON, or of a dict of the caller's.
+        value: from JSON, or from a dict of the caller's.
         form: a type or a union of types; ``[form]`` for a list; a tuple of forms for a
             list of as many items; ``{str: form}`` for a dict of any names; another dict
             of forms for a dict of exactly these names.
@@ -32,9 +32,10 @@ def parse(value: Any, form: Any, what: str) -> Any:
     _parse_leaf(value, dict if isinstance(form, dict) else list, what)
     item_name = f"an item of {what}"
     if isinstance(form, list):
-        if {*map(type, value)} == {int} and form == [int]:  # of very many keys
-            for number in (min(value), max(value)):
-                _parse_leaf(number, int, item_name)
+        if form in ([int], [str]) and {*map(type, value)} == {*form}:
+            # All at once: a store may have millions of keys.
+            for item in (min(value), max(value)):
+                _parse_leaf(item, form[0], item_name)
             return value
         return [parse(item, form[0], item_name) for item in value]
     if isinstance(form, tuple):

@@ -29,11 +29,11 @@ _FORM = {
     **{"optimizer": object, "strides": {str: [int]}, "dtypes": {str: str}},
     "files": [{"name": str, "size": int, "crc32": int}],
 }
-_SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
+_CHECKSUM = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
 
 
 def manifest_of(content: Content) -> dict[str, Any]:
-    """The manifest, but for what is known once the tensors are written."""
+    """The manifest, without what is known only when the tensors are written."""
     keys, optimizer = content.keys.values(), content.optimizer
     return {
         "format": FORMAT,
@@ -48,7 +48,7 @@ def manifest_of(content: Content) -> dict[str, Any]:
     }
 
 
-def sealed(manifest: dict[str, Any]) -> bytes:
+def to_bytes(manifest: dict[str, Any]) -> bytes:
     """The manifest as JSON that begins with the checksum of what follows it."""
     rest = json.dumps(manifest, allow_nan=False).encode()[1:]
     return b'{"crc32": "%08x",\n' % zlib.crc32(rest) + rest
@@ -94,13 +94,13 @@ def _read(path: Path) -> dict[str, Any]:
             f"load: expected a folder with a saved store, but {path.parent} has no "
             f"{path.name}"
         ) from error
-    seal = _SEAL.match(data)
-    if seal is None:
+    checksum = _CHECKSUM.match(data)
+    if checksum is None:
         raise ValueError(
             f"load: expected a saved store, but got another file as {path}"
         )
-    rest = data[seal.end() :]
-    if zlib.crc32(rest) != int(seal[1], 16):
+    rest = data[checksum.end() :]
+    if zlib.crc32(rest) != int(checksum[1], 16):
         raise DamagedFileError(f"load: {path.name} is damaged: its checksum differs")
     try:
         manifest: dict[str, Any] = json.loads(b"{" + rest, object_pairs_hook=distinct)
