@@ -1,4 +1,8 @@
-"""What the tests of checkpoints and of state dicts share."""
+"""What the tests of saved stores share."""
+
+import json
+import zlib
+from pathlib import Path
 
 import torch
 
@@ -49,3 +53,17 @@ def trained(store_type="local", optimizer="adam", keys=(3, -5, 2**40), gradient=
     store.push(keys[:2], [full(3), torch.ones(1, 2, 3, 4)])
     store.push(keys[0], [full(1), full(2)])
     return store
+
+
+def data_files(folder):
+    return sorted(Path(folder).glob("data-*.safetensors"))
+
+
+def rewritten(folder, change):
+    """Changes the manifest and seals it again."""
+    path = Path(folder, "manifest.json")
+    manifest = json.loads(path.read_text())
+    del manifest["crc32"]
+    changed = change(manifest)
+    rest = json.dumps(manifest if changed is None else changed).encode()[1:]
+    path.write_bytes(b'{"crc32": "%08x",\n' % zlib.crc32(rest) + rest)

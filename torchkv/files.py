@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read as they were."""
+"""Files that are written completely or not at all, and checked when read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import stat
 import zipfile
 from collections.abc import Callable
+from io import BufferedReader
 from typing import IO, Any
 
 import torch
@@ -21,12 +22,12 @@ def check_path(op: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{op}: expected a path, but got an empty one")
 
 
-def open_regular(op: str, path: str | os.PathLike[str]) -> IO[bytes]:
+def open_regular(op: str, path: str | os.PathLike[str]) -> BufferedReader:
     """Opens a file to be read.
 
     Raises:
-        ValueError: it is a pipe, a socket or a device, whose reading may never end.
-        OSError: what opening raised.
+        ValueError: it is a pipe, a socket or a device, reading which may never end.
+        OSError: opening failed.
     """
     # A pipe without a writer would block here.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -48,12 +49,12 @@ def open_regular(op: str, path: str | os.PathLike[str]) -> IO[bytes]:
 def write_whole(
     op: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]
 ) -> None:
-    """Writes a file beside `path`, flushes it to the disk and renames it.
+    """Writes a file next to `path`, flushes it to the disk and renames it.
 
-    What a killed write has left beside it is removed by the next one.
+    A temporary file that a killed write has left is removed by the next one.
     """
     check_path(op, path)
-    folder, name = os.path.split(os.path.realpath(path))  # a link stays one
+    folder, name = os.path.split(os.path.realpath(path))  # a link is kept
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -83,8 +84,8 @@ def read_state(op: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a dict that ``torch.save`` wrote, to the CPU.
 
     Raises:
-        ValueError: the file is damaged or another one.
-        OSError: what reading raised.
+        ValueError: the file is damaged or of another kind.
+        OSError: reading failed.
     """
     check_path(op, path)
     with open_regular(op, path) as file:
@@ -93,24 +94,24 @@ def read_state(op: str, path: str | os.PathLike[str]) -> dict[str, Any]:
             file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(state, dict):
-                raise ValueError(f"it holds no dict but a {type(state).__name__}")
+                raise ValueError(f"expected a dict, but got {type(state).__name__}")
         except Exception as error:  # of many kinds, as damages are
-            # A damaged offset may lead out of the file.
+            # A damaged offset may be outside the file.
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise ValueError(
                 f"{op}: expected a file that holds the state of an optimizer, but got "
-                f"{os.fspath(path)!r}, which is damaged or another one ({error})"
+                f"{os.fspath(path)!r}, which is damaged or of another kind ({error})"
             ) from error
     return state
 
 
 def _check_sums(file: IO[bytes]) -> None:
-    """Holds all bytes against their checksums, which torch.load does not."""
+    """Compares all bytes with their checksums, which torch.load does not."""
     with zipfile.ZipFile(file) as archive:
         items = archive.infolist()
         # torch.serialization.set_crc32_options(False) writes zeros.
         has_sums = any(item.CRC for item in items)
-        # Attributes are 0; the one of a folder makes torch.load read nothing.
+        # With the attribute of a folder torch.load would read nothing.
         if (has_sums and archive.testzip()) or any(x.external_attr for x in items):
             raise ValueError("a checksum differs")

@@ -1,4 +1,5 @@
 // torchkv._C, the only translation unit with Python's headers.
+#include <ATen/OpMathType.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
@@ -333,6 +334,18 @@ PYBIND11_MODULE(_C, m) {
           py::arg("key"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
+      .def_static("state_dtype", &at::toOpMathType, py::arg("dtype"))
+      .def_static(
+          "check_optimizer",
+          [](const std::string& op,
+             const std::string& rule,
+             const NumbersByName& numbers) {
+            check_optimizer(
+                op.c_str(), make_optimizer(op.c_str(), rule, numbers));
+          },
+          py::arg("op"),
+          py::arg("rule"),
+          py::arg("numbers"))
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",

@@ -75,7 +75,7 @@ def test_str_keys(kv, make):
 
 
 @every_copy
-def test_training_goes_on_where_it_stopped(kv, make):
+def test_training_continues_where_it_stopped(kv, make):
     kv.init(3, full(100))
     model = script(Model(kv))
     model.use_updater()
@@ -89,7 +89,7 @@ def test_training_goes_on_where_it_stopped(kv, make):
 
 
 @every_copy
-def test_the_copys_updater_is_its_own(kv, make):
+def test_a_copy_has_an_updater_of_its_own(kv, make):
     kv.init(3, full(100))
     model = script(Model(kv))
     model.use_updater()
@@ -97,7 +97,7 @@ def test_the_copys_updater_is_its_own(kv, make):
     assert_same(model.opt.momentum[3], full(2), "shared before")
     other = make(model)
     other.step(full(1))
-    assert_same(other.opt.momentum[3], full(2), "the submodule stays behind")
+    assert_same(other.opt.momentum[3], full(2), "the submodule is no longer shared")
     assert_same(stored(store_of(other), 3), full(100 - 2 - 6))
     assert_same(model.opt.momentum[3], full(2))
     other.use_updater()
@@ -109,7 +109,7 @@ def test_the_copys_updater_is_its_own(kv, make):
 @pytest.mark.parametrize(
     "updater", [scripted_add_twice, lambda: script(Add())], ids=["function", "module"]
 )
-def test_an_updater_set_in_python_travels(kv, make, updater):
+def test_an_updater_set_in_python_is_copied(kv, make, updater):
     kv.set_updater(updater())
     kv.init(3, full(1))
     other = store_of(make(make(script(Model(kv)))))
@@ -145,7 +145,7 @@ def test_one_store_held_twice_stays_one(kv, make):
 
 
 @every_copy
-def test_str_state_travels(kv, make):
+def test_str_state_is_copied(kv, make):
     kv.set_updater(script(MomentumStr()))
     kv.init("w", full(100))
     kv.push("w", full(1))

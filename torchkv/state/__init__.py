@@ -1,0 +1,1 @@
+"""The content of a store, and the forms in which it is saved and loaded."""

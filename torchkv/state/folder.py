@@ -1,0 +1,221 @@
+"""Stores on disk: a folder of safetensors files and a manifest.
+
+    manifest.json                      everything but the tensors, and which files
+    data-<save>-00001.safetensors      "value/<key>", "<state>/<key>", "updater"
+
+The data files of a save have names that no other save has. They reach the disk before
+the manifest that names them replaces the previous one in one step, and the files of the
+previous one are removed after that. So the folder holds one whole store at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchkv import _C
+from torchkv.files import check_path
+from torchkv.optim.groups import shown
+from torchkv.state import manifest as manifests
+from torchkv.state import tensor_files
+from torchkv.state.content import Content, KeyContent
+from torchkv.state.form import parse_type
+from torchkv.state.native import Originals
+from torchkv.state.optimizer import Optimizer
+from torchkv.state.tensor_files import DamagedFileError, Written
+
+_FILE_BYTES = 256 << 20  # of tensors; a larger tensor has a file of its own
+_HEADER_BYTES = 48 << 20
+_UNFINISHED = re.compile(r"manifest-[0-9a-f]{16}\.tmp")
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Disables garbage collection, which takes long among millions of new tensors."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collections()
+def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
+    """Writes a store into a folder, which is created if needed; replaces its store."""
+    check_path("save", path)
+    content = Content.of(impl)  # throws before anything is written
+    folder = Path(path)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _opened(folder.parent) as parent_fd:
+            os.fsync(parent_fd)
+    with _opened(folder, fcntl.LOCK_EX) as folder_fd:
+        _remove_unused(folder)  # what a killed save has left
+        _write(content, folder, folder_fd)
+        _remove_unused(folder)  # the previous store
+
+
+@_no_collections()
+def read(path: str | os.PathLike[str]) -> Content:
+    """Reads the store in a folder.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        ValueError: it holds no store, or a damaged one.
+    """
+    check_path("load", path)
+    folder = Path(path)
+    if not folder.exists():
+        raise FileNotFoundError(f"load: expected a saved store, but {folder} is absent")
+    opened = _opened(folder, fcntl.LOCK_SH)
+    with opened if folder.is_dir() else contextlib.nullcontext():
+        manifest = manifests.read_manifest(folder)
+        manifests.check_keys(manifest)  # before anything large is read
+        return _content(manifest, _read_files(folder, manifest["files"]))
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, lock: int | None = None) -> Iterator[int]:
+    """Opens a folder; a lock keeps others from saving and, if exclusive, loading."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            if lock is not None:
+                fcntl.flock(fd, lock)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes data that the manifest does not name. REQUIRES: the lock."""
+    used = set()
+    if (folder / manifests.NAME).exists():
+        try:
+            used = {item["name"] for item in manifests.read_manifest(folder)["files"]}
+        except (OSError, ValueError):
+            return  # damaged, but its files may still be of use
+    for name in os.listdir(folder):
+        if _UNFINISHED.fullmatch(name) or (
+            manifests.DATA_FILE.fullmatch(name) and name not in used
+        ):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+
+
+# -- writing
+
+
+def _write(content: Content, folder: Path, folder_fd: int) -> None:
+    save_id = secrets.token_hex(8)
+    originals = Originals()
+    files: list[dict[str, Any]] = []
+    manifest = manifests.manifest_of(content)
+    unfinished = folder / f"manifest-{save_id}.tmp"
+    try:
+        with tensor_files.Writer() as writer:
+            for group in _grouped(_drained(content, originals)):
+                name = f"data-{save_id}-{len(files) + 1:05}.safetensors"
+                files.append({"name": name})
+                files[-1] |= writer.write(folder / name, group)._asdict()
+        manifest |= {**vars(originals), "files": files}
+        with open(unfinished, "wb") as file:
+            file.write(manifests.to_bytes(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        os.fsync(folder_fd)  # the names of the files, before the manifest names them
+        os.replace(unfinished, folder / manifests.NAME)
+    except BaseException:
+        for name in [unfinished.name, *(item["name"] for item in files)]:
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+        raise
+    os.fsync(folder_fd)
+
+
+def _drained(content: Content, originals: Originals) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor by name, as the files hold it; the content releases it."""
+    if content.updater is not None:
+        yield "updater", originals.to_native("updater", content.updater)
+    for key in list(content.keys):
+        item = content.keys.pop(key)
+        for role, tensor in {"value": item.value, **item.states}.items():
+            name = f"{role}/{key}"
+            yield name, originals.to_native(name, tensor)
+
+
+def _grouped(
+    tensors: Iterator[tuple[str, Tensor]],
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors of each file."""
+    group: list[tuple[str, Tensor]] = []
+    size = header = 0
+    for name, tensor in tensors:
+        size += tensor.nbytes
+        header += tensor_files.header_bytes(name)
+        if group and (size > _FILE_BYTES or header > _HEADER_BYTES):
+            yield group
+            group, size, header = [], tensor.nbytes, tensor_files.header_bytes(name)
+        group.append((name, tensor))
+    if group:
+        yield group
+
+
+# -- reading
+
+
+def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def read_one(item: dict[str, Any]) -> dict[str, Tensor]:
+        name = item["name"]
+        try:
+            written = Written(item["size"], item["crc32"])
+            return tensor_files.read(folder / name, written)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise DamagedFileError(
+                f"load: expected the file {name} of the manifest, but it is missing"
+            ) from error
+
+    tensors: dict[str, Tensor] = {}
+    with ThreadPoolExecutor(2) as pool:  # one reads while the other adds up
+        count = 0
+        for read_tensors in pool.map(read_one, files):
+            count += len(read_tensors)
+            tensors |= read_tensors
+    if len(tensors) != count:
+        raise DamagedFileError("load: repeated tensor in the data files")
+    return tensors
+
+
+def _content(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+    Originals(manifest["strides"], manifest["dtypes"]).restore(tensors)
+    keys: dict[int | str, KeyContent] = {}
+    columns = [manifest[field] for field in manifests.PER_KEY]
+    for key, *numbers in zip(manifest["keys"], *columns, strict=True):
+        value = tensors.pop(f"value/{key}", None)
+        if value is None:
+            raise ValueError(f"load: missing value (key {shown(key)})")
+        keys[key] = KeyContent(value, *numbers)
+    updater = tensors.pop("updater", None)
+    by_text = {str(key): item for key, item in keys.items()}
+    for name, tensor in tensors.items():
+        role, _, text = name.partition("/")
+        if text not in by_text:
+            raise ValueError(f"load: unexpected tensor {shown(name)}")
+        by_text[text].states[role] = tensor
+    kind = manifest["key_kind"]
+    optimizer = Optimizer.from_dict(manifest["optimizer"], kind)
+    if optimizer is None and any(key.states for key in keys.values()):
+        raise ValueError("load: unexpected state of a store without an optimizer")
+    return Content(parse_type(manifest["type"]), kind, keys, updater, optimizer)

@@ -1,0 +1,244 @@
+"""A store as a dict that PyTorch's own tools save and load.
+
+    {"format": 1, "type": "local", "key_kind": "int",
+     "updater": None or the TorchScript module as base64,
+     "optimizer": None or {"name", "groups", "gradient", "options", "extras"},
+     "keys": {"3": {"value": tensor, "version": 4,
+                    "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor}}},
+     "absent": [[3, "momentum_buffer"]]}
+
+It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
+str, because torch.distributed.checkpoint converts all others. That tool fills the
+tensors of a dict that it is given, so each key has tensors for everything that its
+optimizer will keep, zeros before the first step. "absent" names the zeros that a key
+has after its first step, such as for a momentum that was switched on later.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchkv import _C
+from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.groups import listed, shown
+from torchkv.state.content import Content, KeyContent
+from torchkv.state.form import KEY_TYPES, parse, parse_kind, parse_type
+from torchkv.state.optimizer import Optimizer
+from torchkv.state.tensor_files import memory_of
+
+FORMAT = 1
+
+_COUNTS = ("version", "step", "num_accumulated")
+_KEY_FORM = {"value": Tensor, **dict.fromkeys(_COUNTS, int), "state": {str: Tensor}}
+_FORM = {
+    **{"format": int, "type": str, "key_kind": str},
+    **{"updater": str | None, "optimizer": object},
+    **{"keys": dict, "absent": [(int | str, str)]},
+}
+
+
+def state_dict(impl: _C.KVStore) -> dict[str, Any]:
+    """A snapshot of a store; TypeError where the updater is a Python callable."""
+    _check_updater("state_dict", impl)
+    content = Content.of(impl)
+    optimizer = content.optimizer
+    states = {key: _states(optimizer, key, item) for key, item in content.keys.items()}
+    return {
+        "format": FORMAT,
+        "type": content.type,
+        "key_kind": content.key_kind,
+        "updater": None if content.updater is None else _as_text(content.updater),
+        "optimizer": None if optimizer is None else optimizer.as_dict(),
+        "keys": {
+            str(key): {
+                "value": item.value,
+                **{name: getattr(item, name) for name in _COUNTS},
+                "state": states[key],
+            }
+            for key, item in content.keys.items()
+        },
+        "absent": [
+            [key, name]
+            for key, item in content.keys.items()
+            for name in states[key]
+            if name not in item.states and _has_begun(item, name)
+        ],
+    }
+
+
+def load_state_dict(
+    impl: _C.KVStore, state: dict[str, Any], strict: bool
+) -> BuiltIn | None:
+    """Replaces a store's content by that of a state dict, or changes nothing.
+
+    Returns:
+        As :meth:`torchkv.state.content.Content.replace`.
+    """
+    impl.barrier()  # a store that cannot be used is an error before anything else
+    _check_updater("load_state_dict", impl)
+    content = _parse(state)
+    current = Content.of(impl, with_keys=False)
+    keys: list[int | str] = list(impl.keys())
+    if keys or current.optimizer is not None or current.updater is not None:
+        _check_fits(impl, keys, current, content, strict)
+        # The keys of this store, in its order; those that the state lacks unchanged.
+        is_whole = all(key in content.keys for key in keys)
+        kept = {} if is_whole else Content.of(impl).keys
+        content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
+        content.key_kind = current.key_kind
+    return content.replace(impl)
+
+
+def _check_updater(op: str, impl: _C.KVStore) -> None:
+    updater = impl.optimizer()
+    if callable(updater):
+        raise TypeError(
+            f"{op}: expected an updater that can be copied (None, an optimizer of "
+            "torchkv.optim, a TorchScript function or module), but got a Python "
+            f"callable of type {type(updater).__name__}; call set_updater(None) first"
+        )
+
+
+def _as_text(updater: Tensor) -> str:
+    return base64.b64encode(memory_of(updater)).decode()
+
+
+def _has_begun(item: KeyContent, state: str) -> bool:
+    """Whether a tensor is state; before the first step or push it stands in for it."""
+    return (item.num_accumulated if state == "accumulated" else item.step) != 0
+
+
+def _states(
+    optimizer: Optimizer | None, key: int | str, item: KeyContent
+) -> dict[str, Tensor]:
+    value = item.value
+    if optimizer is None or not (value.is_floating_point() or value.is_complex()):
+        return item.states
+    dtype = _C.KVStore.state_dtype(value.dtype)
+    names = optimizer.state_names(key)
+    if dtype != value.dtype:
+        names.append("master")
+    if optimizer.gradient["accumulate"] > 1:
+        names.append("accumulated")
+    states = dict(item.states)
+    for name in names:
+        if name not in states:
+            states[name] = torch.zeros_like(value, dtype=dtype)
+    return states
+
+
+# -- loading
+
+
+def _parse(state: object) -> Content:
+    fields = parse(state, _FORM, "the state")
+    if fields["format"] != FORMAT:
+        raise ValueError(
+            f"load_state_dict: expected a state of format {FORMAT}, but got format "
+            f"{fields['format']!r}; a newer torchkv may read it"
+        )
+    kind = parse_kind(fields["key_kind"])
+    optimizer = Optimizer.from_dict(fields["optimizer"], kind)
+    keys = {}
+    for name, item in fields["keys"].items():
+        key = _parse_key(name, kind)
+        keys[key] = _parse_item(item, f"key {shown(key)}")
+    for key, state_name in fields["absent"]:
+        if type(key) is not KEY_TYPES[kind]:
+            raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
+        if key in keys:
+            keys[key].states.pop(state_name, None)
+    updater = _parse_updater(fields["updater"])
+    return Content(parse_type(fields["type"]), kind, keys, updater, optimizer)
+
+
+def _parse_updater(text: str | None) -> Tensor | None:
+    if text is None:
+        return None
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError(
+            f"load: expected the updater in base64, but got other text: {error}"
+        ) from error
+    if not data:  # which frombuffer refuses
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _parse_key(name: object, kind: str) -> int | str:
+    key = name
+    if kind == "int" and isinstance(name, str):
+        with contextlib.suppress(ValueError):
+            key = int(name) if str(int(name)) == name else name  # not of "03"
+    parsed: int | str = parse(key, KEY_TYPES[kind], "a name in 'keys'")
+    return parsed
+
+
+def _parse_item(item: object, what: str) -> KeyContent:
+    fields = parse(item, _KEY_FORM, what)
+    result = KeyContent(fields["value"], *(fields[name] for name in _COUNTS))
+    result.states = {
+        name: tensor
+        for name, tensor in fields["state"].items()
+        if _has_begun(result, name)
+    }
+    return result
+
+
+def _check_fits(
+    impl: _C.KVStore,
+    keys: list[int | str],
+    current: Content,
+    content: Content,
+    strict: bool,
+) -> None:
+    """Refuses a state of other keys, values or updaters than the store has."""
+    if current.key_kind and content.key_kind not in ("", current.key_kind):
+        raise ValueError(
+            f"load_state_dict: expected {current.key_kind} keys, as the store has, "
+            f"but got keys of kind {content.key_kind!r}"
+        )
+    updaters = _updater_of(current), _updater_of(content)
+    if updaters[0] != updaters[1]:
+        raise ValueError(
+            f"load_state_dict: expected a state of {updaters[0]}, as the store has, "
+            f"but got one of {updaters[1]}"
+        )
+    if strict:
+        _check_names(keys, content)
+    for key in keys:
+        if key not in content.keys:
+            continue
+        value = content.keys[key].value
+        expected = (impl.dtype(key), impl.shape(key))
+        if (value.dtype, tuple(value.shape)) != expected:
+            raise ValueError(
+                f"load_state_dict: expected a value of {expected[0]} and shape "
+                f"{list(expected[1])}, but got {value.dtype} and {list(value.shape)} "
+                f"(key {shown(key)})"
+            )
+
+
+def _updater_of(content: Content) -> str:
+    if content.optimizer is not None:
+        return f"the optimizer {content.optimizer.name!r}"
+    return "no optimizer" if content.updater is None else "a TorchScript updater"
+
+
+def _check_names(keys: list[int | str], content: Content) -> None:
+    known = set(keys)
+    missing = [key for key in keys if key not in content.keys]
+    unexpected = [key for key in content.keys if key not in known]
+    for what, names in [("missing", missing), ("unexpected", unexpected)]:
+        if names:
+            raise ValueError(
+                "load_state_dict: expected the keys of the store, but got a state with "
+                f"{len(names)} {what} (key {listed(names, 10)}); strict=False takes "
+                "the keys that both have"
+            )
