@@ -1,4 +1,4 @@
-"""torchkv.nests: one structure in, the same structure out."""
+"""torchkv.trainer.nests: one structure in, the same structure out."""
 
 import types
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from torchkv.nests import map_nests
+from torchkv.trainer.nests import map_nests
 
 Point = namedtuple("Point", ["x", "y"])
 

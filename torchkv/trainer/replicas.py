@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from torchkv.nests import map_nests
+from torchkv.trainer.nests import map_nests
 
 Device: TypeAlias = torch.device | str | int
 

@@ -17,7 +17,7 @@ from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn, kept_dtype
 from torchkv.optim.groups import StoreKey, as_number, listed, shown
-from torchkv.parameters import Params, collected
+from torchkv.trainer.parameters import Params, collected
 
 # Of optimizers whose rescale_grad a trainer has set: what it was, and what was set.
 _rescaled: WeakKeyDictionary[StoreOptimizer, tuple[float, float]] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from torchkv.optim.groups import StoreKey, shown
-from torchkv.replicas import Replicas, existing
+from torchkv.trainer.replicas import Replicas, existing
 
 Params: TypeAlias = (
     nn.Module
