@@ -1,5 +1,6 @@
 // The Python door: torchkv._C. It unpacks Python objects by hand, because
 // pybind11's casters for nested lists of tensors cost more than a small push.
+#include <ATen/OpMathType.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
@@ -560,15 +561,12 @@ class WeakStore final : public c10::intrusive_ptr_target {
 };
 
 // `options`: key -> (group, lr_mult, wd_mult).
-uint64_t set_optimizer(
-    const Store& self,
+Optimizer parse_optimizer(
+    const char* op,
     const std::string& rule,
     const std::vector<NumbersByName>& groups,
     const py::dict& options,
-    const NumbersByName& gradient,
-    py::handle keep_state_object) {
-  constexpr auto* op = "set_optimizer";
-  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
+    const NumbersByName& gradient) {
   const Parser parser(op);
   Optimizer optimizer;
   for (const auto& numbers : groups) {
@@ -580,6 +578,19 @@ uint64_t set_optimizer(
     optimizer.keys[parser.key(key.ptr())] = {group, lr_mult, wd_mult};
   }
   optimizer.gradient = make_gradient(op, gradient);
+  return optimizer;
+}
+
+uint64_t set_optimizer(
+    const Store& self,
+    const std::string& rule,
+    const std::vector<NumbersByName>& groups,
+    const py::dict& options,
+    const NumbersByName& gradient,
+    py::handle keep_state_object) {
+  constexpr auto* op = "set_optimizer";
+  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
+  Optimizer optimizer = parse_optimizer(op, rule, groups, options, gradient);
   const py::gil_scoped_release no_gil;
   // Python names the keys' operation in its messages, so it checks them.
   return self->set_optimizer(
@@ -948,6 +959,23 @@ PYBIND11_MODULE(_C, m) {
           py::arg("key"))
       .def_static(
           "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
+      .def_static("state_dtype", &at::toOpMathType, py::arg("dtype"))
+      .def_static(
+          "check_optimizer",
+          [](const std::string& op,
+             const std::string& rule,
+             const std::vector<NumbersByName>& groups,
+             const py::dict& options,
+             const NumbersByName& gradient) {
+            check_optimizer(
+                op.c_str(),
+                parse_optimizer(op.c_str(), rule, groups, options, gradient));
+          },
+          py::arg("op"),
+          py::arg("rule"),
+          py::arg("groups"),
+          py::arg("options"),
+          py::arg("gradient"))
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",
