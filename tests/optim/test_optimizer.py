@@ -259,7 +259,7 @@ def test_setting_it_changes_no_value_and_the_last_one_set_counts(kv):
 def test_a_refused_optimizer_leaves_the_updater(kv):
     kv.init(3, full(1))
     kv.set_updater(add_input)
-    with pytest.raises(ValueError, match="learning rate"):
+    with pytest.raises(ValueError, match="a lr of"):
         kv.set_optimizer("sgd", learning_rate=-1.0)
     kv.push(3, full(1))
     assert_same(stored(kv, 3), full(2))

@@ -310,7 +310,7 @@ def cases():
         (
             lambda: torchkv.Trainer(model, torch.optim.SGD(model.parameters(), lr=1)),
             TypeError,
-            "hand over its class",
+            "pass its class",
         ),
         (
             lambda: torchkv.Trainer(

@@ -25,7 +25,7 @@ def test_learning_rate():
     assert trainer.learning_rate == 0.5
     trainer.set_learning_rate(0.25)
     assert trainer.learning_rate == trainer.optimizer.lr == 0.25
-    with pytest.raises(ValueError, match="learning rate"):
+    with pytest.raises(ValueError, match="a lr of"):
         trainer.set_learning_rate(-1)
     assert trainer.learning_rate == 0.25
 

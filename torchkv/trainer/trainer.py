@@ -12,10 +12,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from torchkv import _C
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.built_in import BuiltIn, kept_dtype
+from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import StoreKey, as_number, listed, shown
 from torchkv.trainer.parameters import Params, collected
 
@@ -523,7 +524,9 @@ def _as_batch_size(op: str, batch_size: Any) -> float:
 
 def _times(scale: float, gradients: list[Tensor]) -> list[Tensor]:
     """Gradients, scaled in the dtype in which they will be added up."""
-    kept = [gradient.to(kept_dtype(gradient.dtype)) for gradient in gradients]
+    kept = [
+        gradient.to(_C.KVStore.state_dtype(gradient.dtype)) for gradient in gradients
+    ]
     return list(torch._foreach_mul(kept, scale))
 
 
@@ -555,7 +558,7 @@ def _sum_of(copies: list[Tensor]) -> Tensor:
     first, *others = copies
     if not others:
         return first
-    total = first.to(kept_dtype(first.dtype), copy=True)
+    total = first.to(_C.KVStore.state_dtype(first.dtype), copy=True)
     for other in others:
         total += other.to(total.device, total.dtype)
     return total
@@ -580,7 +583,7 @@ def _renew_master(state: dict[str, Any], value: Tensor) -> None:
 
     One that rounds to the value stays: it has more bits of the same weights.
     """
-    kept = kept_dtype(value.dtype)
+    kept = _C.KVStore.state_dtype(value.dtype)
     master = state.pop("master", None)
     if kept == value.dtype:
         return
