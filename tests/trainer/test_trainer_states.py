@@ -150,3 +150,25 @@ def test_a_module_may_change_its_dtype():
         trainer.step()
         assert trainer.kvstore.dtype("weight") == model.weight.dtype == dtype
     assert trainer.optimizer.state_dict()["state"]["weight"]["step"] == 6
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
+def test_a_weight_that_a_trainer_cannot_take_loses_no_state(optimizer):
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    trainer = torchkv.Trainer(parameters, optimizer)
+    trainer.optimizer.lr = 1.0
+    trainer.optimizer.set_param_groups([{"keys": [0, 1], "momentum": 0.5}])
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 4.0)
+        trainer.step()
+
+    step()
+    parameters[0].data = torch.zeros(4)
+    with pytest.raises(ValueError, match="shape"):
+        step()
+    parameters[0].data = torch.full((3,), 100.0)
+    step()
+    assert parameters[0].tolist() == [94.0] * 3  # 100 - (4 + 4 / 2)
+    assert parameters[1].tolist() == [-10.0] * 3
