@@ -294,17 +294,17 @@ def cases():
         (
             options(kvstore=None, update_on_kvstore=True),
             ValueError,
-            "expected a kvstore",
+            "need a kvstore",
         ),
         (
             options(kvstore=a_store_with(lambda s: s.init(1, torch.zeros(1)))),
             ValueError,
-            "make one for each trainer",
+            "create one for each trainer",
         ),
         (
             options(kvstore=a_store_with(lambda s: s.set_optimizer("sgd"))),
             ValueError,
-            "make one for each trainer",
+            "create one for each trainer",
         ),
         (lambda: torchkv.Trainer(model, "SGDD"), ValueError, "'sgd'"),
         (
@@ -341,7 +341,7 @@ def test_two_trainers_need_two_stores(kv, on_store):
         make_model(), "sgd", kvstore=kv, update_on_kvstore=on_store
     )
     assert trainer.kvstore is kv
-    with pytest.raises(ValueError, match="make one for each trainer"):
+    with pytest.raises(ValueError, match="create one for each trainer"):
         torchkv.Trainer(make_model(), "sgd", kvstore=kv, update_on_kvstore=on_store)
 
 
@@ -360,5 +360,5 @@ def test_a_store_whose_optimizer_was_replaced():
     trainer = torchkv.Trainer(model, "sgd")
     trainer.kvstore.set_updater(add_input)
     fill_gradients(model)
-    with pytest.raises(RuntimeError, match="has another updater now"):
+    with pytest.raises(RuntimeError, match="no longer has the trainer"):
         trainer.step()
