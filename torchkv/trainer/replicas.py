@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from torchkv.trainer.nests import map_nests
+from torchkv.trainer.parallel_apply import parallel_apply
+from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 
 Device: TypeAlias = torch.device | str | int
 
-# All that exist, for a Trainer to tell whose parameters it gets.
+# All live objects, so that a Trainer recognizes replicas among its parameters.
 existing: WeakSet[Replicas] = WeakSet()
 
 
 class _Call(NamedTuple):
-    """The arguments of a module; their names are those of messages."""
+    """The arguments of a module, with the names they have in messages."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -37,35 +37,34 @@ class Replicas(Sequence[nn.Module]):
             F.cross_entropy(replicas(images), labels.to(replicas.devices[0])).backward()
             trainer.step()
 
-    Different devices work at the same time, each in a thread of its own; replicas on
-    one device, one after the other, so that random numbers (dropout) are drawn in the
-    same order every time.
+    Devices run in parallel, each in its own thread. Replicas on one device run one
+    after the other, so that the order of random numbers (dropout) is deterministic.
 
     A batch may be nested: dicts, lists, tuples, named tuples and dataclasses are
-    scattered tensor by tensor, and outputs gathered likewise. What is not part of the
-    batch, such as a flag, a weight of each class or a mask for all rows, is passed by
-    name in ``repeat``::
+    scattered tensor by tensor, and outputs are gathered in the same way. Arguments that
+    are not part of the batch, such as a flag, class weights or a mask for all rows, are
+    passed by name in ``repeat``::
 
         output = replicas(**batch, repeat={"return_dict": True})
 
-    Parameters are kept equal by :class:`torchkv.Trainer`. Buffers are not: each
-    replica's BatchNorm counts its own shards, and the first replica's buffers, which
-    are the module's, are those that :meth:`state_dict` has.
+    :class:`torchkv.Trainer` keeps parameters equal. Buffers differ: each replica's
+    BatchNorm sees its own shards, and :meth:`state_dict` returns the buffers of the
+    first replica.
     """
 
     _modules: Sequence[nn.Module] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Notes that it exists, of copies, too."""
+        """Registers the object, also when it is copied or unpickled."""
         self = super().__new__(cls)
         existing.add(self)
         return self
 
     def __init__(self, modules: Sequence[nn.Module], devices: Sequence[Device]) -> None:
-        """Holds modules that are on `devices` already; see :func:`replicate`.
+        """Wraps modules that are already on `devices`; see :func:`replicate`.
 
         Raises:
-            ValueError: another number of devices than of modules, or ``meta``.
+            ValueError: a number of devices that is not that of modules, or ``meta``.
         """
         self._devices = _checked_devices("Replicas", devices)
         _check_one_each("Replicas", self._devices, len(modules))
@@ -78,7 +77,7 @@ class Replicas(Sequence[nn.Module]):
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where the replicas are, one device each."""
+        """The device of each replica."""
         return list(self._devices)
 
     @overload
@@ -86,7 +85,7 @@ class Replicas(Sequence[nn.Module]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[nn.Module]: ...
     def __getitem__(self, index: int | slice) -> nn.Module | Sequence[nn.Module]:
-        """A replica; the first is the module that was replicated."""
+        """Returns a replica; the first is the module that was replicated."""
         return self._modules[index]
 
     def __len__(self) -> int:
@@ -94,146 +93,61 @@ class Replicas(Sequence[nn.Module]):
         return len(self._modules)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """The replicas, in order."""
+        """Iterates over the replicas in order."""
         return iter(self._modules)
 
-    # -- data
+    # -- batches
 
     def scatter(self, *inputs: Any) -> list[tuple[Any, ...]]:
         """Splits tensors along dimension 0 into a shard for each replica's device.
 
-        Shards differ by one row at most, and may have none. Autograd records it.
+        Shards differ by at most one row and may be empty. Autograd records the split.
 
         Args:
             *inputs: tensors, None, and dicts, lists, tuples, named tuples and
                 dataclasses of these, nested or not.
 
         Returns:
-            For each replica its shards of the inputs, nested as they are.
+            The shards of each replica, nested like the inputs.
 
         Raises:
-            ValueError: a tensor without dimensions, or tensors of different length.
-            TypeError: anything else, which cannot be split.
+            ValueError: a tensor without dimensions, or tensors of different lengths.
+            TypeError: an input that cannot be split.
             NotImplementedError: sparse and nested tensors.
         """
-        return self._scatter(inputs, "inputs")
-
-    def _scatter(self, nest: Any, path: str) -> list[Any]:
-        if self._num_rows(nest, path) is None:
-            return [nest] * len(self)
-
-        def shard_of(i: int) -> Any:
-            def shard(_: str, leaves: Sequence[Any]) -> Tensor | None:
-                (x,) = leaves
-                if x is None:
-                    return None
-                shards: Sequence[Tensor] = x.tensor_split(len(self))
-                return shards[i].to(self._devices[i], non_blocking=True)
-
-            return map_nests(shard, [nest], path)
-
-        return [shard_of(i) for i in range(len(self))]
-
-    def _num_rows(self, nest: Any, path: str) -> int | None:
-        """The length of all tensors; None where there are none."""
-        lengths: dict[int, str] = {}
-
-        def check(path: str, leaves: Sequence[Any]) -> None:
-            (x,) = leaves
-            if x is None:
-                return
-            path = path.removeprefix(".")
-            if not isinstance(x, Tensor):
-                raise TypeError(
-                    "scatter: expected tensors in dicts, lists, tuples and "
-                    f"dataclasses, but got {type(x).__name__} as {path}; pass what all "
-                    "replicas get as repeat={'name': value}"
-                )
-            if x.layout != torch.strided or x.is_nested:
-                kind = "a nested tensor" if x.is_nested else f"one of {x.layout}"
-                raise NotImplementedError(
-                    f"scatter: expected dense tensors, but got {kind} as {path}"
-                )
-            if x.dim() == 0:
-                raise ValueError(
-                    "scatter: expected tensors with a dimension to split, but got one "
-                    f"of shape [] as {path}; pass what all replicas get as "
-                    "repeat={'name': value}"
-                )
-            lengths.setdefault(len(x), path)
-
-        map_nests(check, [nest], path)
-        if len(lengths) > 1:
-            told = ", ".join(f"{n} as {path}" for n, path in sorted(lengths.items()))
-            raise ValueError(f"scatter: expected tensors of one length, but got {told}")
-        return next(iter(lengths), None)
-
-    def _repeated(self, repeat: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """For each replica what all get, with tensors on its device."""
-        if repeat is not None and not isinstance(repeat, Mapping):
-            raise TypeError(
-                "repeat: expected a dict of arguments by name, but got "
-                f"{type(repeat).__name__}"
-            )
-
-        def repeated_on(device: torch.device) -> dict[str, Any]:
-            def move(_: str, leaves: Sequence[Any]) -> Any:
-                (x,) = leaves
-                return x.to(device) if isinstance(x, Tensor) else x
-
-            moved: dict[str, Any] = map_nests(move, [dict(repeat or {})], "repeat")
-            return moved
-
-        return [repeated_on(device) for device in self._devices]
+        return scatter(inputs, "inputs", self._devices)
 
     def gather(self, outputs: Sequence[Any]) -> Any:
         """Joins tensors along dimension 0, on the first replica's device.
 
-        Tensors without dimensions (losses) become a vector. Autograd records it.
+        Tensors without dimensions (losses) are stacked. Autograd records it.
 
         Args:
-            outputs: one per replica, all nested alike; see :meth:`scatter`.
+            outputs: one per replica, of the same structure; see :meth:`scatter`.
 
         Returns:
-            The joined tensors, nested as each output is.
+            The joined tensors, nested like each output.
 
         Raises:
-            ValueError: no outputs, or outputs of different structure.
-            TypeError: something else than tensors, nests of tensors, and None.
+            ValueError: no outputs, or outputs of different structures.
+            TypeError: outputs other than tensors, nested tensors and None.
         """
-        if not outputs:
-            raise ValueError("gather: expected at least one tensor, but got none")
-        device = self._devices[0]
+        return gather(outputs, self._devices[0])
 
-        def join(path: str, leaves: Sequence[Any]) -> Tensor | None:
-            if all(x is None for x in leaves):
-                return None
-            for x in leaves:
-                if not isinstance(x, Tensor):
-                    raise TypeError(
-                        f"gather: expected tensors, but got {type(x).__name__} as "
-                        f"{path}"
-                    )
-            moved = [x.to(device) for x in leaves]
-            if all(x.dim() == 0 for x in moved):
-                return torch.stack(moved)
-            return torch.cat(moved)
-
-        return map_nests(join, outputs, "output")
-
-    # -- work
+    # -- forward and backward
 
     def __call__(
         self, *inputs: Any, repeat: Mapping[str, Any] | None = None, **keywords: Any
     ) -> Any:
         """Runs each replica on its shard of a batch, and joins the outputs.
 
-        So one ``backward`` of a loss of the output leaves gradients in all replicas.
+        A single ``backward`` of a loss of the output then computes the gradients of all
+        replicas.
 
         Args:
             *inputs: as in :meth:`scatter`.
-            repeat: arguments by name that each replica gets whole: tensors are copied
-                to its device, all else is passed as it is.
+            repeat: arguments by name that are not split: tensors are copied to each
+                replica's device, anything else is passed unchanged.
             **keywords: as in :meth:`scatter`.
 
         Returns:
@@ -243,10 +157,10 @@ class Replicas(Sequence[nn.Module]):
             Exception: what a module raises.
         """
 
-        def work(module: nn.Module, call: _Call) -> Any:
+        def forward(module: nn.Module, call: _Call) -> Any:
             return module(*call.args, **call.kwargs)
 
-        return self.gather(self._run(work, _Call(inputs, keywords), repeat))
+        return self.gather(self._run(forward, _Call(inputs, keywords), repeat))
 
     def backward(
         self,
@@ -258,9 +172,8 @@ class Replicas(Sequence[nn.Module]):
     ) -> Tensor:
         """Computes and differentiates each replica's loss on its shard of a batch.
 
-        The gradients stay in the replicas, for :meth:`torchkv.Trainer.step`, which adds
-        them up. So for the gradients of the whole batch's mean, sum in `loss` and
-        divide in ``step(batch_size)``::
+        :meth:`torchkv.Trainer.step` sums the gradients of the replicas. So to train on
+        the mean over the batch, let `loss` sum and pass the batch size to ``step``::
 
             def loss(model, images, labels):
                 return F.cross_entropy(model(images), labels, reduction="sum")
@@ -269,26 +182,27 @@ class Replicas(Sequence[nn.Module]):
             trainer.step(len(images))
 
         Args:
-            loss: called as ``loss(replica, *shards, **shards)``; returns one number.
+            loss: called as ``loss(replica, *shards, **shards)``; returns a scalar.
             *inputs: as in :meth:`scatter`.
-            repeat: as in calls of the replicas.
+            repeat: as in :meth:`__call__`.
             **keywords: as in :meth:`scatter`.
 
         Returns:
-            The losses, one per replica that had a row, without gradients, on the first
-            replica's device.
+            The detached losses of the replicas that had rows, on the first replica's
+            device.
 
         Raises:
-            Exception: what `loss` or its ``backward`` raises. Some replicas may have
-                gradients by then.
+            Exception: what `loss` or its ``backward`` raises. Some replicas may already
+                have gradients.
         """
 
-        def work(module: nn.Module, call: _Call) -> Tensor:
+        def differentiate(module: nn.Module, call: _Call) -> Tensor:
             value = loss(module, *call.args, **call.kwargs)
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
-        losses: Tensor = self.gather(self._run(work, _Call(inputs, keywords), repeat))
+        outputs = self._run(differentiate, _Call(inputs, keywords), repeat)
+        losses: Tensor = self.gather(outputs)
         return losses
 
     def _run(
@@ -300,66 +214,51 @@ class Replicas(Sequence[nn.Module]):
         for name in call.kwargs:
             if repeat is not None and name in repeat:
                 raise TypeError(
-                    f"repeat: expected other arguments than those of the batch, but "
-                    f"got {name!r} in both"
+                    "repeat: expected arguments that are not in the batch, but got "
+                    f"{name!r} in both"
                 )
-        num_rows = self._num_rows(call, "")
         shards = [
             _Call(shard.args, {**shard.kwargs, **more})
             for shard, more in zip(
-                self._scatter(call, ""), self._repeated(repeat), strict=True
+                scatter(call, "", self._devices),
+                repeat_on(repeat, self._devices),
+                strict=True,
             )
         ]
-        by_device: dict[torch.device, list[int]] = {}
-        for i in range(len(self)):
-            # Rows come to the first replicas first.
-            if num_rows is not None and i >= max(num_rows, 1):
-                _leave_zeros(self._modules[i])
-            else:
-                by_device.setdefault(self._devices[i], []).append(i)
+        # The first replicas get the rows; without any, the first one runs.
+        rows = num_rows(call, "")
+        count = len(self) if rows is None else min(len(self), max(rows, 1))
+        for module in self._modules[count:]:
+            _zero_missing_gradients(module)
 
-        def run_all(places: list[int]) -> list[Any]:
-            return [function(self._modules[i], shards[i]) for i in places]
+        def run(i: int) -> Any:
+            return function(self._modules[i], shards[i])
 
-        if len(by_device) == 1:
-            (places,) = by_device.values()
-            return run_all(places)
-        modes = _Modes()
-        with ThreadPoolExecutor(len(by_device)) as pool:
-            futures = {
-                pool.submit(modes.run, device, run_all, places): places
-                for device, places in by_device.items()
-            }
-        outputs = {
-            i: output
-            for future, places in futures.items()
-            for i, output in zip(places, future.result(), strict=True)
-        }
-        return [outputs[i] for i in sorted(outputs)]
+        return parallel_apply(run, self._devices[:count])
 
-    # -- as of one module
+    # -- methods of a module
 
     @property
     def training(self) -> bool:
-        """Whether the module is set to training."""
+        """Whether the module is in training mode."""
         return self.module.training
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The module's parameters: those of the first replica.
+        """The parameters of the first replica.
 
-        A :class:`torchkv.Trainer` copies what is written to them to the others. It
-        takes the replicas themselves, since it adds up the gradients of all.
+        A :class:`torchkv.Trainer` copies them to the other replicas. Pass it the
+        replicas, not these parameters, as it sums the gradients of all replicas.
         """
         return self.module.parameters(recurse)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """As :meth:`parameters`, with their names in the module."""
+        """The parameters of the first replica, with their names."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of all replicas, or with False fills them with zeros."""
+        """Sets the gradients of all replicas to None, or else fills them with zeros."""
         for module in self._modules:
             module.zero_grad(set_to_none)
 
@@ -367,12 +266,12 @@ class Replicas(Sequence[nn.Module]):
         """Moves and casts all replicas, in place, as :meth:`torch.nn.Module.to`.
 
         Args:
-            *args: as of ``Module.to``. The device may be a list with one for each
-                replica; a single one is that of all.
-            **kwargs: likewise.
+            *args: as ``Module.to``. The device may be a list with one per replica; a
+                single one is for all replicas.
+            **kwargs: as ``Module.to``.
 
         Raises:
-            ValueError: another number of devices than of replicas, or ``meta``.
+            ValueError: a number of devices that is not that of replicas, or ``meta``.
         """
         like = args[0] if args else kwargs.get("tensor")
         place = like if args else kwargs.pop("device", None)
@@ -395,17 +294,17 @@ class Replicas(Sequence[nn.Module]):
         return self
 
     def train(self, mode: bool = True) -> Replicas:
-        """Sets all replicas to training, or with False to evaluation."""
+        """Sets all replicas to training mode, or with False to evaluation mode."""
         for module in self._modules:
             module.train(mode)
         return self
 
     def eval(self) -> Replicas:
-        """Sets all replicas to evaluation."""
+        """Sets all replicas to evaluation mode."""
         return self.train(False)
 
     def state_dict(self) -> dict[str, Any]:
-        """The first replica's state, that is, the module's."""
+        """The state of the first replica."""
         return self._modules[0].state_dict()
 
     def load_state_dict(
@@ -415,14 +314,14 @@ class Replicas(Sequence[nn.Module]):
 
         Args:
             state_dict: of the module.
-            strict: whether its names must be those of the module.
+            strict: whether its names must be exactly those of the module.
 
         Returns:
-            The names that were missing and those that were unexpected, as
+            The missing and the unexpected names, as
             :meth:`torch.nn.Module.load_state_dict`.
 
         Raises:
-            RuntimeError: a state that does not fit the module.
+            RuntimeError: a state that does not match the module.
         """
         return [module.load_state_dict(state_dict, strict) for module in self][0]
 
@@ -433,17 +332,17 @@ class Replicas(Sequence[nn.Module]):
 
 
 def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Replicas:
-    """Puts a module on several devices.
+    """Replicates a module on several devices.
 
     Args:
-        module: moved to the first device; it is the first replica. The others are deep
-            copies, so that all start with the same values.
-        devices: one for each replica; one may stand several times, as in
-            ``["cpu", "cpu"]``. None: all GPUs or, where there are none, the CPU once.
+        module: moved to the first device as the first replica. The others are deep
+            copies of it.
+        devices: one for each replica; may be repeated, as in ``["cpu", "cpu"]``. None:
+            all GPUs or, without GPUs, the CPU once.
 
     Raises:
-        ValueError: no devices, or ``meta``, where tensors have no data.
-        TypeError: something else than a module.
+        ValueError: no devices, or ``meta``, whose tensors have no data.
+        TypeError: not a module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -479,39 +378,8 @@ def _checked_devices(op: str, devices: Sequence[Device]) -> list[torch.device]:
     return checked
 
 
-class _Modes:
-    """What torch keeps per thread, from the caller's thread."""
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-        ]
-        self._cache = torch.is_autocast_cache_enabled()
-
-    def run(
-        self,
-        device: torch.device,
-        function: Callable[[list[int]], list[Any]],
-        places: list[int],
-    ) -> list[Any]:
-        """Calls a function as the caller's thread would."""
-        (cpu, cpu_on, cpu_dtype), (cuda, cuda_on, cuda_dtype) = self._autocast
-        index = device.index if device.type == "cuda" else None
-        with (
-            torch.set_grad_enabled(self._grad),
-            torch.autocast(cpu, cpu_dtype, cpu_on, self._cache),
-            torch.cuda.device(-1 if index is None else index),
-        ):
-            if not cuda_on:
-                return function(places)
-            with torch.autocast(cuda, cuda_dtype, cuda_on, self._cache):
-                return function(places)
-
-
-def _leave_zeros(module: nn.Module) -> None:
-    """Gradients of no rows, where the trainer expects some."""
+def _zero_missing_gradients(module: nn.Module) -> None:
+    """Gradients of a replica without rows, as a Trainer expects them."""
     if torch.is_grad_enabled():
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.grad is None:
