@@ -180,10 +180,10 @@ WEIGHT = nn.Parameter(torch.zeros(2))
         (WEIGHT, TypeError, "expected a module.*but got Parameter"),
         ([WEIGHT, 3], TypeError, "one with an item of type"),
         ([WEIGHT * 2], ValueError, r"result of an operation \(key 0\)"),
-        ([("w", WEIGHT), ("w", WEIGHT.detach())], ValueError, "got one twice"),
+        ([("w", WEIGHT), ("w", WEIGHT.detach())], ValueError, "repeated name"),
         (nn.LazyLinear(3), ValueError, r"lazy module; run .*\(key 'weight'\)"),
         ([MODEL, MODEL], ValueError, r"two that share one \(key '0.weight'"),
-        ([MODEL, OTHER], ValueError, r"\[9, 5\] beside .*\[8, 5\].*replica 1"),
+        ([MODEL, OTHER], ValueError, r"\[9, 5\] and .*\[8, 5\].*replica 1"),
         ([MODEL, OTHER[:2]], ValueError, "replicas of the same"),
     ],
 )

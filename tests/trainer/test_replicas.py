@@ -209,7 +209,7 @@ def test_errors():
         (
             lambda: replicas.gather([{"x": torch.ones(1)}, {"y": torch.ones(1)}]),
             ValueError,
-            "one structure everywhere, but got dict of 1 and dict of 1",
+            "the same structure, but got dict of 1 and dict of 1",
         ),
         (
             lambda: replicas.gather([{"x": torch.ones(1)}, torch.ones(1)]),

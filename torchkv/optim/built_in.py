@@ -6,6 +6,7 @@ The formulas are in ``csrc/kernels/rules.h``, the ranges of their options in
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -80,22 +81,21 @@ class BuiltIn(StoreOptimizer):
                 )
         self._identity = 0
         self._gradient = with_defaults(op, arguments["gradient"], options)
-        _C.KVStore.check_optimizer(
-            op,
-            self._rule,
-            [_numbers(op, options)],
-            {},
-            gradient_numbers(self._gradient),
-        )
+        # The numbers that the store has, as its optimizer() returns them.
+        self._in_store: tuple[Any, ...] = ()
         super().__init__(options)
+        self._hand_over(None, self._settings())
 
     @classmethod
     def _of_defaults(
         cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
     ) -> BuiltIn:
         """Makes one with the defaults of another."""
+        known = inspect.signature(cls).parameters  # AdamW's defaults have one more
         make: Any = cls
-        result: BuiltIn = make(**options, **gradient)
+        result: BuiltIn = make(
+            **{name: options[name] for name in options if name in known}, **gradient
+        )
         return result
 
     # -- the store
@@ -116,21 +116,12 @@ class BuiltIn(StoreOptimizer):
 
     def _follow(self, described: tuple[Any, ...]) -> None:
         """Takes over numbers that changed in the store, such as loaded ones."""
-        _, _, numbers, by_key, gradient = described
+        in_store = numbers, by_key, gradient = described[2:]
         with self._lock:
-            names = list(self.defaults)
-            options = [options_of(names, group) for group in numbers]
-            own = [
-                options_of(names, self._numbers_of(group))
-                for group in self.param_groups
-            ]
-            current = Settings(self.param_groups, self._lr_mult, self._wd_mult)
-            if (
-                options == own
-                and by_key == _by_key(current)
-                and gradient == gradient_numbers(self._gradient)
-            ):
+            if in_store == self._in_store:
                 return
+            self._in_store = in_store
+            options = [options_of(list(self.defaults), group) for group in numbers]
             groups: list[dict[str, Any]] = [
                 {"keys": [] if i else None, "params": [], **group}
                 for i, group in enumerate(options)
@@ -178,7 +169,11 @@ class BuiltIn(StoreOptimizer):
             gradient_numbers(gradient or self._gradient),
         )
         _C.KVStore.check_optimizer(self._name(), *numbers)
-        return 0 if impl is None else impl.set_optimizer(*numbers, keep_state)
+        if impl is None:
+            return 0
+        identity = impl.set_optimizer(*numbers, keep_state)
+        self._in_store = numbers[1:]
+        return identity
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
         return _numbers(self._name(), {name: group[name] for name in self.defaults})

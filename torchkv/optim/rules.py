@@ -88,14 +88,6 @@ class AdamW(Adam):
         """Arguments as torch's, and gradient options; errors as :class:`SGD`."""
         BuiltIn.__init__(self, {**locals(), "decoupled_weight_decay": True})
 
-    @classmethod
-    def _of_defaults(
-        cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
-    ) -> BuiltIn:
-        own = {**options}
-        del own["decoupled_weight_decay"]
-        return super()._of_defaults(own, gradient)
-
 
 class Adagrad(BuiltIn):
     """:class:`torch.optim.Adagrad`."""

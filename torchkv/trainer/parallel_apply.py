@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,55 +20,40 @@ def parallel_apply(
     Raises:
         Exception: what `function` raises.
     """
-    by_device: dict[torch.device, list[int]] = {}
-    for i, device in enumerate(devices):
-        by_device.setdefault(device, []).append(i)
+    if len({*devices}) == 1:
+        return [function(i) for i in range(len(devices))]
+    modes = _modes()
 
-    def run_all(indices: list[int]) -> list[Any]:
-        return [function(i) for i in indices]
+    def run_all(device: torch.device) -> dict[int, Any]:
+        with modes(device):
+            return {i: function(i) for i, d in enumerate(devices) if d == device}
 
-    if len(by_device) == 1:
-        return run_all(list(range(len(devices))))
-    modes = _Modes()
-    with ThreadPoolExecutor(len(by_device)) as pool:
-        futures = {
-            pool.submit(modes.run, device, run_all, indices): indices
-            for device, indices in by_device.items()
-        }
-    results = {
-        i: result
-        for future, indices in futures.items()
-        for i, result in zip(indices, future.result(), strict=True)
-    }
-    return [results[i] for i in sorted(results)]
+    with ThreadPoolExecutor(len({*devices})) as pool:
+        futures = [pool.submit(run_all, device) for device in dict.fromkeys(devices)]
+    results: dict[int, Any] = {}
+    for future in futures:
+        results.update(future.result())
+    return [results[i] for i in range(len(devices))]
 
 
-class _Modes:
-    """The calling thread's modes, which torch keeps per thread."""
+def _modes() -> Callable[[torch.device], AbstractContextManager[None]]:
+    """The modes of the calling thread, for another thread to enter."""
+    grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    on = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
+    dtypes = {kind: torch.get_autocast_dtype(kind) for kind in on}
 
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-        ]
-        self._cache = torch.is_autocast_cache_enabled()
-
-    def run(
-        self,
-        device: torch.device,
-        function: Callable[[list[int]], list[Any]],
-        indices: list[int],
-    ) -> list[Any]:
-        """Calls a function in these modes, on a device."""
-        (cpu, cpu_on, cpu_dtype), (cuda, cuda_on, cuda_dtype) = self._autocast
+    @contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
         index = device.index if device.type == "cuda" else None
         with (
-            torch.set_grad_enabled(self._grad),
-            torch.autocast(cpu, cpu_dtype, cpu_on, self._cache),
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", dtypes["cpu"], on["cpu"], cache),
             torch.cuda.device(-1 if index is None else index),
         ):
-            if not cuda_on:
-                return function(indices)
-            with torch.autocast(cuda, cuda_dtype, cuda_on, self._cache):
-                return function(indices)
+            if on["cuda"]:
+                with torch.autocast("cuda", dtypes["cuda"], True, cache):
+                    yield
+            else:
+                yield
+
+    return entered
