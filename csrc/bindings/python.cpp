@@ -561,12 +561,15 @@ class WeakStore final : public c10::intrusive_ptr_target {
 };
 
 // `options`: key -> (group, lr_mult, wd_mult).
-Optimizer parse_optimizer(
-    const char* op,
+uint64_t set_optimizer(
+    const Store& self,
     const std::string& rule,
     const std::vector<NumbersByName>& groups,
     const py::dict& options,
-    const NumbersByName& gradient) {
+    const NumbersByName& gradient,
+    py::handle keep_state_object) {
+  constexpr auto* op = "set_optimizer";
+  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
   const Parser parser(op);
   Optimizer optimizer;
   for (const auto& numbers : groups) {
@@ -578,19 +581,6 @@ Optimizer parse_optimizer(
     optimizer.keys[parser.key(key.ptr())] = {group, lr_mult, wd_mult};
   }
   optimizer.gradient = make_gradient(op, gradient);
-  return optimizer;
-}
-
-uint64_t set_optimizer(
-    const Store& self,
-    const std::string& rule,
-    const std::vector<NumbersByName>& groups,
-    const py::dict& options,
-    const NumbersByName& gradient,
-    py::handle keep_state_object) {
-  constexpr auto* op = "set_optimizer";
-  const bool keep_state = as_bool(op, "keep_state", keep_state_object);
-  Optimizer optimizer = parse_optimizer(op, rule, groups, options, gradient);
   const py::gil_scoped_release no_gil;
   // Python names the keys' operation in its messages, so it checks them.
   return self->set_optimizer(
@@ -964,18 +954,13 @@ PYBIND11_MODULE(_C, m) {
           "check_optimizer",
           [](const std::string& op,
              const std::string& rule,
-             const std::vector<NumbersByName>& groups,
-             const py::dict& options,
-             const NumbersByName& gradient) {
+             const NumbersByName& numbers) {
             check_optimizer(
-                op.c_str(),
-                parse_optimizer(op.c_str(), rule, groups, options, gradient));
+                op.c_str(), make_optimizer(op.c_str(), rule, numbers));
           },
           py::arg("op"),
           py::arg("rule"),
-          py::arg("groups"),
-          py::arg("options"),
-          py::arg("gradient"))
+          py::arg("numbers"))
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",

@@ -305,17 +305,13 @@ def _check_in_place(
     stored: torch.Tensor,
 ) -> None:
     """RuntimeError if a step replaced the weight instead of writing it in place."""
-    is_same = (
-        instance.param_groups[0]["params"][0] is parameter
-        and parameter.untyped_storage().data_ptr()
-        == stored.untyped_storage().data_ptr()
-        and parameter.storage_offset() == stored.storage_offset()
-        and parameter.shape == stored.shape
-        and parameter.stride() == stored.stride()
-        and parameter.dtype == stored.dtype
-        and parameter.is_neg() == stored.is_neg()
-        and parameter.is_conj() == stored.is_conj()
-    )
+
+    def memory_of(x: torch.Tensor) -> tuple[Any, ...]:
+        place = x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
+        return *place, x.dtype, x.is_neg(), x.is_conj()
+
+    is_same = instance.param_groups[0]["params"][0] is parameter
+    is_same = is_same and memory_of(parameter) == memory_of(stored)
     if not is_same:
         raise RuntimeError(
             f"push: expected {name}.step() to write the weight in place, but it "

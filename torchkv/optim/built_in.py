@@ -162,17 +162,15 @@ class BuiltIn(StoreOptimizer):
         keep_state: bool = True,
     ) -> int:
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
-        numbers = (
-            self._rule,
-            [self._numbers_of(group) for group in settings.groups],
-            _by_key(settings),
-            gradient_numbers(gradient or self._gradient),
-        )
-        _C.KVStore.check_optimizer(self._name(), *numbers)
+        groups = [self._numbers_of(group) for group in settings.groups]
+        gradients = gradient_numbers(gradient or self._gradient)
+        for group in groups:
+            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
         if impl is None:
             return 0
-        identity = impl.set_optimizer(*numbers, keep_state)
-        self._in_store = numbers[1:]
+        numbers = groups, _by_key(settings), gradients
+        identity = impl.set_optimizer(self._rule, *numbers, keep_state)
+        self._in_store = numbers
         return identity
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:

@@ -51,25 +51,21 @@ def check_parts(
                 f"{op}: expected a list of keys in each of param_groups except the "
                 f"first, but got {group['keys']!r} in param_groups[{i}]"
             )
-    if not isinstance(parts["state"], Mapping):
-        raise ValueError(
-            f"{op}: expected a dict by key as 'state', but got "
-            f"{type(parts['state']).__name__}"
-        )
+    _expect_dict(op, parts["state"], "by key as 'state'")
     for key, state in parts["state"].items():
-        if not isinstance(state, Mapping):
-            raise ValueError(
-                f"{op}: expected a dict by name as state, but got "
-                f"{type(state).__name__} (key {shown(key)})"
-            )
+        _expect_dict(op, state, f"by name as the state of key {shown(key)}")
     return parts
 
 
-def _check_group(op: str, place: str, group: Any, options: Collection[str]) -> None:
-    if not isinstance(group, Mapping):
+def _expect_dict(op: str, value: Any, what: str) -> None:
+    if not isinstance(value, Mapping):
         raise ValueError(
-            f"{op}: expected a dict as {place}, but got {type(group).__name__}"
+            f"{op}: expected a dict {what}, but got {type(value).__name__}"
         )
+
+
+def _check_group(op: str, place: str, group: Any, options: Collection[str]) -> None:
+    _expect_dict(op, group, f"as {place}")
     for name in ("keys", *options):
         if name not in group:
             raise ValueError(f"{op}: missing option {name!r} in {place}")

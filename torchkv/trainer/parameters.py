@@ -17,7 +17,7 @@ Params: TypeAlias = (
     | Iterable[tuple[str, Tensor]]
     | Iterable[nn.Module]
 )
-"""A module, its ``parameters()`` or ``named_parameters()``, a dict by name, or replicas,
+"""A module, its ``parameters()`` or ``named_parameters()``, a dict by name, or replicas
 from :func:`torchkv.replicate` or as a list or tuple of modules."""
 
 
