@@ -5,14 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from torchkv import _C
 from torchkv.kvstore import KVStore
+from torchkv.optim import StoreOptimizer
+from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import StoreKey, as_number, shown
+
+# The user's rescale_grad of each optimizer, and the one that a trainer has set.
+_rescaled: WeakKeyDictionary[StoreOptimizer, tuple[float, float]] = WeakKeyDictionary()
+
+
+class Rescale:
+    """Sets ``rescale_grad`` to the user's value / batch size, as MXNet does."""
+
+    def __init__(self, optimizer: StoreOptimizer) -> None:
+        """Takes the user's ``rescale_grad``, even if another trainer has set it."""
+        self._own = 1.0
+        if isinstance(optimizer, BuiltIn):
+            before, last_set = _rescaled.get(optimizer, (None, None))
+            present = optimizer.rescale_grad
+            self._own = present if before is None or present != last_set else before
+
+    def by(self, optimizer: StoreOptimizer, batch_size: float) -> float:
+        """Divides a step by a batch size; returns what remains for its gradients."""
+        if not isinstance(optimizer, BuiltIn):
+            return 1 / batch_size
+        # It applies to all accumulated gradients, whose batch sizes may differ.
+        in_place = optimizer.accumulate > 1
+        rescale = self._own if in_place else self._own / batch_size
+        if optimizer.rescale_grad != rescale:
+            optimizer.rescale_grad = rescale
+            _rescaled[optimizer] = self._own, rescale
+        return 1 / batch_size if in_place else 1.0
 
 
 class Gradients:
@@ -47,16 +76,14 @@ class Gradients:
         self.__dict__.update(state)
         self.forget()
 
-    def fresh(
-        self, op: str, keys: Iterable[StoreKey], ignore_stale: bool
-    ) -> tuple[list[StoreKey], list[list[Tensor]]]:
-        """The keys that have gradients, and their gradients by replica.
+    def fresh(self, op: str, ignore_stale: bool) -> dict[StoreKey, list[Tensor]]:
+        """The gradients of the trained parameters, by replica.
 
         Raises:
             UserWarning: a replica without a gradient, unless `ignore_stale`.
         """
-        fresh, gradients = [], []
-        for key in keys:
+        result = {}
+        for key in self.trained():
             copies = self._parameters[key]
             found = [p.grad for p in copies if p.grad is not None]
             if len(found) < len(copies) and not ignore_stale:
@@ -68,9 +95,13 @@ class Gradients:
                     "ignore_stale_grad=True skips those without a gradient"
                 )
             if found:
-                fresh.append(key)
-                gradients.append(found)
-        return fresh, gradients
+                result[key] = found
+        return result
+
+    def trained(self) -> list[StoreKey]:
+        """The keys of parameters that require gradients."""
+        parameters = self._parameters.items()
+        return [key for key, copies in parameters if copies[0].requires_grad]
 
     def init(self, keys: Iterable[StoreKey]) -> None:
         """Adds keys to the store that sums gradients, if any."""
@@ -80,21 +111,19 @@ class Gradients:
             if new:
                 self._store.init(new, [torch.zeros_like(w) for w in weights])
 
-    def reduce(self, keys: list[StoreKey], gradients: list[list[Tensor]]) -> None:
+    def reduce(self, fresh: Mapping[StoreKey, list[Tensor]]) -> None:
         """Replaces each replica's gradients by the sum of all."""
-        store = self._store
-        if store is not None and keys:
-            num_replicas = len(self._parameters[keys[0]])
-            if num_replicas * store.num_workers > 1:
-                self.init(keys)
-                store.pushpull(keys, gradients)
-        self._reduced = _firsts(keys, gradients)
+        if self._store is not None and fresh:
+            num_replicas = len(self._parameters[next(iter(fresh))])
+            if num_replicas * self._store.num_workers > 1:
+                self.init(fresh)
+                self._store.pushpull(list(fresh), list(fresh.values()))
+        self._reduced = _firsts(fresh)
 
     @torch.no_grad()
     def clip(
         self,
         op: str,
-        keys: list[StoreKey],
         max_norm: float,
         norm_type: float,
         error_if_nonfinite: bool,
@@ -105,13 +134,13 @@ class Gradients:
             raise ValueError(
                 f"{op}: expected a max_norm of at least 0, but got {max_norm!r}"
             )
-        keys, gradients = self.fresh(op, keys, True)
+        fresh = self.fresh(op, True)
         norms = [
             _norm_of(
                 copies[0] if _is(self._reduced.get(key), copies[0]) else _sum(copies),
                 norm_type,
             )
-            for key, copies in zip(keys, gradients, strict=True)
+            for key, copies in fresh.items()
         ]
         parameters = [p for copies in self._parameters.values() for p in copies]
         device = parameters[0].device
@@ -124,15 +153,14 @@ class Gradients:
                 f"{norm.item()}; error_if_nonfinite=False clips by it anyway"
             )
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self._clipped, self._norm = _firsts(keys, gradients), norm
+        self._clipped, self._norm = _firsts(fresh), norm
         return norm
 
     def norm_before_clipping(
-        self, keys: Iterable[StoreKey], gradients: Iterable[list[Tensor]]
+        self, fresh: Mapping[StoreKey, list[Tensor]]
     ) -> Tensor | None:
         """The norm that :meth:`clip` returned for these gradients, or None."""
-        pairs = zip(keys, gradients, strict=True)
-        if all(_is(self._clipped.get(key), copies[0]) for key, copies in pairs):
+        if all(_is(self._clipped.get(k), copies[0]) for k, copies in fresh.items()):
             return self._norm
         return None
 
@@ -144,10 +172,8 @@ def scaled(gradients: list[Tensor], scale: float) -> list[Tensor]:
     return list(torch._foreach_mul(wide, scale))
 
 
-def _firsts(
-    keys: Iterable[StoreKey], gradients: Iterable[list[Tensor]]
-) -> dict[StoreKey, ref[Tensor]]:
-    return {k: ref(copies[0]) for k, copies in zip(keys, gradients, strict=True)}
+def _firsts(gradients: Mapping[StoreKey, list[Tensor]]) -> dict[StoreKey, ref[Tensor]]:
+    return {key: ref(copies[0]) for key, copies in gradients.items()}
 
 
 def _is(known: ref[Tensor] | None, gradient: Tensor) -> bool:
@@ -175,3 +201,13 @@ def _sum(copies: list[Tensor]) -> Tensor:
     for other in others:
         total += other.to(total.device, total.dtype)
     return total
+
+
+def as_batch_size(op: str, batch_size: Any) -> float:
+    """A batch size; ValueError unless it is greater than 0 and finite."""
+    number = as_number(op, "batch_size", batch_size)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(
+            f"{op}: expected a finite batch_size greater than 0, but got {batch_size!r}"
+        )
+    return number

@@ -14,9 +14,8 @@ from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.groups import StoreKey, listed
-from torchkv.trainer.gradients import Gradients, scaled
+from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
-from torchkv.trainer.rescale import Rescale, as_batch_size
 from torchkv.trainer.weights import Weights
 
 
@@ -131,9 +130,9 @@ class Trainer:
         self._gradients = Gradients(self._parameters, reducing)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
-        self._weights.store(self._trained(), self.optimizer)
+        self._weights.store_changed(self._gradients.trained(), self.optimizer)
         self.optimizer._know(self._parameters)
-        self._gradients.init(self._trained())
+        self._gradients.init(self._gradients.trained())
 
     # -- attributes
 
@@ -199,11 +198,10 @@ class Trainer:
             NotImplementedError: a sparse gradient.
         """
         size = as_batch_size("step", batch_size)
-        keys, gradients = self._fresh("step", ignore_stale_grad)
+        gradients = self._gradients.fresh("step", ignore_stale_grad)
         if not self._update_on_kvstore:
-            self._gradients.reduce(keys, gradients)
-            gradients = [copies[:1] for copies in gradients]
-        self._step(keys, gradients, size)
+            self._gradients.reduce(gradients)
+        self._step(gradients, size)
 
     def allreduce_grads(self) -> None:
         """Replaces each gradient by the sum over replicas, to inspect or modify it.
@@ -215,8 +213,7 @@ class Trainer:
             RuntimeError: the optimizer runs on the store.
         """
         self._check_local("allreduce_grads")
-        keys, gradients = self._fresh("allreduce_grads", True)
-        self._gradients.reduce(keys, gradients)
+        self._gradients.reduce(self._gradients.fresh("allreduce_grads", True))
 
     def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Steps all parameters with the gradients from :meth:`allreduce_grads`.
@@ -233,8 +230,7 @@ class Trainer:
         """
         self._check_local("update")
         size = as_batch_size("update", batch_size)
-        keys, gradients = self._fresh("update", ignore_stale_grad)
-        self._step(keys, [copies[:1] for copies in gradients], size)
+        self._step(self._gradients.fresh("update", ignore_stale_grad), size)
 
     def clip_grad_norm_(
         self,
@@ -264,9 +260,8 @@ class Trainer:
                 Nothing has changed.
             ValueError: a `max_norm` that is negative or NaN.
         """
-        trained = self._trained()
         return self._gradients.clip(
-            "clip_grad_norm_", trained, max_norm, norm_type, error_if_nonfinite
+            "clip_grad_norm_", max_norm, norm_type, error_if_nonfinite
         )
 
     @property
@@ -316,7 +311,7 @@ class Trainer:
         """
         op = "load_states"
         state = read_state(op, fname)
-        self._weights.store(self._weights.changed(self._trained()), self.optimizer)
+        self._weights.store_changed(self._gradients.trained(), self.optimizer)
         saved, trained = state.get("state"), set(self._store.keys())
         if isinstance(saved, Mapping) and saved.keys() != trained:
             some = listed(sorted(saved.keys() ^ trained, key=str))
@@ -342,29 +337,22 @@ class Trainer:
                 "update_on_kvstore=False when creating the trainer"
             )
 
-    def _trained(self) -> list[StoreKey]:
-        parameters = self._parameters.items()
-        return [key for key, copies in parameters if copies[0].requires_grad]
-
-    def _fresh(
-        self, op: str, ignore_stale: bool
-    ) -> tuple[list[StoreKey], list[list[Tensor]]]:
-        return self._gradients.fresh(op, self._trained(), ignore_stale)
-
-    def _step(
-        self, keys: list[StoreKey], gradients: list[list[Tensor]], size: float
-    ) -> None:
-        if not keys:
+    def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
+        if not gradients:
             return
+        keys = list(gradients)
         optimizer = self.optimizer
-        self._weights.store(self._weights.changed(keys), optimizer)
-        norm = self._gradients.norm_before_clipping(keys, gradients)
+        self._weights.store_changed(keys, optimizer)
+        norm = self._gradients.norm_before_clipping(gradients)
+        pushed = list(gradients.values())
+        if not self._update_on_kvstore:
+            pushed = [copies[:1] for copies in pushed]
         scale = self._rescale.by(optimizer, size)
         if scale != 1:
-            gradients = [scaled(copies, scale) for copies in gradients]
+            pushed = [scaled(copies, scale) for copies in pushed]
         weights = [self._parameters[key] for key in keys]
         num_skipped = optimizer.num_skipped
-        self._store.pushpull(keys, gradients, weights)
+        self._store.pushpull(keys, pushed, weights)
         if optimizer.num_skipped == num_skipped:
             self._last_norm = norm
         self._gradients.forget()

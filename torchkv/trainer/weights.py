@@ -30,10 +30,6 @@ class Weights:
                 for parameter in others:
                     parameter.copy_(first)
 
-    def changed(self, keys: Iterable[StoreKey]) -> list[StoreKey]:
-        """Keys whose parameters were written since :meth:`note_written`."""
-        return [key for key in keys if self._versions.get(key) != self._version(key)]
-
     def note_written(self, keys: Iterable[StoreKey]) -> None:
         """Notes that the parameters now equal the stored values."""
         for key in keys:
@@ -44,8 +40,14 @@ class Weights:
         parameter = self._parameters[key][0]
         return parameter.data_ptr(), parameter._version
 
-    def store(self, keys: list[StoreKey], optimizer: StoreOptimizer) -> None:
-        """Stores the first replica's parameters; the optimizer's state is kept."""
+    def store_changed(
+        self, keys: Iterable[StoreKey], optimizer: StoreOptimizer
+    ) -> None:
+        """Stores parameters that were written since the last call or note.
+
+        Those of the first replica; the optimizer's state is kept.
+        """
+        keys = [key for key in keys if self._versions.get(key) != self._version(key)]
         if not keys:
             return
         values = {key: self._parameters[key][0].detach() for key in keys}
