@@ -1,4 +1,4 @@
-"""Classes of torch.optim on a store: what they must and need not do."""
+"""Classes of torch.optim on a store."""
 
 import contextlib
 import copy
@@ -53,7 +53,7 @@ def test_a_step_that_replaces_the_weight_is_an_error(kv, cls):
     assert_same(stored(kv, 5), value)
 
 
-def test_sparse_adam_is_refused_where_it_is_set(kv):
+def test_sparse_adam_is_rejected_when_it_is_set(kv):
     kv.init(3, full(1))
     with pytest.raises(ValueError, match="set_optimizer: .*SparseAdam.*sparse"):
         kv.set_optimizer(torch.optim.SparseAdam, lr=0.5)
@@ -97,7 +97,7 @@ def test_the_default_device_does_not_matter(kv, cls, scope):
         ({"lr": 0.5, "weight_decay": float("nan")}, ValueError),
     ],
 )
-def test_numbers_that_a_class_would_step_to_nan_with(kv, options, error):
+def test_numbers_that_would_step_to_nan_are_rejected(kv, options, error):
     kv.init(3, full(1))
     with pytest.raises(error, match="set_optimizer: expected"):
         kv.set_optimizer(torch.optim.SGD, **options)
@@ -169,7 +169,7 @@ def test_all_classes_of_torch_are_tested():
 
 
 @pytest.mark.parametrize("name", ANY)
-def test_any_class_of_torch_optim(kv, name):
+def test_each_class_matches_torch(kv, name):
     parameters, theirs = torch_pair(kv, name)
     for step in range(20):
         if step == 10:
@@ -193,7 +193,7 @@ def test_any_class_of_torch_optim(kv, name):
                 other.optimizer.load_state_dict(bad)
 
 
-def test_an_adapted_optimizer_keeps_nothing_of_the_store(kv):
+def test_an_adapted_optimizer_keeps_no_reference_to_stored_values(kv):
     kv.init(3, full(8))
     kv.set_optimizer(torch.optim.SGD, lr=0.5, momentum=0.5)
     kv.push(3, full(1))
@@ -215,7 +215,7 @@ def test_an_adapted_optimizer_keeps_nothing_of_the_store(kv):
 
 
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.SGD])
-def test_an_adapted_state_is_saved_and_loaded_while_others_push(kv, cls):
+def test_an_adapted_state_is_saved_and_loaded_during_pushes(kv, cls):
     kv.init(0, full(0))
     kv.set_optimizer(cls, lr=0.5)
     kv.push(0, full(1))
@@ -250,7 +250,7 @@ LIVE = {
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_an_adapted_state_goes_on_after_options_have_changed(kv, name):
+def test_an_adapted_state_continues_after_options_have_changed(kv, name):
     kv.init([0, 1], [full(8), full(8)])
     cls, (more, less) = getattr(torch.optim, name), LIVE[name]
     kv.set_optimizer(cls, lr=0.5)
@@ -267,7 +267,7 @@ def test_an_adapted_state_goes_on_after_options_have_changed(kv, name):
             assert snapshot(other) == snapshot(kv)
 
 
-def test_an_adapted_momentum_that_begins_late(kv):
+def test_an_adapted_momentum_that_is_enabled_late(kv):
     """A zero buffer would count half of the first gradient only."""
     kv.init(0, full(8))
     kv.set_optimizer(torch.optim.SGD, lr=1.0)
@@ -278,7 +278,7 @@ def test_an_adapted_momentum_that_begins_late(kv):
     assert_same(stored(kv, 0), full(6))
 
 
-def test_what_is_missing_or_too_much_in_an_adapted_state(kv):
+def test_missing_and_unexpected_items_of_an_adapted_state(kv):
     kv.init([0, 1], [full(8), full(8)])
     kv.set_optimizer(torch.optim.Adam)
     kv.push(0, full(1))
@@ -306,7 +306,7 @@ def test_what_is_missing_or_too_much_in_an_adapted_state(kv):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.parametrize("name", ANY)
-def test_a_distributed_checkpoint_takes_an_adapted_one(kv, name, tmp_path):
+def test_a_distributed_checkpoint_of_an_adapted_optimizer(kv, name, tmp_path):
     import torch.distributed.checkpoint as dcp
 
     parameters, theirs = torch_pair(kv, name)
@@ -326,8 +326,8 @@ def test_a_distributed_checkpoint_takes_an_adapted_one(kv, name, tmp_path):
         assert snapshot(kv) == snapshot(other)
 
 
-def test_an_adapted_state_of_what_the_class_cannot_step(kv):
-    """Such keys may lie in the store; only a push of one is an error."""
+def test_an_adapted_state_of_values_that_the_class_does_not_support(kv):
+    """A store may have such keys; only pushing one is an error."""
     kv.init([0, 1, 2], [torch.ones(2, 2), torch.ones(2), torch.ones(2).long()])
     kv.set_optimizer(torch.optim.Muon)
     kv.push(0, torch.ones(2, 2))

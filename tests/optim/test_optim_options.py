@@ -1,4 +1,4 @@
-"""The optimizer as a Python object: live options, groups, schedulers, errors, names."""
+"""The optimizer as a Python object: arguments, live options, groups, names."""
 
 import gc
 import inspect
@@ -58,7 +58,7 @@ BAD = [
 
 @pytest.mark.parametrize("cls", ALL)
 @pytest.mark.parametrize(("option", "value", "text"), BAD)
-def test_what_makes_no_sense_is_refused(cls, option, value, text):
+def test_invalid_values_are_rejected(cls, option, value, text):
     names = [*inspect.signature(cls.__init__).parameters]
     if option not in [*names, *optim.GradientOptions.__annotations__]:
         with pytest.raises((TypeError, ValueError), match=option):
@@ -85,7 +85,7 @@ def test_arguments_of_wrong_types(cls):
 # --- Live options
 
 
-def test_a_learning_rate_is_live(kv):
+def test_writing_a_learning_rate_takes_effect_at_the_next_push(kv):
     kv.init(3, full(8))
     optimizer = optim.SGD(lr=0.5)
     kv.set_optimizer(optimizer)
@@ -105,7 +105,7 @@ def test_a_learning_rate_is_live(kv):
 
 
 @pytest.mark.parametrize("on_store", [True, False])
-def test_a_bad_write_changes_nothing(kv, on_store):
+def test_an_invalid_write_changes_nothing(kv, on_store):
     kv.init(3, full(8))
     optimizer = optim.Adam(lr=0.5, max_norm=1.0)
     if on_store:
@@ -171,7 +171,7 @@ def test_one_store_at_a_time(kv):
     kv.set_optimizer(optimizer)
 
 
-def test_the_store_goes_with_its_last_owner():
+def test_the_store_is_freed_with_its_last_owner():
     gc.disable()
     try:
         store = torchkv.create()
@@ -184,7 +184,7 @@ def test_the_store_goes_with_its_last_owner():
         gc.enable()
 
 
-def test_two_faces_of_one_store_have_one_optimizer(kv):
+def test_two_objects_of_one_store_have_one_optimizer(kv):
     kv.init(3, full(8))
     kv.set_optimizer(optim.SGD(lr=0.5))
     other = torchkv.KVStore.from_script_object(kv.script_object)
@@ -196,7 +196,7 @@ def test_two_faces_of_one_store_have_one_optimizer(kv):
 # --- Groups and multipliers
 
 
-def test_groups_and_multipliers_follow_torch(kv):
+def test_groups_and_multipliers_match_torch(kv):
     values = [torch.randn(4, 5) for _ in range(5)]
     parameters = [torch.nn.Parameter(v.clone()) for v in values]
     theirs = torch.optim.AdamW(
@@ -234,7 +234,7 @@ def test_groups_and_multipliers_follow_torch(kv):
     assert len(kv.optimizer.param_groups) == 1
 
 
-def test_groups_of_the_other_kind_of_keys(kv):
+def test_groups_with_keys_of_the_wrong_kind(kv):
     kv.init("w", full(1))
     kv.set_optimizer("sgd")
     for call in (
@@ -318,7 +318,7 @@ def test_by_name(kv, name, options, expected):
         ([optim.SGD], {"rl": 1}, TypeError, "'rl'"),
     ],
 )
-def test_what_is_no_optimizer(kv, arguments, options, error, text):
+def test_invalid_optimizers(kv, arguments, options, error, text):
     kv.init(3, full(1))
     with pytest.raises(error, match=text):
         kv.set_optimizer(*arguments, **options)
@@ -334,7 +334,7 @@ def set_adam(kv: torch.classes.torchkv.KVStore) -> None:
     kv.set_optimizer("adam", {"lr": 0.5})
 
 
-def test_torchscript_sets_one_with_torchs_defaults(kv):
+def test_torchscript_sets_an_optimizer_with_torchs_defaults(kv):
     kv.init(3, full(8))
     kv.set_optimizer(mine := optim.SGD())
     script(set_adam)(kv.script_object)
@@ -361,6 +361,6 @@ def test_a_misspelled_option(name, text):
         optim.SGD(0.5, **{name: 1})
 
 
-def test_a_clip_gradient_that_is_no_number(kv):
+def test_a_clip_gradient_that_is_not_a_number(kv):
     with pytest.raises(TypeError, match="expected a number as clip_value"):
         kv.set_optimizer("sgd", clip_gradient="x")

@@ -40,7 +40,7 @@ def test_all_schedulers_are_tested():
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, torch.optim.NAdam])
-def test_schedulers_do_as_with_torch(kv, scheduler, cls):
+def test_schedulers_match_torch(kv, scheduler, cls):
     values = [torch.randn(5), torch.randn(3)]
     parameters = [torch.nn.Parameter(v.clone()) for v in values]
     options = {"momentum": 0.9} if cls is optim.SGD else {}
@@ -72,7 +72,7 @@ def test_schedulers_do_as_with_torch(kv, scheduler, cls):
         )
 
 
-def test_a_copied_store_has_what_its_scheduler_left(kv):
+def test_a_copied_store_has_the_items_of_its_scheduler(kv):
     kv.init(3, full(8))
     kv.set_optimizer("sgd", learning_rate=0.5)
     S.StepLR(kv.optimizer, 3)

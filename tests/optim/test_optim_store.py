@@ -1,4 +1,4 @@
-"""Which store an optimizer is on, and how long."""
+"""The store that an optimizer is set on, and the lifetimes of both."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from helpers import ScriptHolder, assert_same, full, script, stored
 from torchkv import optim
 
 
-def test_an_optimizer_whose_store_is_gone_is_free(kv):
+def test_an_optimizer_can_be_set_again_after_its_store_is_freed(kv):
     optimizer = optim.SGD(0.5, momentum=0.5)
     store = torchkv.create()
     store.init(3, full(1))
@@ -23,7 +23,7 @@ def test_an_optimizer_whose_store_is_gone_is_free(kv):
     assert_same(stored(kv, 3), full(0.5), "without the state that it had")
 
 
-def test_an_optimizer_whose_trainer_is_gone_is_free():
+def test_an_optimizer_can_be_set_again_after_its_trainer_is_freed():
     optimizer = optim.SGD(0.5)
     for _ in range(2):
         model = torch.nn.Linear(2, 2)
@@ -59,7 +59,7 @@ def test_an_optimizer_stays_on_a_store_that_torchscript_holds(kv):
     ],
     ids=["built-in", "torch.optim"],
 )
-def test_the_state_goes_with_the_store(make):
+def test_the_state_is_freed_with_the_store(make):
     optimizer = make()
     assert optimizer.state_dict()["state"] == {}, "no store, no state"
     store = torchkv.create()

@@ -1,4 +1,4 @@
-"""torchkv.trainer.nests: one structure in, the same structure out."""
+"""torchkv.trainer.nests: results have the structure of the inputs."""
 
 import types
 from collections import OrderedDict, UserDict, defaultdict, namedtuple

@@ -6,7 +6,6 @@ The formulas are in ``csrc/kernels/rules.h``, the ranges of their options in
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -85,18 +84,6 @@ class BuiltIn(StoreOptimizer):
         self._in_store: tuple[Any, ...] = ()
         super().__init__(options)
         self._hand_over(None, self._settings())
-
-    @classmethod
-    def _of_defaults(
-        cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
-    ) -> BuiltIn:
-        """Makes one with the defaults of another."""
-        known = inspect.signature(cls).parameters  # AdamW's defaults have one more
-        make: Any = cls
-        result: BuiltIn = make(
-            **{name: options[name] for name in options if name in known}, **gradient
-        )
-        return result
 
     # -- the store
 
@@ -335,7 +322,9 @@ def _unpickled(
     gradient: Mapping[str, Any],
     settings: Settings,
 ) -> BuiltIn:
-    optimizer = cls._of_defaults(options, gradient)
+    make: Any = cls
+    optimizer: BuiltIn = make(**gradient)
+    optimizer.defaults.update(options)
     optimizer._adopt("load", settings)
     return optimizer
 

@@ -217,8 +217,9 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     if found is not None:
         found._follow(described)
         return found
-    cls = _CLASSES[rule]
-    optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
+    make: Any = _CLASSES[rule]
+    optimizer: BuiltIn = make()
+    optimizer.defaults.update(options_of(list(optimizer.defaults), numbers[0]))
     optimizer._follow(described)
     optimizer._impl, optimizer._identity = impl.weak(), identity
     # Another thread may have made one in the meantime.
@@ -248,9 +249,3 @@ def after_load(
     optimizer = on_store(impl, described)
     optimizer._add_extras(extras)
     return optimizer
-
-
-def _default(cls: type[BuiltIn]) -> dict[str, Any]:
-    make: Any = cls
-    defaults: dict[str, Any] = make().defaults
-    return defaults
