@@ -26,7 +26,9 @@ from torchkv.optim.groups import Settings, StoreKey, as_number, shown
 # Switches between torch's implementations; a store's optimizers have only one.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
-_SWITCHES = ("nesterov", "maximize", "amsgrad", "centered")
+# Options that are bools, with the names that the C++ rule has for them.
+_SWITCHES = {name: name for name in ("nesterov", "maximize", "amsgrad", "centered")}
+_SWITCHES["decoupled_weight_decay"] = "decoupled"
 
 # By identity, so that other KVStore objects of a store find what one of them set.
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
@@ -43,10 +45,8 @@ def _numbers(op: str, options: Mapping[str, Any]) -> dict[str, float]:
                 )
             for i, beta in enumerate(value):
                 result[f"beta{i + 1}"] = as_number(op, f"betas[{i}]", beta)
-        elif name == "decoupled_weight_decay":
-            result["decoupled"] = as_switch(op, name, value)
         elif name in _SWITCHES:
-            result[name] = as_switch(op, name, value)
+            result[_SWITCHES[name]] = as_switch(op, name, value)
         else:
             result[name] = as_number(op, name, value)
     return result
@@ -300,15 +300,12 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     for name, value in state.items():
         if name in result:
             continue
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(
-                f"{op}: expected a tensor as {name!r}, but got "
-                f"{type(value).__name__} (key {shown(key)})"
-            )
-        if not (value.is_floating_point() or value.is_complex()):
+        is_tensor = isinstance(value, torch.Tensor)
+        if not (is_tensor and (value.is_floating_point() or value.is_complex())):
+            kind = value.dtype if is_tensor else type(value).__name__
             raise ValueError(
                 f"{op}: expected a floating-point or complex tensor as {name!r}, but "
-                f"got {value.dtype} (key {shown(key)})"
+                f"got {kind} (key {shown(key)})"
             )
         count = result["num_accumulated" if name == "accumulated" else "step"]
         if count > 0:
@@ -345,10 +342,8 @@ def options_of(names: Sequence[str], numbers: Mapping[str, float]) -> dict[str, 
     for name in names:
         if name == "betas":
             result[name] = (numbers["beta1"], numbers["beta2"])
-        elif name == "decoupled_weight_decay":
-            result[name] = bool(numbers["decoupled"])
         elif name in _SWITCHES:
-            result[name] = bool(numbers[name])
+            result[name] = bool(numbers[_SWITCHES[name]])
         else:
             result[name] = numbers[name]
     return result
