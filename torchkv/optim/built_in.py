@@ -182,8 +182,9 @@ class BuiltIn(StoreOptimizer):
             return {}
         states = impl.optimizer_states(list(keys))
         group_of = self._settings().group_of()
+        groups = [(group, self._state_names(group)) for group in self.param_groups]
         for key, state in zip(keys, states, strict=True):
-            self._complete(impl, key, state, self.param_groups[group_of.get(key, 0)])
+            self._complete(impl, key, state, *groups[group_of.get(key, 0)])
         return dict(zip(keys, states, strict=True))
 
     def _complete(
@@ -192,6 +193,7 @@ class BuiltIn(StoreOptimizer):
         key: StoreKey,
         state: dict[str, Any],
         group: Mapping[str, Any],
+        names: list[str],
     ) -> None:
         """Adds the tensors that the next step would create.
 
@@ -202,7 +204,6 @@ class BuiltIn(StoreOptimizer):
             return
         kept = _C.KVStore.state_dtype(dtype)
         fill = group.get("initial_accumulator_value", 0.0)
-        names = self._state_names(group)
         if self._gradient["accumulate"] > 1:
             names = [*names, "accumulated"]
         for name in names:
@@ -231,8 +232,9 @@ class BuiltIn(StoreOptimizer):
         }
         self._check(op, settings)
         group_of = settings.group_of()
+        names = [self._state_names(group) for group in settings.groups]
         for key, state in states.items():
-            for name in self._state_names(settings.groups[group_of.get(key, 0)]):
+            for name in names[group_of.get(key, 0)]:
                 # SGD's buffer only exists after the first step with a momentum.
                 if state["step"] > 0 and name not in state and self._rule != "sgd":
                     raise ValueError(
