@@ -12,6 +12,7 @@ import torch
 import test_cuda_streams
 import torchkv
 from helpers import allocated_bytes, assert_same, script
+from optim_cases import ids
 from saved_stores import everything
 from test_cuda_results import (
     COUNTS,
@@ -25,7 +26,6 @@ from test_cuda_results import (
     pushed_in_layouts,
     stepped,
 )
-from test_optim import ids
 from torchkv import optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -361,13 +361,13 @@ def with_optimizer(scene):
 
 OPTIMIZER = [
     *((f"optimizer {name!r}", lambda s, name=name: s.kv.set_optimizer(name),
-       ValueError, r"^set_optimizer: expected .*'sgd'.*, but got '" + name + "'")
+       ValueError, rf"^set_optimizer: unknown optimizer '{name}'; expected .*'sgd'")
       for name in ("", "SGDD", "sgd ", "adamm", "größe")),
     *((f"{option} of {number}",
        lambda s, option=option, number=number: s.kv.set_optimizer(
            "sgd", **{option: number}),
        ValueError, rf"^SGD: expected .*{text}.*, but got {number}")
-      for option, text in (("learning_rate", "learning rate"), ("wd", "weight decay"))
+      for option, text in (("learning_rate", "lr"), ("wd", "weight_decay"))
       for number in (-0.5, -1e-300, float("nan"), float("inf"), float("-inf"))),
     ("optimizer that is no str", lambda s: s.kv.set_optimizer(None), TypeError, None),
     ("learning rate that is no number",

@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from torchkv import _binaries, optim
 from torchkv._C import Work
 from torchkv.kvstore import KVStore, create, load
-from torchkv.replicas import Replicas, replicate
-from torchkv.trainer import Trainer
+from torchkv.trainer import Replicas, Trainer, replicate
 
 try:
     __version__ = version("torchkv")

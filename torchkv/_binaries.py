@@ -1,4 +1,4 @@
-"""Whether the compiled libraries are there, and fit: said before they are loaded."""
+"""Checks that the compiled libraries exist and match torch before loading them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if not (
     and any(Path(__file__).parent.glob("lib/libtorchkv.*"))
 ):
     raise ImportError(
-        f"torchkv: {Path(__file__).parent} is a source tree without all of the "
-        "compiled libraries; change to another folder to import the installed torchkv, "
-        "or build this one with pip install --no-build-isolation -e ."
+        f"torchkv: the source tree {Path(__file__).parent} lacks compiled libraries; "
+        "change to another folder to import the installed torchkv, or build this one "
+        "with pip install --no-build-isolation -e ."
     )
 
 from torchkv._built_for import TORCH
@@ -24,6 +24,6 @@ _major, _minor = torch.__version__.split(".")[:2]
 if f"{_major}.{_minor}" != TORCH:
     raise ImportError(
         f"torchkv: this build is for torch {TORCH}, but torch {torch.__version__} is "
-        f"installed; install torch {TORCH}, or build torchkv again with pip install "
+        f"installed; install torch {TORCH}, or rebuild torchkv with pip install "
         "--no-build-isolation"
     )

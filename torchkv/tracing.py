@@ -1,4 +1,4 @@
-"""Whether the calling thread is inside of torch.fx.symbolic_trace."""
+"""Detects calls from inside torch.fx.symbolic_trace."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 
 import torch.fx
 
-# Where torch.fx notes that some thread traces.
+# Where torch.fx stores whether any thread is tracing.
 FX_NAMES = vars(sys.modules[torch.fx.Tracer.__module__])
 
 _TRACE = torch.fx.Tracer.trace.__code__
 
 
 def is_symbolic_trace() -> bool:
-    """Whether this thread traces, and not into the inside of an operator.
+    """Whether this thread is tracing, and not inside an operator.
 
-    An operator in Python (``torch.library.custom_op``) is recorded as one node, so
-    what it does while make_fx runs it may be a store's call.
+    A Python operator (``torch.library.custom_op``) is recorded as one node, so it may
+    call a store while make_fx runs it.
     """
     frame = sys._getframe()
     while frame is not None:

@@ -1,7 +1,7 @@
 """Any class of torch.optim as the updater of a store.
 
-Per key there is one instance with one parameter, which stands for the stored value
-while an update runs. So the result is that of the class used directly.
+Each key has its own instance with one parameter, whose data is the stored value while
+an update runs. So the results are those of the class itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchkv.optim.groups import Settings, StoreKey, as_float, as_number, near, 
 
 
 class TorchOptimizer(StoreOptimizer):
-    """A class of torch.optim at work on a store, as ``set_optimizer`` makes it.
+    """Runs a class of torch.optim on a store; ``set_optimizer`` makes it.
 
     It runs in Python, in the stored dtype, one key at a time, and never in two
     threads at once. A store that has one cannot be copied or pickled.
@@ -34,11 +34,11 @@ class TorchOptimizer(StoreOptimizer):
         Args:
             optimizer: a subclass of :class:`torch.optim.Optimizer` whose ``step`` needs
                 no closure.
-            **options: its arguments, without the parameters.
+            **options: its arguments, except the parameters.
 
         Raises:
-            ValueError: it needs a closure or sparse gradients, or refuses its options.
-            TypeError: an option that it does not have.
+            ValueError: it needs a closure or sparse gradients, or an invalid option.
+            TypeError: an unknown option.
         """
         step = inspect.signature(optimizer.step).parameters
         closure = step.get("closure")
@@ -50,7 +50,7 @@ class TorchOptimizer(StoreOptimizer):
         if issubclass(optimizer, torch.optim.SparseAdam):
             raise ValueError(
                 "set_optimizer: expected an optimizer of dense gradients, but got "
-                f"{optimizer.__name__}, which takes sparse ones only"
+                f"{optimizer.__name__}, which only supports sparse ones"
             )
         self._class = optimizer
         signature = inspect.signature(optimizer.__init__).parameters
@@ -65,13 +65,12 @@ class TorchOptimizer(StoreOptimizer):
                     )
         _check_numbers("set_optimizer", options)
         self._options = options
-        # A push takes it with its key's entry locked, and no other of this object's,
-        # so nothing that waits for an entry may be called while it is held.
+        # A push acquires it while its key's entry is locked, so nothing that waits for
+        # an entry may be called while it is held.
         self._step_lock = threading.Lock()
         self._of_key: dict[StoreKey, torch.optim.Optimizer] = {}  # guarded by it
-        self._impl: _C.WeakKVStore | None = None
         super().__init__(self._instance(_model(), {}).defaults)
-        self._in_effect = self._settings()  # replaced whole, for pushes to read
+        self._in_effect = self._settings()  # replaced as a whole, as pushes read it
 
     def _name(self) -> str:
         return self._class.__name__
@@ -79,7 +78,7 @@ class TorchOptimizer(StoreOptimizer):
     def _instance(
         self, parameter: torch.Tensor, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """One for one parameter; ValueError where it refuses an option."""
+        """An instance for one parameter; raises what the class raises."""
         make: Any = self._class
         known = {name: options[name] for name in self._arguments if name in options}
         with _cpu_by_default():
@@ -93,15 +92,12 @@ class TorchOptimizer(StoreOptimizer):
 
     # -- the store
 
-    def _is_store_gone(self) -> bool:
-        return self._impl is not None and self._impl.lock() is None
-
     def _store(self) -> _C.KVStore | None:
         impl = None if self._impl is None else self._impl.lock()
         try:
             if impl is not None and impl.optimizer() is self:
                 return impl
-        except RuntimeError:  # closed, forked, or in the middle of an update
+        except RuntimeError:  # closed, forked, or called during an update
             pass
         return None
 
@@ -123,15 +119,15 @@ class TorchOptimizer(StoreOptimizer):
         groups, lr_mult, wd_mult = settings
         group = next((g for g in groups[1:] if key in g["keys"]), groups[0])
         options = {name: group[name] for name in self.defaults}
-        for name, factors in (("lr", lr_mult), ("weight_decay", wd_mult)):
-            if key in factors and name in options:
-                options[name] = options[name] * factors[key]
+        for name, multipliers in (("lr", lr_mult), ("weight_decay", wd_mult)):
+            if key in multipliers and name in options:
+                options[name] = options[name] * multipliers[key]
         return options
 
     def __call__(
         self, key: StoreKey, input: torch.Tensor, stored: torch.Tensor
     ) -> None:
-        """Makes a step of a key: the store calls this."""
+        """Steps a key; called by the store."""
         with self._step_lock:
             options = self._options_of(key, self._in_effect)
             instance = self._of_key.get(key)
@@ -149,13 +145,13 @@ class TorchOptimizer(StoreOptimizer):
                     instance.step()
                 _check_in_place(self._name(), key, instance, parameter, stored)
             finally:
-                # The store's again: nothing here may hold on to its memory.
+                # The memory is the store's: keep no reference to it.
                 parameter.grad = None
                 parameter.data = stored.new_empty(0)
                 instance.param_groups[0]["params"] = [parameter]
 
     def forget(self, keys: Sequence[StoreKey]) -> None:
-        """Drops the state of keys that the store has deleted."""
+        """Drops the state of deleted keys."""
         with self._step_lock:
             for key in keys:
                 self._of_key.pop(key, None)
@@ -163,11 +159,11 @@ class TorchOptimizer(StoreOptimizer):
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot as of any optimizer of a store, with the names of the states.
+        """Returns a snapshot; see :meth:`StoreOptimizer.state_dict`.
 
-        ``"state_names"`` are pairs of a key that has made a step and the names of what
-        it has. What is in ``"state"`` besides is what first steps would make, for a
-        distributed checkpoint, which asks what there is to load.
+        ``"state_names"`` has pairs of a key that has made a step and its states' names.
+        ``"state"`` also has what the first step of the other keys would create, as a
+        distributed checkpoint looks up there what to load.
         """
         with self._lock:
             result = super().state_dict()
@@ -192,21 +188,21 @@ class TorchOptimizer(StoreOptimizer):
             for key in keys:
                 instance = self._of_key.get(key)
                 state = {} if instance is None else instance.state_dict()["state"]
-                # It copies nothing by itself.
+                # state_dict() returns references.
                 result[key] = copy.deepcopy(state.get(0, {}))
         return result
 
     def _first_state(
         self, value: torch.Tensor, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The state that a first step makes; `value` is used up."""
+        """The state that a first step creates; overwrites `value`."""
         try:
             model = torch.nn.Parameter(value)
             instance = self._instance(model, options)
             model.grad = torch.zeros_like(value)
             with _cpu_by_default():
                 instance.step()
-        except Exception:  # the class does not take such values, as a push would tell
+        except Exception:  # such values are not supported, which a push reports
             return {}
         state: dict[str, Any] = instance.state_dict()["state"].get(0, {})
         return state
@@ -218,7 +214,7 @@ class TorchOptimizer(StoreOptimizer):
             names_of = {key: {*names} for key, names in parts["state_names"]}
         except (KeyError, TypeError, ValueError):
             raise ValueError(
-                f"{op}: expected pairs of a key and names as 'state_names', but got "
+                f"{op}: expected pairs of key and names as 'state_names', but got "
                 f"{parts.get('state_names')!r}"
             ) from None
         made: dict[StoreKey, torch.optim.Optimizer] = {}
@@ -247,7 +243,7 @@ class TorchOptimizer(StoreOptimizer):
         options: Mapping[str, Any],
         state: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
-        """An instance with a saved state, whose shapes are held against a first one's.
+        """An instance with a saved state, whose shapes must be those of a new state.
 
         The names may differ, as an option may have changed after the first step.
         """
@@ -258,8 +254,8 @@ class TorchOptimizer(StoreOptimizer):
             shapes = [getattr(x[name], "shape", None) for x in (expected, state)]
             if shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"{op}: expected {name!r} of shape {shapes[0]}, but got one of "
-                    f"shape {shapes[1]} (key {shown(key)})"
+                    f"{op}: expected {name!r} of shape {shapes[0]}, but got shape "
+                    f"{shapes[1]} (key {shown(key)})"
                 )
         packed = instance.state_dict()
         packed["state"] = {0: copy.deepcopy(dict(state))}
@@ -268,36 +264,34 @@ class TorchOptimizer(StoreOptimizer):
         return instance
 
     def __reduce__(self) -> NoReturn:
-        """Refused, as for any updater in Python."""
+        """Not supported, as for any Python updater."""
         raise TypeError(
-            "save: expected an optimizer that can be copied, one of torchkv.optim, "
-            f"but got {self._class.__module__}.{self._name()}; save its state_dict()"
+            "save: only optimizers of torchkv.optim can be copied, but got "
+            f"{self._class.__module__}.{self._name()}; save its state_dict()"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refused, as for any updater in Python."""
+        """Not supported, as for any Python updater."""
         self.__reduce__()
 
 
 def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
-    """Refuses what the classes take, and fail on or step to NaN with."""
+    """Rejects numbers that the classes accept, but fail on or step to NaN with."""
     for name, value in options.items():
         if name == "lr" and not isinstance(value, torch.Tensor):
             if not math.isfinite(as_number(op, name, value)):
-                raise ValueError(
-                    f"{op}: expected a learning rate that is finite, but got {value!r}"
-                )
+                raise ValueError(f"{op}: expected a finite lr, but got {value!r}")
         elif isinstance(value, int | float) and math.isnan(as_float(op, name, value)):
             raise ValueError(f"{op}: expected a number as {name}, but got nan")
 
 
 def _model() -> torch.nn.Parameter:
-    # Some classes take matrices only.
+    # Some classes only support matrices.
     return torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
 
 
 def _cpu_by_default() -> contextlib.AbstractContextManager[Any]:
-    """Where an optimizer makes its counters; the default device may have no data."""
+    """Makes optimizers create counters on the CPU: the default may be ``meta``."""
     if torch.get_default_device().type == "cpu":
         return contextlib.nullcontext()
     return torch.device("cpu")
@@ -310,18 +304,14 @@ def _check_in_place(
     parameter: torch.Tensor,
     stored: torch.Tensor,
 ) -> None:
-    """RuntimeError where a step has replaced the weight instead of writing it."""
-    is_same = (
-        instance.param_groups[0]["params"][0] is parameter
-        and parameter.untyped_storage().data_ptr()
-        == stored.untyped_storage().data_ptr()
-        and parameter.storage_offset() == stored.storage_offset()
-        and parameter.shape == stored.shape
-        and parameter.stride() == stored.stride()
-        and parameter.dtype == stored.dtype
-        and parameter.is_neg() == stored.is_neg()
-        and parameter.is_conj() == stored.is_conj()
-    )
+    """RuntimeError if a step replaced the weight instead of writing it in place."""
+
+    def memory_of(x: torch.Tensor) -> tuple[Any, ...]:
+        place = x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
+        return *place, x.dtype, x.is_neg(), x.is_conj()
+
+    is_same = instance.param_groups[0]["params"][0] is parameter
+    is_same = is_same and memory_of(parameter) == memory_of(stored)
     if not is_same:
         raise RuntimeError(
             f"push: expected {name}.step() to write the weight in place, but it "

@@ -1,162 +1,62 @@
-"""What the built-in optimizers share: options checked and handed over to C++.
+"""The base class of the built-in optimizers, which run in C++.
 
-The formulas are in ``csrc/kernels/rules.h``.
+The formulas are in ``csrc/kernels/rules.h``, the ranges of their options in
+``csrc/core/rule.cpp``.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, as_number, near, shown
+from torchkv.optim.gradient import (
+    GRADIENT_DEFAULTS,
+    as_switch,
+    gradient_numbers,
+    gradient_of_numbers,
+    with_defaults,
+)
+from torchkv.optim.groups import Settings, StoreKey, as_number, shown
 
-
-class GradientOptions(TypedDict, total=False):
-    """What is done to the summed gradient before the formula, in this order.
-
-    All optimizers of :mod:`torchkv.optim` take these by keyword, and have attributes
-    of these names, whose writes take effect at the next push.
-    """
-
-    accumulate: int
-    """So many pushes of a key are added up to one step; 1 = each push is one."""
-    rescale_grad: float
-    """A factor, such as 1 / batch size."""
-    clip_value: float | None
-    """Each element is limited to [-clip_value, clip_value]; None = not."""
-    max_norm: float | None
-    """The 2-norm of all gradients of one push, of all its keys together, is limited as
-    by ``torch.nn.utils.clip_grad_norm_``; None = not."""
-    skip_nonfinite: bool
-    """A push whose gradients' norm is not finite makes no step and is not kept."""
-
-
-_GRADIENT_DEFAULTS: dict[str, Any] = {
-    "accumulate": 1,
-    "rescale_grad": 1.0,
-    "clip_value": None,
-    "max_norm": None,
-    "skip_nonfinite": False,
-}
-
-# Torch's switches between its implementations; there is one here.
+# Switches between torch's implementations; a store's optimizers have only one.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
-# How messages call options; all numbers are at least 0 but dampening.
-_WORDS = {"lr": "learning rate", "weight_decay": "weight decay", "eps": "epsilon"}
-_SWITCHES = {
-    "nesterov",
-    "maximize",
-    "amsgrad",
-    "centered",
-    "decoupled_weight_decay",
-}
+# Options that are bools, with the names that the C++ rule has for them.
+_SWITCHES = {name: name for name in ("nesterov", "maximize", "amsgrad", "centered")}
+_SWITCHES["decoupled_weight_decay"] = "decoupled"
 
-# By identity, for the store's other owners to find what one of them set.
+# By identity, so that other KVStore objects of a store find what one of them set.
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
 
 
-def _checked_gradient(
-    op: str, options: Mapping[str, Any], others: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Options with defaults; `others` are an optimizer's own, for messages."""
-    for name in options:
-        if name not in _GRADIENT_DEFAULTS:
-            known = [*others, *_GRADIENT_DEFAULTS]
-            raise TypeError(
-                f"{op}: expected an option out of {', '.join(known)}, but got "
-                f"{name!r}{near(name, known)}"
-            )
-    checked = {**_GRADIENT_DEFAULTS, **options}
-    count = as_number(op, "accumulate", checked["accumulate"])
-    if not (count >= 1 and count.is_integer()):
-        raise ValueError(
-            f"{op}: expected an accumulate that is an int of at least 1, but got "
-            f"{checked['accumulate']!r}"
-        )
-    checked["accumulate"] = int(count)
-    if not math.isfinite(as_number(op, "rescale_grad", checked["rescale_grad"])):
-        raise ValueError(
-            f"{op}: expected a rescale_grad that is finite, but got "
-            f"{checked['rescale_grad']!r}"
-        )
-    for name in ("clip_value", "max_norm"):
-        if checked[name] is not None:
-            limit = as_number(op, name, checked[name])
-            if not (math.isfinite(limit) and limit > 0):
-                raise ValueError(
-                    f"{op}: expected a {name} greater than 0 that is finite, or None, "
-                    f"but got {checked[name]!r}"
-                )
-    checked["skip_nonfinite"] = _as_switch(
-        op, "skip_nonfinite", checked["skip_nonfinite"]
-    )
-    return checked
-
-
-def _as_switch(op: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool | int) or value not in (0, 1):
-        raise TypeError(f"{op}: expected True or False as {name}, but got {value!r}")
-    return bool(value)
-
-
-def _number(op: str, name: str, value: Any) -> float:
-    number = as_number(op, name, value)
-    if math.isfinite(number) and (number >= 0 or name == "dampening"):
-        return number
-    least = "" if name == "dampening" else " of at least 0"
-    raise ValueError(
-        f"{op}: expected a {_WORDS.get(name, name)}{least} that is finite, but got "
-        f"{value!r}"
-    )
-
-
-def _betas(op: str, betas: Any) -> tuple[float, float]:
-    if not isinstance(betas, list | tuple) or len(betas) != 2:
-        raise ValueError(f"{op}: expected two numbers as betas, but got {betas!r}")
-    for i, beta in enumerate(betas):
-        if not 0 <= as_number(op, f"betas[{i}]", beta) < 1:
-            raise ValueError(
-                f"{op}: expected a beta parameter of at least 0 and less than 1 at "
-                f"index {i}, but got {beta!r}"
-            )
-    return float(betas[0]), float(betas[1])
-
-
 def _numbers(op: str, options: Mapping[str, Any]) -> dict[str, float]:
-    """A group's options as the C++ rule's numbers; checked."""
+    """A group's options as the numbers of the C++ rule, which checks their ranges."""
     result: dict[str, float] = {}
     for name, value in options.items():
         if name == "betas":
-            result["beta1"], result["beta2"] = _betas(op, value)
-        elif name == "decoupled_weight_decay":
-            result["decoupled"] = _as_switch(op, name, value)
+            if not isinstance(value, list | tuple) or len(value) != 2:
+                raise ValueError(
+                    f"{op}: expected two numbers as betas, but got {value!r}"
+                )
+            for i, beta in enumerate(value):
+                result[f"beta{i + 1}"] = as_number(op, f"betas[{i}]", beta)
         elif name in _SWITCHES:
-            result[name] = _as_switch(op, name, value)
+            result[_SWITCHES[name]] = as_switch(op, name, value)
         else:
-            result[name] = _number(op, name, value)
-    if result.get("nesterov") and not (
-        result["momentum"] > 0 and result["dampening"] == 0
-    ):
-        raise ValueError(
-            f"{op}: expected a momentum greater than 0 and no dampening with Nesterov "
-            f"momentum, but got momentum {options['momentum']!r} and dampening "
-            f"{options['dampening']!r}"
-        )
+            result[name] = as_number(op, name, value)
     return result
 
 
 class BuiltIn(StoreOptimizer):
-    """An optimizer that is a formula in C++.
+    """Base class of the optimizers whose formula runs in C++.
 
-    Values of fp16 and bf16 are kept in fp32 beside the stored ones, which are these
-    rounded after each step.
+    Values of fp16 and bf16 have an fp32 master, which is rounded to the stored value
+    after each step.
     """
 
     _rule: ClassVar[str]
@@ -168,7 +68,7 @@ class BuiltIn(StoreOptimizer):
     skip_nonfinite: bool
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """Makes one of what ``locals()`` is at the beginning of a class's own."""
+        """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""
         op = type(self).__name__
         no_options = ("self", "__class__", "gradient")
         options = {k: v for k, v in arguments.items() if k not in no_options}
@@ -178,25 +78,14 @@ class BuiltIn(StoreOptimizer):
                     f"{op}: expected {name} to be None or False, as a store's "
                     "optimizer has one implementation, but got True"
                 )
-        self._impl: _C.WeakKVStore | None = None
         self._identity = 0
-        self._gradient = _checked_gradient(op, arguments["gradient"], options)
-        _numbers(op, options)
+        self._gradient = with_defaults(op, arguments["gradient"], options)
+        # The numbers that the store has, as its optimizer() returns them.
+        self._in_store: tuple[Any, ...] = ()
         super().__init__(options)
-
-    @classmethod
-    def _of_defaults(
-        cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
-    ) -> BuiltIn:
-        """One of the options that another had as its defaults."""
-        make: Any = cls
-        result: BuiltIn = make(**options, **gradient)
-        return result
+        self._hand_over(None, self._settings())
 
     # -- the store
-
-    def _is_store_gone(self) -> bool:
-        return self._impl is not None and self._impl.lock() is None
 
     def _store(self) -> _C.KVStore | None:
         impl = None if self._impl is None else self._impl.lock()
@@ -213,25 +102,13 @@ class BuiltIn(StoreOptimizer):
         return None
 
     def _follow(self, described: tuple[Any, ...]) -> None:
-        """Takes over numbers that were changed in the store itself.
-
-        Loading a checkpoint does so. Groups are replaced where they differ.
-        """
-        _, _, numbers, by_key, gradient = described
+        """Takes over numbers that changed in the store, such as loaded ones."""
+        in_store = numbers, by_key, gradient = described[2:]
         with self._lock:
-            names = list(self.defaults)
-            options = [options_of(names, group) for group in numbers]
-            own = [
-                options_of(names, _numbers(self._name(), {x: group[x] for x in names}))
-                for group in self.param_groups
-            ]
-            current = Settings(self.param_groups, self._lr_mult, self._wd_mult)
-            if (
-                options == own
-                and by_key == _by_key(current)
-                and gradient == _gradient_numbers(self._gradient)
-            ):
+            if in_store == self._in_store:
                 return
+            self._in_store = in_store
+            options = [options_of(list(self.defaults), group) for group in numbers]
             groups: list[dict[str, Any]] = [
                 {"keys": [] if i else None, "params": [], **group}
                 for i, group in enumerate(options)
@@ -242,23 +119,17 @@ class BuiltIn(StoreOptimizer):
             extras = self._extras()
             lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
             wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
-            self._gradient = {
-                "accumulate": int(gradient["accumulate"]),
-                "rescale_grad": gradient["rescale_grad"],
-                "clip_value": gradient["clip_value"] or None,
-                "max_norm": gradient["max_norm"] or None,
-                "skip_nonfinite": bool(gradient["skip_nonfinite"]),
-            }
+            self._gradient = gradient_of_numbers(gradient)
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
     def _go_on(
         self, impl: _C.KVStore, last_identity: int, described: tuple[Any, ...]
     ) -> None:
-        """Becomes the face of what was loaded in place of the rule that it set."""
+        """Continues with a loaded rule, which replaced the one that it set."""
         with self._lock:
             if self._identity != last_identity:
-                return  # another thread has set it on a store meanwhile
+                return  # meanwhile, another thread has set it on a store
             self._impl, self._identity = impl.weak(), described[0]
             on_stores.pop(last_identity, None)
             on_stores[self._identity] = self
@@ -277,20 +148,20 @@ class BuiltIn(StoreOptimizer):
         gradient: Mapping[str, Any] | None = None,
         keep_state: bool = True,
     ) -> int:
-        name = self._name()
-        numbers = [
-            _numbers(name, {option: group[option] for option in self.defaults})
-            for group in settings.groups
-        ]
+        """Passes its numbers to the store, if any; ValueError if one is invalid."""
+        groups = [self._numbers_of(group) for group in settings.groups]
+        gradients = gradient_numbers(gradient or self._gradient)
+        for group in groups:
+            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
         if impl is None:
             return 0
-        return impl.set_optimizer(
-            self._rule,
-            numbers,
-            _by_key(settings),
-            _gradient_numbers(gradient or self._gradient),
-            keep_state,
-        )
+        numbers = groups, _by_key(settings), gradients
+        identity = impl.set_optimizer(self._rule, *numbers, keep_state)
+        self._in_store = numbers
+        return identity
+
+    def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
+        return _numbers(self._name(), {name: group[name] for name in self.defaults})
 
     def _apply(self, settings: Settings) -> None:
         self._hand_over(self._store(), settings)
@@ -301,8 +172,8 @@ class BuiltIn(StoreOptimizer):
         return {"gradient": dict(self._gradient)}
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        """torch.optim's names of what a key of the group has."""
-        raise NotImplementedError
+        """torch.optim's names of the states of the group's keys."""
+        return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
     def _states(self) -> dict[StoreKey, dict[str, Any]]:
         impl = self._store()
@@ -311,8 +182,9 @@ class BuiltIn(StoreOptimizer):
             return {}
         states = impl.optimizer_states(list(keys))
         group_of = self._settings().group_of()
+        groups = [(group, self._state_names(group)) for group in self.param_groups]
         for key, state in zip(keys, states, strict=True):
-            self._complete(impl, key, state, self.param_groups[group_of.get(key, 0)])
+            self._complete(impl, key, state, *groups[group_of.get(key, 0)])
         return dict(zip(keys, states, strict=True))
 
     def _complete(
@@ -321,18 +193,17 @@ class BuiltIn(StoreOptimizer):
         key: StoreKey,
         state: dict[str, Any],
         group: Mapping[str, Any],
+        names: list[str],
     ) -> None:
-        """Adds what the next step would make, as it would make it.
+        """Adds the tensors that the next step would create.
 
-        So a state has the same names before the first step, which is when a
-        distributed checkpoint asks what there is to load.
+        A distributed checkpoint looks up the names to load before the first step.
         """
         dtype = impl.dtype(key)
         if not (dtype.is_floating_point or dtype.is_complex):
             return
-        kept = kept_dtype(dtype)
+        kept = _C.KVStore.state_dtype(dtype)
         fill = group.get("initial_accumulator_value", 0.0)
-        names = self._state_names(group)
         if self._gradient["accumulate"] > 1:
             names = [*names, "accumulated"]
         for name in names:
@@ -355,19 +226,20 @@ class BuiltIn(StoreOptimizer):
                 f"{op}: expected a dict of options as 'gradient', but got "
                 f"{type(gradient).__name__}"
             )
-        gradient = _checked_gradient(op, gradient)
+        gradient = with_defaults(op, gradient)
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()
         }
         self._check(op, settings)
         group_of = settings.group_of()
+        names = [self._state_names(group) for group in settings.groups]
         for key, state in states.items():
-            for name in self._state_names(settings.groups[group_of.get(key, 0)]):
-                # SGD's buffer is there after the first step with a momentum only.
+            for name in names[group_of.get(key, 0)]:
+                # SGD's buffer only exists after the first step with a momentum.
                 if state["step"] > 0 and name not in state and self._rule != "sgd":
                     raise ValueError(
-                        f"{op}: expected the state {name!r} of {self._name()}, but got "
-                        f"none (key {shown(key)})"
+                        f"{op}: missing state {name!r} of {self._name()} "
+                        f"(key {shown(key)})"
                     )
         before = self._settings()
         self._hand_over(impl, settings, gradient)
@@ -383,16 +255,16 @@ class BuiltIn(StoreOptimizer):
     # -- copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled, and copied, without a store and state: options alone.
+        """Copies and pickles the options only, without store and state.
 
-        A copy of the store copies its optimizer, too, with its state.
+        A copy of the store also copies its optimizer, with its state.
         """
         with self._lock:
             options = dict(self.defaults), dict(self._gradient)
             return _unpickled, (type(self), *options, self._settings())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BuiltIn:
-        """A copy without a store and state."""
+        """A copy without store and state."""
         make, arguments = self.__reduce__()
         copied: BuiltIn = make(*arguments)
         return copied
@@ -405,26 +277,19 @@ def _gradient_property(name: str) -> property:
     def set_(self: BuiltIn, value: Any) -> None:
         with self._lock:
             settings = self._settings()
-            gradient = _checked_gradient(self._name(), {**self._gradient, name: value})
+            gradient = with_defaults(self._name(), {**self._gradient, name: value})
             self._hand_over(self._store(), settings, gradient)
             self._gradient = gradient
 
-    return property(get, set_, doc=f"The gradient option ``{name}``, live.")
+    return property(get, set_, doc=f"The gradient option ``{name}``.")
 
 
-for _option in _GRADIENT_DEFAULTS:
+for _option in GRADIENT_DEFAULTS:
     setattr(BuiltIn, _option, _gradient_property(_option))
 
 
-def kept_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the state of a value."""
-    if dtype.is_complex:
-        return torch.complex64 if dtype.itemsize <= 8 else dtype
-    return torch.float32 if dtype.itemsize <= 4 else dtype
-
-
 def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A key's state as C++ takes it; without what a first step makes anew."""
+    """A key's state as passed to C++: without tensors that no step has used yet."""
     result: dict[str, Any] = {}
     for name in ("step", "num_accumulated"):
         value = state.get(name)
@@ -437,17 +302,13 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     for name, value in state.items():
         if name in result:
             continue
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(
-                f"{op}: expected a tensor as {name!r}, but got "
-                f"{type(value).__name__} (key {shown(key)})"
-            )
-        if not (value.is_floating_point() or value.is_complex()):
+        is_tensor = isinstance(value, torch.Tensor)
+        if not (is_tensor and (value.is_floating_point() or value.is_complex())):
+            kind = value.dtype if is_tensor else type(value).__name__
             raise ValueError(
                 f"{op}: expected a floating-point or complex tensor as {name!r}, but "
-                f"got {value.dtype} (key {shown(key)})"
+                f"got {kind} (key {shown(key)})"
             )
-        # What is there before a first step, or push, is nothing yet.
         count = result["num_accumulated" if name == "accumulated" else "step"]
         if count > 0:
             result[name] = value
@@ -460,13 +321,15 @@ def _unpickled(
     gradient: Mapping[str, Any],
     settings: Settings,
 ) -> BuiltIn:
-    optimizer = cls._of_defaults(options, gradient)
+    make: Any = cls
+    optimizer: BuiltIn = make(**gradient)
+    optimizer.defaults.update(options)
     optimizer._adopt("load", settings)
     return optimizer
 
 
 def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
-    """Group and multipliers of the keys that have options of their own."""
+    """Group and multipliers of the keys that have their own options."""
     _, lr_mult, wd_mult = settings
     group_of = settings.group_of()
     return {
@@ -475,20 +338,14 @@ def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
     }
 
 
-def _gradient_numbers(gradient: Mapping[str, Any]) -> dict[str, float]:
-    return {option: float(value or 0) for option, value in gradient.items()}
-
-
 def options_of(names: Sequence[str], numbers: Mapping[str, float]) -> dict[str, Any]:
-    """A group's options out of the C++ rule's numbers."""
+    """A group's options from the numbers of the C++ rule."""
     result: dict[str, Any] = {}
     for name in names:
         if name == "betas":
             result[name] = (numbers["beta1"], numbers["beta2"])
-        elif name == "decoupled_weight_decay":
-            result[name] = bool(numbers["decoupled"])
         elif name in _SWITCHES:
-            result[name] = bool(numbers[name])
+            result[name] = bool(numbers[_SWITCHES[name]])
         else:
             result[name] = numbers[name]
     return result

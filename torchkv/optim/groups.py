@@ -1,7 +1,7 @@
-"""Groups of keys whose writes reach the store, and what goes into them.
+"""Groups of keys whose options can be written, and the checks of their contents.
 
-A write to an option (``param_groups[0]["lr"] = 0.1``) is checked and handed to the
-store before it stands in the group, so a refused one has changed nothing.
+A write to an option (``param_groups[0]["lr"] = 0.1``) is checked and applied to the
+store before the group itself changes, so a rejected write changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numbers
 import reprlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import torch
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer
 
 StoreKey: TypeAlias = int | str
-"""A key as the store gives it back."""
+"""A key as the store returns it."""
 
-# Of a group, and no option: which keys it holds. Torch's word is there for code
-# that looks for it; the parameters are the store's values.
-PLACES = ("keys", "params")
+# Items of a group that are not options. "params" exists for code that reads it; the
+# parameters are the store's values.
+RESERVED = ("keys", "params")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'lr'?"`` where a known name is near, else nothing."""
+    """``"; did you mean 'lr'?"`` if a known name is similar, else ``""``."""
     return _C.did_you_mean(name.encode(errors="replace").decode(), list(known))
 
 
@@ -39,18 +39,18 @@ _shortened.maxstring = _shortened.maxlong = _shortened.maxother = 200
 
 
 def shown(key: Any) -> str:
-    """A key as messages show it: its repr, shortened above 200 characters."""
+    """A key as shown in messages: its repr, shortened above 200 characters."""
     return _shortened.repr(key)
 
 
 def listed(keys: Iterable[Any], count: int = 5) -> str:
-    """The first keys as messages show them."""
+    """The first keys as shown in messages."""
     keys = list(itertools.islice(keys, count + 1))
     return ", ".join(map(shown, keys[:count])) + (", ..." * (len(keys) > count))
 
 
 def as_key(op: str, key: Any) -> StoreKey:
-    """A key as the store gives it back; errors as of its methods."""
+    """A key as the store returns it; raises what the store's methods raise."""
     return _C.KVStore.key_of(op, key)
 
 
@@ -62,11 +62,11 @@ def as_keys(op: str, keys: Any) -> list[StoreKey]:
 
 
 def as_number(op: str, name: str, value: Any) -> float:
-    """A real number; TypeError for anything else, a tensor too."""
+    """A real number as a float; TypeError for anything else, including tensors."""
     if isinstance(value, torch.Tensor):
         raise TypeError(
             f"{op}: expected a number as {name}, but got a tensor, which a store's "
-            f"optimizer does not take; hand over float({name})"
+            f"optimizer does not support; pass float({name})"
         )
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
@@ -76,17 +76,17 @@ def as_number(op: str, name: str, value: Any) -> float:
 
 
 def as_float(op: str, name: str, value: float | numbers.Real) -> float:
-    """A number as fp64; ValueError where it is larger."""
+    """A number as fp64; ValueError if it overflows."""
     try:
         return float(value)
     except OverflowError:
         raise ValueError(
-            f"{op}: expected {name} to be a number of fp64, but got a larger one"
+            f"{op}: expected {name} to fit in fp64, but got a larger number"
         ) from None
 
 
 def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, float]:
-    """Factors by key; ValueError for one that is negative, infinite or NaN."""
+    """Multipliers by key; ValueError if one is negative, infinite or NaN."""
     if not isinstance(multipliers, Mapping):
         raise TypeError(
             f"{op}: expected a dict of multipliers by key, but got "
@@ -98,16 +98,48 @@ def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, 
         result[key] = as_number(op, "multiplier", value)
         if not (math.isfinite(result[key]) and result[key] >= 0):
             raise ValueError(
-                f"{op}: expected a multiplier of at least 0 that is finite, but got "
+                f"{op}: expected a finite multiplier of at least 0, but got "
                 f"{value!r} (key {shown(key)})"
             )
     return result
 
 
-class Settings(NamedTuple):
-    """What an optimizer's keys have as options: groups, and factors by key.
+def as_group(
+    op: str, group: Any, first: Mapping[str, Any], options: Collection[str]
+) -> dict[str, Any]:
+    """A group as given by a caller; its missing options are those of `first`."""
+    if not isinstance(group, Mapping):
+        raise TypeError(
+            f"{op}: expected a dict as group, but got {type(group).__name__}"
+        )
+    keys = as_keys(op, group.get("keys", []))
+    if not keys:
+        raise ValueError(f"{op}: expected 'keys' in each group, but got none")
+    for name in group:
+        if name not in options and name != "keys":
+            raise ValueError(
+                f"{op}: expected one of the options {', '.join(options)}, but got "
+                f"{name!r}{near(str(name), options)}"
+            )
+    defaults = {name: first[name] for name in options}
+    return {**defaults, **group, "keys": keys, "params": []}
 
-    All keys that are in no other group are in the first one, whose ``"keys"`` is None.
+
+def check_known(op: str, keys: Iterable[StoreKey], known: Set[StoreKey]) -> None:
+    """KeyError if one of the keys that have options is not a known one."""
+    for key in keys:
+        if key not in known:
+            hint = near(key, map(str, known)) if isinstance(key, str) else ""
+            raise KeyError(
+                f"{op}: expected keys of the store, but got {shown(key)}, which was "
+                f"never initialised{hint} (key {shown(key)})"
+            )
+
+
+class Settings(NamedTuple):
+    """The options of an optimizer's keys: groups, and multipliers by key.
+
+    The first group, whose ``"keys"`` is None, has all keys that are in no other.
     """
 
     groups: Sequence[dict[str, Any]]
@@ -115,63 +147,76 @@ class Settings(NamedTuple):
     wd_mult: Mapping[StoreKey, float]
 
     def group_of(self) -> dict[StoreKey, int]:
-        """The groups of the keys that are not in the first one."""
+        """The index of each key's group, for keys that are not in the first group."""
         return {
             key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
         }
 
     def check_distinct(self, op: str) -> None:
-        """ValueError where a key is in two groups."""
+        """ValueError if a key is in two groups."""
         keys = [key for group in self.groups for key in group["keys"] or ()]
         if len(set(keys)) != len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(
-                f"{op}: expected each key in one group, but got one twice "
+                f"{op}: expected each key in one group, but got a repeated key "
                 f"(key {shown(twice)})"
             )
 
     def names(self) -> list[StoreKey]:
-        """The keys that have options of their own."""
+        """The keys that have their own options."""
         return list({**self.group_of(), **self.lr_mult, **self.wd_mult})
 
     def check_kind(self, impl: _C.KVStore) -> None:
-        """TypeError where a key is of the kind that a store does not take."""
+        """TypeError if a key is of the wrong kind (int or str) for a store."""
         for key in self.names():
             impl.contains(key)
 
 
 class Groups(list["Group"]):
-    """``param_groups``: a list that only methods of the optimizer make longer."""
+    """``param_groups``: a list that only the optimizer's methods change."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            "param_groups: expected set_param_groups or add_param_group to change "
-            "which groups there are, but got a change of the list itself"
+            "param_groups: expected set_param_groups or add_param_group to change the "
+            "groups, but the list itself was written"
         )
 
     append = clear = extend = insert = pop = remove = reverse = sort = _refuse
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
-    def replace(self, begin: int, end: int, groups: Iterable[Group]) -> None:
-        """Replaces the groups [begin, end), for the optimizer."""
-        super().__setitem__(slice(begin, end), groups)
+    def assign(
+        self, optimizer: StoreOptimizer, groups: Sequence[dict[str, Any]]
+    ) -> None:
+        """Makes these the groups of an optimizer, with unchecked contents.
+
+        In place: programs keep references to ``param_groups`` and its first group.
+        """
+        super().__delitem__(slice(len(groups), None))
+        for i, group in enumerate(groups):
+            if i == len(self):
+                super().append(Group(optimizer, group))
+            elif i == 0:
+                dict.clear(self[0])
+                dict.update(self[0], group)
+            elif self[i] != group:
+                super().__setitem__(i, Group(optimizer, group))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied and pickled as a plain list."""
+        """Copies and pickles as a plain list."""
         return list, (list(self),)
 
 
 class Group(dict[str, Any]):
-    """One of ``param_groups``: a dict whose options are those of its keys.
+    """One of ``param_groups``: a dict with the options of its keys.
 
-    A write to an option takes effect at the next push; ValueError or TypeError where
-    it makes no sense, and then nothing has changed. Other names, such as a
-    scheduler's ``initial_lr``, are kept beside. ``"keys"`` is the list of its keys,
-    or None in the first group, which all other keys belong to.
+    Writing an option takes effect at the next push; an invalid value is a ValueError or
+    TypeError, and nothing has changed. Other items, such as a scheduler's
+    ``initial_lr``, are kept as well. ``"keys"`` is the list of its keys, or None in the
+    first group, which has all other keys.
     """
 
     def __init__(self, optimizer: StoreOptimizer, items: Mapping[str, Any]) -> None:
-        """Makes a group of `items`, which are checked already."""
+        """Makes a group of `items`, which are already checked."""
         super().__init__(items)
         # Weak: a cycle would keep a store's memory until a garbage collection.
         self._optimizer = weakref.ref(optimizer)
@@ -197,40 +242,53 @@ class Group(dict[str, Any]):
         return self
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """The value of a name, which is set where it is missing."""
+        """Returns an item, which is set to `default` first if it is missing."""
         if name not in self:
             self._write({name: default})
         return self[name]
 
-    def _check_extra(self, name: str) -> None:
+    def _is_extra(self, name: str) -> bool:
         optimizer = self._optimizer()
-        if name in PLACES or (optimizer is not None and name in optimizer.defaults):
+        return name not in RESERVED and (
+            optimizer is None or name not in optimizer.defaults
+        )
+
+    def extras(self) -> dict[str, Any]:
+        """The items that others, such as schedulers, have added."""
+        return {name: value for name, value in self.items() if self._is_extra(name)}
+
+    def add_extras(self, items: Mapping[str, Any]) -> None:
+        """Adds items, except options."""
+        dict.update(self, {k: v for k, v in items.items() if self._is_extra(k)})
+
+    def _check_extra(self, name: str) -> None:
+        if not self._is_extra(name):
             raise ValueError(
-                f"param_groups: expected an option to stay, but {name!r} was taken out"
+                f"param_groups: expected options to stay, but {name!r} was removed"
             )
 
     def __delitem__(self, name: str) -> None:
-        """Takes out what is no option."""
+        """Removes an item that is not an option."""
         self._check_extra(name)
         super().__delitem__(name)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Takes out what is no option."""
+        """Removes an item that is not an option."""
         self._check_extra(name)
         return super().pop(name, *default)
 
     def popitem(self) -> NoReturn:
-        """Refused: it might take out an option."""
+        """Not supported: it could remove an option."""
         raise ValueError("param_groups: expected options to stay, but got popitem()")
 
     def clear(self) -> NoReturn:
-        """Refused: it would take out all options."""
+        """Not supported: it would remove all options."""
         raise ValueError("param_groups: expected options to stay, but got clear()")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """A plain dict."""
+        """Copies as a plain dict."""
         return dict(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as a plain dict."""
+        """Pickles as a plain dict."""
         return dict, (dict(self),)

@@ -10,7 +10,7 @@ import torch
 
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.built_in import GradientOptions
+from torchkv.optim.gradient import GradientOptions
 from torchkv.optim.groups import near
 from torchkv.optim.rules import (
     LAMB,
@@ -44,25 +44,25 @@ _COMMON = {
     "clip_gradient": "clip_value",
 }
 
-# Said of a store that does so anyway: a push of a dense gradient moves all rows, and
-# fp16 and bf16 have an fp32 copy.
+# Always the case: a dense gradient updates all rows, and fp16 and bf16 have an fp32
+# master.
 _IGNORED = ("lazy_update", "multi_precision")
 
 
 def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
-    """Makes the optimizer that MXNet calls `name`, of its options or torch's.
+    """Makes the optimizer that MXNet calls `name`, from MXNet's options or torch's.
 
-    As with MXNet, capitals do not matter.
+    Names are case-insensitive, as in MXNet.
 
     Raises:
-        ValueError: an unknown name or option; the message has the valid ones.
+        ValueError: an unknown name or option; the message lists the valid ones.
     """
     op = "set_optimizer"
     given_name, name = name, name.lower()
     if name not in _BY_NAME:
         valid = ", ".join(repr(known) for known in _BY_NAME)
         raise ValueError(
-            f"{op}: expected an optimizer out of {valid}, but got {given_name!r}"
+            f"{op}: unknown optimizer {given_name!r}; expected one of {valid}"
             f"{near(name, _BY_NAME)}"
         )
     cls, defaults, aliases = _BY_NAME[name]
@@ -85,16 +85,16 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
             value = tuple(betas)
         elif target not in known:
             raise ValueError(
-                f"{op}: expected an option of {name!r} out of "
-                f"{', '.join(sorted(names))}, but got {option!r}{near(option, names)}"
+                f"{op}: unknown option {option!r} of {name!r}; expected one of "
+                f"{', '.join(sorted(names))}{near(option, names)}"
             )
         elif target in given:
             raise ValueError(
-                f"{op}: expected one of {given[target]!r} and {option!r}, which mean "
-                "the same, but got both"
+                f"{op}: expected {given[target]!r} or {option!r}, which are the same "
+                "option, but got both"
             )
         if option == "clip_gradient" and isinstance(value, float | int) and value < 0:
-            value = None  # MXNet's way to say so
+            value = None  # as in MXNet
         if option not in ("beta1", "beta2"):
             given[target] = option
         arguments[target] = value
@@ -105,7 +105,7 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
 
 
 def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:
-    """What ``set_optimizer`` takes, as an optimizer of a store."""
+    """The optimizer of a store for the arguments of ``set_optimizer``."""
     op = "set_optimizer"
     if isinstance(optimizer, str):
         return by_name(optimizer, options)
@@ -118,15 +118,14 @@ def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:
         if options:
             raise TypeError(
                 f"{op}: expected options only with a name or a class, but got "
-                f"{', '.join(map(repr, options))} with one that is made already"
+                f"{', '.join(map(repr, options))} with an optimizer object"
             )
         return optimizer
     if isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise TypeError(
-            f"{op}: expected an optimizer without parameters of its own, but got one "
-            f"of torch.optim; hand over its class: set_optimizer(torch.optim.{kind}, "
-            "lr=...)"
+            f"{op}: expected an optimizer without its own parameters, but got one of "
+            f"torch.optim; pass its class: set_optimizer(torch.optim.{kind}, lr=...)"
         )
     raise TypeError(
         f"{op}: expected a name, an optimizer of torchkv.optim or a class of "

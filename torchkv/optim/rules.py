@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
-from torchkv.optim.built_in import BuiltIn, GradientOptions, on_stores, options_of
+from torchkv.optim.built_in import BuiltIn, on_stores, options_of
+from torchkv.optim.gradient import GradientOptions
 
 
 class SGD(BuiltIn):
@@ -31,13 +32,10 @@ class SGD(BuiltIn):
         """Arguments as torch's, and :class:`GradientOptions`.
 
         Raises:
-            ValueError: an option out of its range.
-            TypeError: an unknown option, or one of another type.
+            ValueError: an option that is out of range.
+            TypeError: an unknown option, or one of the wrong type.
         """
         super().__init__(locals())
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        return ["momentum_buffer"] if group["momentum"] != 0 else []
 
 
 class Adam(BuiltIn):
@@ -61,16 +59,12 @@ class Adam(BuiltIn):
         decoupled_weight_decay: bool = False,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        """Arguments as torch's, and gradient options; errors as :class:`SGD`."""
         super().__init__(locals())
 
     def _name(self) -> str:
-        # One formula: a store that was loaded knows it by this name.
+        # A loaded store only knows the formula, not the class that was set.
         return "AdamW" if self.defaults["decoupled_weight_decay"] else "Adam"
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        names = ["exp_avg", "exp_avg_sq"]
-        return [*names, "max_exp_avg_sq"] if group["amsgrad"] else names
 
 
 class AdamW(Adam):
@@ -91,16 +85,8 @@ class AdamW(Adam):
         fused: bool | None = None,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        """Arguments as torch's, and gradient options; errors as :class:`SGD`."""
         BuiltIn.__init__(self, {**locals(), "decoupled_weight_decay": True})
-
-    @classmethod
-    def _of_defaults(
-        cls, options: Mapping[str, Any], gradient: Mapping[str, Any]
-    ) -> BuiltIn:
-        own = {**options}
-        del own["decoupled_weight_decay"]
-        return super()._of_defaults(own, gradient)
 
 
 class Adagrad(BuiltIn):
@@ -122,11 +108,8 @@ class Adagrad(BuiltIn):
         fused: bool | None = None,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        """Arguments as torch's, and gradient options; errors as :class:`SGD`."""
         super().__init__(locals())
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        return ["sum"]
 
 
 class RMSprop(BuiltIn):
@@ -148,23 +131,15 @@ class RMSprop(BuiltIn):
         differentiable: bool = False,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Arguments and errors as of :class:`SGD`, by torch's names."""
+        """Arguments as torch's, and gradient options; errors as :class:`SGD`."""
         super().__init__(locals())
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        names = ["square_avg"]
-        if group["centered"]:
-            names.append("grad_avg")
-        if group["momentum"] > 0:
-            names.append("momentum_buffer")
-        return names
 
 
 class Lion(BuiltIn):
     """Lion: the sign of an interpolated momentum.
 
     Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2,
-    with decoupled weight decay. A complex value counts as two real ones.
+    with decoupled weight decay. A complex value is treated as two real ones.
     """
 
     _rule = "lion"
@@ -178,19 +153,16 @@ class Lion(BuiltIn):
         maximize: bool = False,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Errors as of :class:`SGD`.
+        """Errors as :class:`SGD`.
 
         Args:
             lr: the learning rate, the size of each step of each element.
-            betas: the share of the momentum in the step, and in the new momentum.
+            betas: the weight of the momentum in the step, and in the new momentum.
             weight_decay: decoupled, so it is multiplied by the learning rate.
-            maximize: climb instead.
+            maximize: maximize instead of minimize.
             **gradient: see :class:`GradientOptions`.
         """
         super().__init__(locals())
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        return ["exp_avg"]
 
 
 class LAMB(BuiltIn):
@@ -198,8 +170,8 @@ class LAMB(BuiltIn):
 
     You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
     minutes", 2020, algorithm 2, with the identity as scaling function. A key of the
-    store is a layer. Where the weights or the step have the norm 0, nothing is
-    scaled. A complex value counts as two real ones.
+    store is a layer. If the norm of the weights or of the step is 0, the step is not
+    scaled. A complex value is treated as two real ones.
     """
 
     _rule = "lamb"
@@ -214,20 +186,17 @@ class LAMB(BuiltIn):
         maximize: bool = False,
         **gradient: Unpack[GradientOptions],
     ) -> None:
-        """Errors as of :class:`SGD`.
+        """Errors as :class:`SGD`.
 
         Args:
             lr: the learning rate.
-            betas: of the averages of gradient and squared gradient.
+            betas: of the running averages of the gradient and its square.
             eps: added to the denominator.
-            weight_decay: added to the step, before it is scaled.
-            maximize: climb instead.
+            weight_decay: added to the step before it is scaled.
+            maximize: maximize instead of minimize.
             **gradient: see :class:`GradientOptions`.
         """
         super().__init__(locals())
-
-    def _state_names(self, group: Mapping[str, Any]) -> list[str]:
-        return ["exp_avg", "exp_avg_sq"]
 
 
 _CLASSES: dict[str, type[BuiltIn]] = {
@@ -237,7 +206,7 @@ _CLASSES: dict[str, type[BuiltIn]] = {
 
 
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
-    """The optimizer that a store has: the object that was set, or one made of it.
+    """The optimizer of a store: the object that was set, or else a new one.
 
     Args:
         impl: the store.
@@ -248,25 +217,26 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     if found is not None:
         found._follow(described)
         return found
-    cls = _CLASSES[rule]
-    optimizer = cls._of_defaults(options_of(list(_default(cls)), numbers[0]), {})
+    make: Any = _CLASSES[rule]
+    optimizer: BuiltIn = make()
+    optimizer.defaults.update(options_of(list(optimizer.defaults), numbers[0]))
     optimizer._follow(described)
     optimizer._impl, optimizer._identity = impl.weak(), identity
-    # Another thread may have made one meanwhile.
+    # Another thread may have made one in the meantime.
     return on_stores.setdefault(identity, optimizer)
 
 
 def after_load(
     impl: _C.KVStore, before: Any, extras: Sequence[Mapping[str, Any]]
 ) -> BuiltIn | None:
-    """The optimizer of a store whose content has been replaced.
+    """The optimizer of a store whose content was replaced.
 
-    The object that was set goes on where what was loaded is of its kind.
+    If the loaded rule is of the same kind, the object that was set is kept.
 
     Args:
         impl: the store.
         before: what its ``optimizer()`` returned before.
-        extras: what schedulers had added to the groups that were loaded.
+        extras: the items that schedulers had added to the loaded groups.
     """
     described = impl.optimizer()
     if not isinstance(described, tuple):
@@ -275,13 +245,7 @@ def after_load(
     if last is not None and before[1] == described[1]:
         last._go_on(impl, before[0], described)
     elif not any(extras):
-        return None  # one is made when it is asked for
+        return None  # on_store makes one when needed
     optimizer = on_store(impl, described)
     optimizer._add_extras(extras)
     return optimizer
-
-
-def _default(cls: type[BuiltIn]) -> dict[str, Any]:
-    make: Any = cls
-    defaults: dict[str, Any] = make().defaults
-    return defaults

@@ -16,20 +16,20 @@ from torchkv.optim.groups import shown
 def map_nests(
     function: Callable[[str, Sequence[Any]], Any], nests: Sequence[Any], path: str
 ) -> Any:
-    """Calls a function for each leaf, and returns a nest of the results.
+    """Calls a function for each leaf, and returns the results in the same structure.
 
-    Mappings, lists, tuples, named tuples and instances of dataclasses are nests. All
-    else is a leaf; so is a ``PackedSequence``, whose rows are not those of its tensors.
+    Mappings, lists, tuples, named tuples and dataclass instances are nests. Anything
+    else is a leaf, including ``PackedSequence``, whose rows are not its tensors'.
 
     Args:
-        function: called as ``function(path, leaves)`` with the leaves that are at one
-            position, one of each nest.
-        nests: at least one, all of one structure.
-        path: what the nests are called in messages.
+        function: called as ``function(path, leaves)`` with the leaves at one position,
+            one from each nest.
+        nests: at least one, all of the same structure.
+        path: the name of the nests in messages.
 
     Raises:
-        ValueError: nests of different structure.
-        TypeError: a dataclass with a tensor in an attribute that is no field.
+        ValueError: nests of different structures.
+        TypeError: a dataclass with a tensor in an attribute that is not a field.
     """
     first, *others = nests
     children = _children(first)
@@ -41,8 +41,8 @@ def map_nests(
         same = _children(other) if type(other) is type(first) else None
         if same is None or same.keys() != children.keys():
             raise ValueError(
-                f"{path}: expected one structure everywhere, but got {_told(first)} "
-                f"and {_told(other)}"
+                f"{path}: expected the same structure, but got {_described(first)} and "
+                f"{_described(other)}"
             )
         for name, child in same.items():
             columns[name].append(child)
@@ -54,7 +54,7 @@ def map_nests(
 
 
 def _children(nest: Any) -> dict[Any, Any] | None:
-    """What a nest holds, by key, field or position; None for a leaf."""
+    """The children of a nest by key, field or position; None for a leaf."""
     if isinstance(nest, PackedSequence):
         return None
     if isinstance(nest, Mapping):
@@ -73,7 +73,7 @@ def _fields(nest: Any) -> list[str]:
 
 
 def _label(nest: Any, name: Any) -> str:
-    """A child's part of the path in messages."""
+    """A child's component of the path."""
     has_fields = not isinstance(nest, Mapping) and (
         hasattr(nest, "_fields") or dataclasses.is_dataclass(nest)
     )
@@ -81,14 +81,14 @@ def _label(nest: Any, name: Any) -> str:
 
 
 def _check_fields(nest: Any, path: str) -> None:
-    """TypeError where a copy of a dataclass would share a tensor with it."""
+    """TypeError if a copy of a dataclass would share a tensor with it."""
     if not dataclasses.is_dataclass(nest) or isinstance(nest, Mapping):
         return
     for name, value in getattr(nest, "__dict__", {}).items():
         if name not in _fields(nest) and _has_tensor(value):
             raise TypeError(
-                f"{path.removeprefix('.')}: expected a dataclass whose tensors are in "
-                f"fields, but got one with a tensor in {name!r}, which is none"
+                f"{path.removeprefix('.')}: expected a dataclass with tensors only in "
+                f"fields, but got one in {name!r}, which is not a field"
             )
 
 
@@ -100,14 +100,14 @@ def _has_tensor(nest: Any) -> bool:
 
 
 def _rebuilt(nest: Any, children: Sequence[Any]) -> Any:
-    """A nest like another one, with other children."""
+    """A copy of a nest with other children."""
     if isinstance(nest, Mapping):
         items = dict(zip(nest, children, strict=True))
-        if dataclasses.is_dataclass(nest):  # as the outputs of transformers
+        if dataclasses.is_dataclass(nest):  # such as the outputs of transformers
             return type(nest)(**items)
         try:
             return type(nest)(items)  # type: ignore[call-arg]
-        except TypeError:  # as of a defaultdict, whose first argument is another
+        except TypeError:  # such as a defaultdict, which takes a factory first
             if not isinstance(nest, MutableMapping):
                 raise
         mapping = copy.copy(nest)
@@ -119,11 +119,11 @@ def _rebuilt(nest: Any, children: Sequence[Any]) -> Any:
         return type(nest)(children)
     result = copy.copy(nest)
     for name, child in zip(_fields(nest), children, strict=True):
-        object.__setattr__(result, name, child)  # of a frozen one, too
+        object.__setattr__(result, name, child)  # even if frozen
     return result
 
 
-def _told(nest: Any) -> str:
+def _described(nest: Any) -> str:
     children = _children(nest)
     name = type(nest).__name__
     return name if children is None else f"{name} of {len(children)}"

@@ -1,4 +1,4 @@
-"""The forms in which a Trainer takes the parameters of a model."""
+"""The forms in which a Trainer accepts the parameters of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from torchkv.optim.groups import StoreKey, shown
-from torchkv.replicas import Replicas, existing
+from torchkv.trainer.replicas import Replicas, existing
 
 Params: TypeAlias = (
     nn.Module
@@ -17,22 +17,20 @@ Params: TypeAlias = (
     | Iterable[tuple[str, Tensor]]
     | Iterable[nn.Module]
 )
-"""A module, what its ``parameters()`` or ``named_parameters()`` gives, a dict of
-parameters by name, or replicas: what :func:`torchkv.replicate` made, or a list or tuple
-of modules, one per device."""
+"""A module, its ``parameters()`` or ``named_parameters()``, a dict by name, or replicas
+from :func:`torchkv.replicate` or as a list or tuple of modules."""
 
 
 def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
     """The copies of each parameter, one per replica, by key.
 
-    Keys are names or, without these, positions. A tensor that stands several times
-    counts once.
+    Keys are names or, if there are no names, positions. A repeated tensor has one key.
 
     Raises:
-        ValueError: no parameters, one that is no leaf or not initialised yet, a name
-            that stands twice, replicas that differ or share a parameter, or parameters
-            of some replicas without those of the others.
-        TypeError: another form.
+        ValueError: no parameters, one that is not a leaf or not initialised, a repeated
+            name, replicas that differ or share a parameter, or only some of several
+            replicas.
+        TypeError: any other form.
     """
     result = _collected(params)
     _check_all_replicas(result)
@@ -48,7 +46,7 @@ def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
     if not items:
         raise ValueError("Trainer: expected at least one parameter, but got none")
     if all(isinstance(item, nn.Module) for item in items):
-        # Any other iterable is more likely one over layers, such as children().
+        # Other iterables are more likely to be over layers, such as children().
         if not isinstance(params, list | tuple | Replicas):
             raise _wrong_form(f"modules in a {type(params).__name__}")
         return _of_replicas(items)
@@ -74,7 +72,7 @@ def _wrong_form(actual: str) -> TypeError:
 
 
 def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:
-    """ValueError where replicas are left out: nobody would keep them equal."""
+    """ValueError if replicas are left out, as they would no longer be kept equal."""
     key_of = {id(p): key for key, copies in parameters.items() for p in copies}
     whole: set[int] = set()
     left_out: dict[int, int] = {}  # the number of replicas, by parameter
@@ -88,9 +86,9 @@ def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:
     for parameter, count in left_out.items():
         if parameter not in whole:
             raise ValueError(
-                f"Trainer: expected all {count} replicas of a parameter under one key, "
-                "but got only some there; hand over the Replicas that "
-                f"torchkv.replicate returned (key {shown(key_of[parameter])})"
+                f"Trainer: expected all {count} replicas of a parameter, but got only "
+                "some of them; pass the Replicas that torchkv.replicate returned "
+                f"(key {shown(key_of[parameter])})"
             )
 
 
@@ -102,7 +100,7 @@ def _distinct(
     for key, parameter in items:
         if nn.parameter.is_lazy(parameter):
             raise ValueError(
-                "Trainer: expected parameters that have values, but got one of a lazy "
+                "Trainer: expected initialised parameters, but got one of a lazy "
                 f"module; run a batch through the model first (key {shown(key)})"
             )
         if not parameter.is_leaf:
@@ -113,10 +111,7 @@ def _distinct(
         if id(parameter) in seen:
             continue
         if key in result:
-            raise ValueError(
-                "Trainer: expected distinct names, but got one twice "
-                f"(key {shown(key)})"
-            )
+            raise ValueError(f"Trainer: repeated name (key {shown(key)})")
         seen.add(id(parameter))
         result[key] = [parameter]
     return result
@@ -133,8 +128,8 @@ def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
             expected, actual = (_described(tensor) for tensor in tensors)
             if expected != actual:
                 raise ValueError(
-                    f"Trainer: expected replicas of the same parameters, but got "
-                    f"{actual} beside {expected} (key {shown(key)}, replica {i})"
+                    "Trainer: expected replicas of the same parameters, but got "
+                    f"{actual} and {expected} (key {shown(key)}, replica {i})"
                 )
     result: dict[StoreKey, list[Tensor]] = {
         key: [replica[key][0] for replica in replicas] for key in first
@@ -142,7 +137,7 @@ def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
     for key, copies in result.items():
         if len({id(parameter) for parameter in copies}) < len(copies):
             raise ValueError(
-                "Trainer: expected replicas with parameters of their own, but got two "
+                "Trainer: expected replicas with their own parameters, but got two "
                 f"that share one (key {shown(key)}); torchkv.replicate makes copies"
             )
     return result

@@ -1,4 +1,4 @@
-"""set_optimizer: SGD in the pass that sums, its bits, its place among the updaters."""
+"""set_optimizer: SGD fused with the sum, bit for bit, and as an updater."""
 
 import copy
 import itertools
@@ -34,7 +34,7 @@ DTYPES = [
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
-    # Later Pythons warn about any fork beside threads.
+    # Newer Pythons warn about any fork of a process with threads.
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
 
@@ -47,7 +47,7 @@ def gradients(shape, dtype, replicas):
 
 @pytest.mark.parametrize("wd", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_hundred_steps_have_the_bits_of_plain_steps(kv, dtype, wd):
+def test_a_hundred_steps_are_bitwise_equal_to_plain_steps(kv, dtype, wd):
     keys, shapes = [3, 5, 7], [(37,), (6, 11), (2, 5, 3)]
     weights = [random_tensor(shape, dtype) for shape in shapes]
     kv.init(keys, weights)
@@ -66,8 +66,8 @@ def test_a_hundred_steps_have_the_bits_of_plain_steps(kv, dtype, wd):
 
 @pytest.mark.parametrize("wd", [0.0, 0.01])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_follows_torch_optim_sgd(kv, dtype, wd):
-    """Half precision: torch's own steps in fp32, rounded for the store."""
+def test_it_matches_torch_optim_sgd(kv, dtype, wd):
+    """Half precision: compared with torch's steps in fp32, rounded."""
     kind = torch.float32 if dtype.itemsize == 2 else dtype
     weight = torch.nn.Parameter(random_tensor((3, 37), dtype).to(kind))
     optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=wd, foreach=False)
@@ -78,8 +78,8 @@ def test_it_follows_torch_optim_sgd(kv, dtype, wd):
         kv.push("w", values)
         weight.grad = values[0].to(kind) + values[1].to(kind) + values[2].to(kind)
         optimizer.step()
-    # torch fuses multiply and add where the processor can: a rounding less, which
-    # tips the rounding to half precision now and then.
+    # torch fuses multiply and add if the processor can, which rounds once less and
+    # sometimes changes the rounding to half precision.
     error = torch.finfo(dtype).eps * (1 if kind is dtype else 4)
     expected = weight.detach().to(dtype)
     torch.testing.assert_close(stored(kv, "w"), expected, rtol=error, atol=20 * error)
@@ -135,7 +135,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.half, torch.cfloat], ids=str)
 @pytest.mark.parametrize("laid_out", ["contiguous", "channels last", "sliced"])
 def test_layouts(kv, dtype, laid_out):
-    """Gradients alike, of one other layout, and of a different one in each replica."""
+    """Gradients of the stored layout, of another, and of one per replica."""
     weight = random_tensor((17, 5, 3, 7), dtype)
     mixes = [[name] * 2 for name in LAYOUTS] + list(itertools.combinations(LAYOUTS, 3))
     kv.init(3, LAYOUTS[laid_out](weight))
@@ -177,7 +177,7 @@ def test_large_values_in_several_threads(kv):
         torch.set_num_threads(before)
 
 
-def test_special_weights_and_gradients(kv):
+def test_infinite_and_nan_weights_and_gradients(kv):
     inf, nan = torch.inf, torch.nan
     kv.init(3, torch.tensor([inf, -inf, nan, 1.0, 1.0, 0.0]))
     kv.set_optimizer("sgd", learning_rate=0.5)
@@ -197,7 +197,7 @@ def test_a_learning_rate_of_zero_keeps_the_values(kv):
     assert_same(stored(kv, 5), full(5))
 
 
-def test_what_the_defaults_are(kv):
+def test_defaults(kv):
     kv.init(3, full(1))
     kv.set_optimizer("sgd")
     kv.push(3, full(100))
@@ -235,7 +235,7 @@ def test_keys_of_both_kinds(store_type, key):
             assert_same(stored(store, key), full(7))
 
 
-def test_setting_it_changes_no_value_and_the_last_one_set_counts(kv):
+def test_setting_an_optimizer_changes_no_value_and_replaces_the_updater(kv):
     kv.init([3, 5], [full(3), full(5)])
     before = snapshot(kv)
     kv.set_optimizer("sgd", learning_rate=1.0)
@@ -256,10 +256,10 @@ def test_setting_it_changes_no_value_and_the_last_one_set_counts(kv):
     assert_same(stored(kv, 3), full(9), "ASSIGN is back")
 
 
-def test_a_refused_optimizer_leaves_the_updater(kv):
+def test_a_rejected_optimizer_keeps_the_updater(kv):
     kv.init(3, full(1))
     kv.set_updater(add_input)
-    with pytest.raises(ValueError, match="learning rate"):
+    with pytest.raises(ValueError, match="a lr of"):
         kv.set_optimizer("sgd", learning_rate=-1.0)
     kv.push(3, full(1))
     assert_same(stored(kv, 3), full(2))
@@ -268,7 +268,7 @@ def test_a_refused_optimizer_leaves_the_updater(kv):
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.int8, torch.uint8, torch.uint16, torch.bool], ids=str
 )
-def test_a_key_that_is_no_float_can_be_all_but_pushed(kv, dtype):
+def test_a_key_of_integer_dtype_cannot_be_pushed(kv, dtype):
     kv.set_optimizer("sgd")
     value = full(1, dtype=dtype)
     kv.init([3, 5], [full(1), value])
@@ -329,7 +329,7 @@ def test_it_is_set_in_torchscript(kv, function, expected):
         (negative, "expected a lr of at least 0"),
     ],
 )
-def test_torchscript_meets_the_same_errors(kv, function, message):
+def test_torchscript_raises_the_same_errors(kv, function, message):
     with pytest.raises(RuntimeError, match=f"set_optimizer: {message}"):
         script(function)(kv.script_object)
 
@@ -355,7 +355,7 @@ COPIES = {
 
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("key", [3, "w"])
-def test_it_travels_with_the_store(store_type, make, key):
+def test_it_is_copied_with_the_store_and_without_keys(store_type, make, key):
     with torchkv.create(store_type) as kv:
         kv.set_optimizer("sgd", learning_rate=1 / 3, wd=1e-300)
         empty = make(kv)
@@ -374,7 +374,7 @@ def test_it_travels_with_the_store(store_type, make, key):
         assert_same(stored(again, key), full(9), "and so does ASSIGN")
 
 
-def test_an_optimizer_of_double_precision_keeps_its_numbers_in_a_copy(kv):
+def test_a_copy_keeps_numbers_in_double_precision(kv):
     kv.init(3, full(1, dtype=torch.float64))
     kv.set_optimizer("sgd", learning_rate=0.1, wd=0.3)
     other = copy.deepcopy(kv)
@@ -429,7 +429,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("place", "damage"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_optimizer_is_refused(kv, place, damage):
+def test_a_damaged_optimizer_is_rejected(kv, place, damage):
     kv.init(3, full(8))
     kv.set_optimizer("sgd", learning_rate=0.5, wd=0.25, momentum=0.5)
     kv.push(3, full(0))

@@ -1,4 +1,4 @@
-"""Options of keys: names that fit no key are errors."""
+"""Options of keys: unknown keys are errors."""
 
 import pickle
 
@@ -71,7 +71,7 @@ def test_an_empty_store_checks_at_the_first_push(kv, optimizer, setter):
     assert_same(stored(kv, "fc.bias"), full(-1))
 
 
-def test_an_optimizer_with_options_meets_a_store(kv, optimizer):
+def test_an_optimizer_with_options_is_set_on_a_store(kv, optimizer):
     optimizer.set_lr_mult({"a": 2.0})
     kv.set_optimizer(optimizer)
     kv.init("b", full(0))
@@ -89,7 +89,7 @@ def test_an_optimizer_with_options_meets_a_store(kv, optimizer):
     assert other.optimizer is None
 
 
-def test_a_key_that_was_found_may_go_and_come_back(kv, optimizer):
+def test_a_known_key_may_be_deleted_and_initialised_again(kv, optimizer):
     kv.set_optimizer(optimizer)
     kv.init([3, 5], [full(0)] * 2)
     optimizer.set_lr_mult({3: 2.0})
@@ -118,7 +118,7 @@ def test_options_of_a_deleted_key_are_saved(kv, tmp_path):
         assert_same(stored(copy, 3), full(-2))
 
 
-def test_a_trainer_knows_its_frozen_parameters():
+def test_frozen_parameters_of_a_trainer_may_have_options():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     optimizer = optim.SGD(0.5)
@@ -139,7 +139,7 @@ def test_a_trainer_knows_its_frozen_parameters():
 
 
 def copies_of(store, folder):
-    """A store by each way to save it."""
+    """Copies of a store by each way of saving it."""
     store.save(folder)
     other = torchkv.create()
     other.load_state_dict(store.state_dict())
@@ -176,7 +176,7 @@ def test_names_are_not_checked_again_after_all_keys_are_deleted(kv, optimizer):
     assert_same(stored(kv, 5), full(-0.5))
 
 
-def test_options_of_keys_of_the_other_kind(kv, optimizer):
+def test_options_of_keys_of_the_wrong_kind(kv, optimizer):
     kv.set_optimizer(optimizer)
     optimizer.set_lr_mult({"a": 2.0})
     kv.init(3, full(0))
@@ -196,7 +196,7 @@ def test_options_of_keys_of_the_other_kind(kv, optimizer):
         ("\ud800", ValueError),
     ],
 )
-def test_what_is_no_key(kv, optimizer, key, error):
+def test_invalid_keys(kv, optimizer, key, error):
     for set_before in (False, True):
         if set_before:
             kv.set_optimizer(optimizer)
@@ -207,7 +207,7 @@ def test_what_is_no_key(kv, optimizer, key, error):
     assert_same(stored(kv, 3), full(-1))
 
 
-def test_a_key_of_numpy_is_an_int(kv, optimizer):
+def test_a_numpy_integer_is_an_int_key(kv, optimizer):
     kv.set_optimizer(optimizer)
     kv.init(3, full(0))
     optimizer.set_lr_mult({np.uint64(3): 2.0})
@@ -215,7 +215,7 @@ def test_a_key_of_numpy_is_an_int(kv, optimizer):
     assert_same(stored(kv, 3), full(-2))
 
 
-def test_a_trainer_that_is_refused_has_changed_nothing():
+def test_a_rejected_trainer_changes_nothing():
     model = nn.Linear(2, 2)
     store = torchkv.create("device")
     optimizer = optim.SGD(0.5)

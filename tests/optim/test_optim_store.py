@@ -1,4 +1,4 @@
-"""Which store an optimizer is on, and how long."""
+"""The store that an optimizer is set on, and the lifetimes of both."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from helpers import ScriptHolder, assert_same, full, script, stored
 from torchkv import optim
 
 
-def test_an_optimizer_whose_store_is_gone_is_free(kv):
+def test_an_optimizer_can_be_set_again_after_its_store_is_freed(kv):
     optimizer = optim.SGD(0.5, momentum=0.5)
     store = torchkv.create()
     store.init(3, full(1))
     store.set_optimizer(optimizer)
     store.push(3, full(1))
-    with pytest.raises(ValueError, match="on another one"):
+    with pytest.raises(ValueError, match="on another store"):
         kv.set_optimizer(optimizer)
     del store
     kv.init(3, full(1))
@@ -23,12 +23,12 @@ def test_an_optimizer_whose_store_is_gone_is_free(kv):
     assert_same(stored(kv, 3), full(0.5), "without the state that it had")
 
 
-def test_an_optimizer_whose_trainer_is_gone_is_free():
+def test_an_optimizer_can_be_set_again_after_its_trainer_is_freed():
     optimizer = optim.SGD(0.5)
     for _ in range(2):
         model = torch.nn.Linear(2, 2)
         trainer = torchkv.Trainer(model, optimizer)
-        with pytest.raises(ValueError, match="on another one"):
+        with pytest.raises(ValueError, match="on another store"):
             torchkv.Trainer(torch.nn.Linear(2, 2), optimizer)
         del trainer
 
@@ -47,7 +47,7 @@ def test_an_optimizer_stays_on_a_store_that_torchscript_holds(kv):
     optimizer.lr = 0.25
     holder.kv.push(3, full(1))
     assert_same(holder.kv.pull(3), full(0.75))
-    with pytest.raises(ValueError, match="on another one"):
+    with pytest.raises(ValueError, match="on another store"):
         again.set_optimizer(optimizer)
 
 
@@ -59,7 +59,7 @@ def test_an_optimizer_stays_on_a_store_that_torchscript_holds(kv):
     ],
     ids=["built-in", "torch.optim"],
 )
-def test_the_state_goes_with_the_store(make):
+def test_the_state_is_freed_with_the_store(make):
     optimizer = make()
     assert optimizer.state_dict()["state"] == {}, "no store, no state"
     store = torchkv.create()
@@ -73,7 +73,7 @@ def test_the_state_goes_with_the_store(make):
         lambda: optimizer.grad_norm,
         lambda: optimizer.num_skipped,
     ):
-        with pytest.raises(RuntimeError, match="whose store was freed"):
+        with pytest.raises(RuntimeError, match="state was freed"):
             call()
 
 

@@ -84,7 +84,7 @@ def test_a_small_norm_changes_nothing():
     assert all(a.equal(b) for a, b in zip(before, after, strict=True))
 
 
-def test_it_takes_the_sum_that_allreduce_grads_left():
+def test_gradients_from_allreduce_grads_are_not_summed_again():
     copies = torchkv.replicate(make_model(), ["cpu"] * 2)
     trainer = torchkv.Trainer(
         copies, "sgd", {"learning_rate": 0.5}, update_on_kvstore=False
@@ -103,7 +103,7 @@ def test_it_takes_the_sum_that_allreduce_grads_left():
     trainer.update()
     torch.optim.SGD(plain.parameters(), lr=0.5).step()
     assert_near(weights(copies[0]), weights(plain))
-    # The next gradients are no sums, though they may have the same memory.
+    # The next gradients are not sums, though they may have the same memory.
     F.cross_entropy(copies(x), y).backward()
     plain.zero_grad()
     F.cross_entropy(plain(x), y).backward()
@@ -150,7 +150,7 @@ def test_a_norm_that_is_not_finite():
     assert trainer.clip_grad_norm_(1.0).isinf()
 
 
-def test_gradients_of_half_precision_are_added_up_in_single_precision():
+def test_gradients_of_half_precision_are_summed_in_single_precision():
     model = nn.Linear(4, 4).to(torch.float16)
     copies = torchkv.replicate(model, ["cpu"] * 2)
     trainer = torchkv.Trainer(copies, "sgd")
@@ -162,7 +162,7 @@ def test_gradients_of_half_precision_are_added_up_in_single_precision():
     assert norm.item() == pytest.approx(80000 * math.sqrt(20), rel=1e-5)
 
 
-def test_wrong_limits():
+def test_invalid_limits():
     trainer = torchkv.Trainer(make_model(), "sgd")
     for limit in (-1.0, math.nan):
         with pytest.raises(ValueError, match="clip_grad_norm_: expected a max_norm"):
@@ -191,7 +191,7 @@ def test_the_norm_of_the_last_step():
     trainer.clip_grad_norm_(1e6)
     trainer.step()
     assert trainer.grad_norm == pytest.approx(norm, rel=1e-5)
-    # A call that no step follows counts for none.
+    # A call that is not followed by a step has no effect on the norm.
     backward(2)
     trainer.clip_grad_norm_(1e-6)
     trainer.zero_grad()
@@ -217,7 +217,7 @@ def test_the_norm_of_gradients_that_were_dropped():
     assert trainer.grad_norm is None
 
 
-def test_a_push_that_was_skipped_leaves_the_norm():
+def test_a_skipped_push_keeps_the_norm():
     model = make_model()
     trainer = torchkv.Trainer(model, torchkv.optim.SGD(0.1, skip_nonfinite=True))
     x, y = make_batches(1)[0]
@@ -240,7 +240,7 @@ def test_a_push_that_was_skipped_leaves_the_norm():
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-def test_a_copy_of_a_trainer_trains_on(duplicate):
+def test_a_copy_of_a_trainer_continues_training(duplicate):
     model = make_model()
     trainer = torchkv.Trainer(model, "adamw", {"learning_rate": 0.1})
     batches = make_batches(2)
@@ -259,7 +259,7 @@ def test_a_copy_of_a_trainer_trains_on(duplicate):
     for pair in ((model, trainer), both):
         train(*pair, batches[1])
     assert_same_weights(weights(both[0]), weights(model))
-    # It knows the parameters that have options before they are trained.
+    # Parameters may have options before they are trained.
     both[1].optimizer.set_lr_mult({"0.weight": 0.5})
     with pytest.raises(KeyError, match="set_lr_mult"):
         both[1].optimizer.set_lr_mult({"0.wieght": 0.5})

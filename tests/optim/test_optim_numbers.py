@@ -1,4 +1,4 @@
-"""Numbers that an optimizer takes, and what is no number."""
+"""Valid and invalid numbers of an optimizer."""
 
 from fractions import Fraction
 
@@ -38,14 +38,14 @@ def trained(kv):
 
 
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
-def test_a_number_that_no_float_holds_is_a_value_error(trained, sets):
+def test_a_number_that_overflows_is_a_value_error(trained, sets):
     with pytest.raises(ValueError):
         sets(trained, HUGE)
 
 
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("value", [True, np.bool_(True), "0.1", [0.1]])
-def test_what_is_no_number_is_a_type_error(trained, sets, value):
+def test_a_value_that_is_not_a_number_is_a_type_error(trained, sets, value):
     with pytest.raises(TypeError):
         sets(trained, value)
 

@@ -1,4 +1,4 @@
-"""``param_groups`` as a list: only the optimizer's methods change which there are."""
+"""``param_groups`` as a list, which only the optimizer's methods change."""
 
 import copy
 
@@ -26,7 +26,7 @@ from helpers import assert_same, full, stored
     ],
 )
 @pytest.mark.parametrize("set_one", [lambda: "sgd", lambda: torch.optim.SGD])
-def test_the_list_of_groups_stays(kv, change, set_one):
+def test_the_list_of_groups_is_read_only(kv, change, set_one):
     kv.init([3, 5], [full(1)] * 2)
     kv.set_optimizer(set_one(), lr=0.5)
     kv.set_param_groups([{"keys": [5], "lr": 1.0}])

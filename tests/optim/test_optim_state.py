@@ -1,4 +1,4 @@
-"""An optimizer's state: saved, loaded, copied with the store, refused when damaged."""
+"""An optimizer's state: saved, loaded, copied with the store, rejected if damaged."""
 
 import copy
 import io
@@ -53,7 +53,7 @@ def push(store, steps=3, keys=None):
 
 
 def assert_equal(actual, expected):
-    """Equality of nested dicts, with every bit of their tensors."""
+    """Bitwise equality of nested dicts of tensors."""
     if isinstance(expected, torch.Tensor):
         assert_same(actual, expected)
     elif isinstance(expected, dict):
@@ -76,7 +76,7 @@ def through_torch_save(thing):
 )
 @pytest.mark.parametrize("keys", [(3, 5), ("a", "b")], ids=str)
 @pytest.mark.parametrize("steps", [0, 3])
-def test_state_goes_on_where_it_was_saved(kv, name, dtype, keys, steps):
+def test_training_continues_from_a_saved_state(kv, name, dtype, keys, steps):
     trained(kv, name, keys, steps, dtype)
     state = through_torch_save(kv.optimizer.state_dict())
     with torchkv.create() as other:
@@ -107,7 +107,7 @@ def test_state_in_a_file(kv, name, tmp_path):
 
 
 def flipped(content):
-    """One bit of a number of a tensor is another."""
+    """Flips one bit of a tensor."""
     state = torch.load(io.BytesIO(content))["state"][5]
     tensor = next(v for v in state.values() if isinstance(v, torch.Tensor))
     at = content.index(bits(tensor)[2]) + 5
@@ -115,7 +115,7 @@ def flipped(content):
 
 
 def hidden(content):
-    """The directory's entry of a tensor is a folder's, which torch reads as nothing."""
+    """Turns a tensor's directory entry into a folder's, which torch reads as empty."""
     at = content.index(b"archive/data/0", content.index(b"PK\1\2")) - 8
     return content[:at] + b"\x10" + content[at + 1 :]
 
@@ -140,7 +140,7 @@ def saved(thing):
     ],
     ids=["empty", "last byte", "half", "text", "list", "dict", "bit", "folder"],
 )
-def test_a_damaged_file_is_refused_whole(kv, name, damage, tmp_path):
+def test_a_damaged_file_changes_nothing(kv, name, damage, tmp_path):
     trained(kv, name)
     path = tmp_path / "states"
     kv.save_optimizer_states(path)
@@ -165,13 +165,13 @@ def test_a_file_without_checksums_is_read(kv, name, tmp_path):
     assert repr(kv.optimizer.state_dict()) == before
 
 
-def test_a_file_that_is_not_there(kv, name, tmp_path):
+def test_a_missing_file(kv, name, tmp_path):
     trained(kv, name)
     with pytest.raises(FileNotFoundError):
         kv.load_optimizer_states(tmp_path / "states")
 
 
-def test_a_killed_save_is_cleared_away_by_the_next(kv, name, tmp_path):
+def test_the_next_save_removes_what_a_killed_one_left(kv, name, tmp_path):
     trained(kv, name)
     (tmp_path / ".states.mine").touch()
     child = os.fork()
@@ -195,7 +195,7 @@ def test_a_save_that_fails_leaves_the_old_file(kv, name, tmp_path):
     assert (tmp_path / "states").read_bytes() == b"old"
 
 
-def test_a_saved_file_is_on_the_disk_and_then_its_name(kv, name, tmp_path, monkeypatch):
+def test_a_file_is_flushed_before_it_is_renamed(kv, name, tmp_path, monkeypatch):
     trained(kv, name)
     events = []
     fsync, replace = os.fsync, os.replace
@@ -214,7 +214,7 @@ def test_a_saved_file_is_on_the_disk_and_then_its_name(kv, name, tmp_path, monke
     assert events == ["file", "rename", "folder"]
 
 
-def test_a_link_stays_one(kv, name, tmp_path):
+def test_a_link_is_kept(kv, name, tmp_path):
     trained(kv, name)
     link = tmp_path / "latest"
     (tmp_path / "run").mkdir()
@@ -224,7 +224,7 @@ def test_a_link_stays_one(kv, name, tmp_path):
     assert (tmp_path / "run" / "states").is_file()
 
 
-def test_the_umask_counts_and_is_not_touched(kv, name, tmp_path, monkeypatch):
+def test_the_umask_applies_and_is_not_changed(kv, name, tmp_path, monkeypatch):
     trained(kv, name)
     before = os.umask(0o027)
     try:
@@ -250,7 +250,7 @@ def test_threads_save_to_one_file(kv, name, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-def test_a_distributed_checkpoint_takes_it(kv, name, tmp_path):
+def test_a_distributed_checkpoint(kv, name, tmp_path):
     import torch.distributed.checkpoint as dcp
 
     trained(kv, name)
@@ -319,7 +319,7 @@ DAMAGES = [
     (["optimizer"], None, "optimizer"),
     (["state"], None, "state"),
     (["state", 5], None, r"missing \(key 5\)"),
-    (["state", 7], {"step": 1, "num_accumulated": 0}, r"too many \(key 7\)"),
+    (["state", 7], {"step": 1, "num_accumulated": 0}, r"unexpected \(key 7\)"),
     (["state", 5], 7, "key 5"),
     (["state", 5, "step"], None, "step.*key 5"),
     (["state", 5, "step"], -1, "key 5"),
@@ -329,7 +329,7 @@ DAMAGES = [
     (["state", 5, "odd"], torch.ones(4, 3, dtype=torch.bool), "bool.*key 5"),
     (["state", 1.5], {}, "key"),
     (["param_groups"], [], "group"),
-    (["param_groups", 0, "lr"], -1.0, "learning rate"),
+    (["param_groups", 0, "lr"], -1.0, "a lr "),
     (["param_groups", 1, "lr"], None, "'lr'"),
     (["param_groups", 0, "keys"], [3], "keys"),
     (["param_groups"], (5,), r"param_groups\[0\]"),
@@ -348,7 +348,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("path", "value", "text"), DAMAGES)
-def test_a_damaged_state_is_refused_whole(kv, name, path, value, text):
+def test_a_damaged_state_changes_nothing(kv, name, path, value, text):
     trained(kv, name, steps=4)
     before = repr(kv.optimizer.state_dict())
     good = kv.optimizer.state_dict()
@@ -357,7 +357,7 @@ def test_a_damaged_state_is_refused_whole(kv, name, path, value, text):
     assert repr(kv.optimizer.state_dict()) == before
 
 
-def test_a_state_of_another_shape_or_a_tensor_missing(kv, name):
+def test_a_state_of_the_wrong_shape_or_with_a_missing_tensor(kv, name):
     trained(kv, name, steps=4)
     good = kv.optimizer.state_dict()
     before = repr(good)
@@ -374,7 +374,7 @@ def test_a_state_of_another_shape_or_a_tensor_missing(kv, name):
     assert repr(kv.optimizer.state_dict()) == before
 
 
-def test_not_strict_takes_what_both_have(kv, name):
+def test_not_strict_loads_common_keys(kv, name):
     trained(kv, name)
     state = kv.optimizer.state_dict()
     kv.init(9, full(1).new_ones(4, 3))

@@ -1,4 +1,4 @@
-"""torchkv.nests: one structure in, the same structure out."""
+"""torchkv.trainer.nests: results have the structure of the inputs."""
 
 import types
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from torchkv.nests import map_nests
+from torchkv.trainer.nests import map_nests
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -104,7 +104,7 @@ class Caching:
 
 
 def test_a_tensor_outside_of_a_dataclasses_fields():
-    with pytest.raises(TypeError, match=r"x\[0\]: .*in fields.*'cache'"):
+    with pytest.raises(TypeError, match=r"x\[0\]: .*only in fields.*'cache'"):
         map_nests(double, [[Caching(torch.ones(2))]], "x")
     assert map_nests(double, [Caching(1)], "x").x == 2
 
@@ -144,5 +144,7 @@ def test_paths_and_columns():
     ],
 )
 def test_different_structures(a, b, told):
-    with pytest.raises(ValueError, match=rf"x\[0\]: expected one structure .*{told}"):
+    with pytest.raises(
+        ValueError, match=rf"x\[0\]: expected the same structure.*{told}"
+    ):
         map_nests(double, [[a], [b]], "x")

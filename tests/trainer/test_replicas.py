@@ -85,7 +85,7 @@ def test_a_batch_of_fewer_rows_than_replicas():
     trainer.step(2)
 
 
-def test_buffers_count_each_replicas_shards():
+def test_buffers_depend_on_each_replicas_shards():
     replicas = torchkv.replicate(nn.BatchNorm1d(2, momentum=1.0), ["cpu"] * 2)
     replicas(torch.tensor([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0]]))
     assert [r.running_mean.tolist() for r in replicas] == [[2.0, 2.0], [6.0, 6.0]]
@@ -117,7 +117,7 @@ both = threading.Barrier(2)
 
 
 class Place(nn.Module):
-    """Says in which thread and modes it runs, as soon as two of them do."""
+    """Records its thread and modes, and waits until two of them run."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +209,7 @@ def test_errors():
         (
             lambda: replicas.gather([{"x": torch.ones(1)}, {"y": torch.ones(1)}]),
             ValueError,
-            "one structure everywhere, but got dict of 1 and dict of 1",
+            "the same structure, but got dict of 1 and dict of 1",
         ),
         (
             lambda: replicas.gather([{"x": torch.ones(1)}, torch.ones(1)]),
@@ -237,7 +237,7 @@ class Batch:
 
 
 class Model(nn.Module):
-    """Takes a batch in any form, and returns a nest of its two outputs."""
+    """Takes a batch in any form, and returns two nested outputs."""
 
     def __init__(self):
         super().__init__()
@@ -305,7 +305,7 @@ def test_nested_batches_are_scattered(form, devices):
 
 
 def assert_gradients(replicas, plain):
-    """Those of all replicas add up to those of the whole batch."""
+    """The replicas' gradients sum to those of the whole batch."""
     for expected, *copies in zip(
         plain.parameters(), *(r.parameters() for r in replicas), strict=True
     ):
@@ -313,7 +313,7 @@ def assert_gradients(replicas, plain):
         torch.testing.assert_close(total, expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_repeated_is_whole_and_on_each_device(devices):
+def test_repeated_arguments_are_copied_to_each_device(devices):
     replicas = torchkv.replicate(Model(), devices)
     x = torch.randn(8, 3)
     scale = torch.tensor(2.0, requires_grad=True)
@@ -346,10 +346,10 @@ def test_a_nested_batch_of_fewer_rows_than_replicas():
     assert replicas({"x": torch.ones(0, 3)})["sum"].shape == (0, 2)
 
 
-# --- As of one module
+# --- Methods of a module
 
 
-def test_a_replicas_face_is_that_of_its_module():
+def test_replicas_have_the_methods_of_their_module():
     model = make_model()
     replicas = torchkv.replicate(model, ["cpu"] * 3)
     assert replicas.module is model

@@ -1,4 +1,4 @@
-"""A small model, trained: what the tests of the Trainer share."""
+"""Training of a small model, shared by the tests of the Trainer."""
 
 import torch
 import torch.nn.functional as F

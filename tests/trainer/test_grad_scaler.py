@@ -49,8 +49,8 @@ def test_grad_scaler_skips_infinities_and_changes_nothing_else(on_store, unscale
     assert_same_weights(weights(copies[1]), weights(copies[0]))
 
 
-def test_gradients_may_be_cut_between_unscaling_and_the_step():
-    """The bits of torch's own loop: autocast, unscale, clip, step, update."""
+def test_gradients_may_be_clipped_between_unscaling_and_the_step():
+    """Compared with torch's own loop: autocast, unscale, clip, step, update."""
     batches = make_batches()
 
     def train(make_optimizer):
@@ -90,7 +90,7 @@ def test_a_skipped_step_leaves_its_gradients_for_zero_grad():
     assert trainer.optimizer.state_dict()["state"][0]["step"] == 1
 
 
-def test_grad_scaler_hands_the_batch_size_on():
+def test_grad_scaler_passes_the_batch_size():
     parameter = nn.Parameter(torch.zeros(3))
     trainer = torchkv.Trainer([parameter], "sgd", {"learning_rate": 1.0})
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -99,7 +99,7 @@ def test_grad_scaler_hands_the_batch_size_on():
     assert parameter.tolist() == [-4.0] * 3
 
 
-def test_param_groups_are_only_for_reading():
+def test_param_groups_are_read_only():
     trainer = torchkv.Trainer(make_model(), "sgd")
     assert len(trainer.param_groups[0]["params"]) == 4
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Which parameters a Trainer takes, in which forms, and their keys."""
+"""The parameters that a Trainer accepts, their forms and their keys."""
 
 import copy
 import pickle
@@ -78,7 +78,7 @@ def test_tied_parameters_have_one_key():
 
 
 def test_a_module_list_is_a_module():
-    """Its layers, of one shape, are not replicas of each other."""
+    """Its layers of the same shape are not replicas of each other."""
     torch.manual_seed(3)
     layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     before = weights(layers)
@@ -124,7 +124,7 @@ def test_other_iterables_of_modules_are_not_replicas(form):
     ],
     ids=["parameters", "module", "a replica", "two of three", "a parameter", "a list"],
 )
-def test_some_replicas_without_the_others_are_refused(form):
+def test_some_replicas_without_the_others_are_rejected(form):
     copies = torchkv.replicate(nn.Linear(2, 2), ["cpu"] * 3)
     with pytest.raises(ValueError, match="expected all 3 replicas of a parameter"):
         torchkv.Trainer(form(copies), "sgd")
@@ -150,13 +150,13 @@ def test_replicas_of_some_replicas_are_trained():
         torchkv.Trainer([copies[0], copies[2]], "sgd")
 
 
-def test_a_module_whose_replicas_are_gone_is_a_module():
+def test_a_module_whose_replicas_were_freed_is_one_module():
     model = nn.Linear(2, 2)
     torchkv.replicate(model, ["cpu"] * 2)
     assert len(torchkv.Trainer(model, "sgd").kvstore) == 2
 
 
-def test_replicas_begin_with_the_values_of_the_first():
+def test_replicas_start_with_the_values_of_the_first():
     first, second = (
         make_model(),
         nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -180,10 +180,10 @@ WEIGHT = nn.Parameter(torch.zeros(2))
         (WEIGHT, TypeError, "expected a module.*but got Parameter"),
         ([WEIGHT, 3], TypeError, "one with an item of type"),
         ([WEIGHT * 2], ValueError, r"result of an operation \(key 0\)"),
-        ([("w", WEIGHT), ("w", WEIGHT.detach())], ValueError, "got one twice"),
+        ([("w", WEIGHT), ("w", WEIGHT.detach())], ValueError, "repeated name"),
         (nn.LazyLinear(3), ValueError, r"lazy module; run .*\(key 'weight'\)"),
         ([MODEL, MODEL], ValueError, r"two that share one \(key '0.weight'"),
-        ([MODEL, OTHER], ValueError, r"\[9, 5\] beside .*\[8, 5\].*replica 1"),
+        ([MODEL, OTHER], ValueError, r"\[9, 5\] and .*\[8, 5\].*replica 1"),
         ([MODEL, OTHER[:2]], ValueError, "replicas of the same"),
     ],
 )

@@ -1,93 +1,16 @@
-"""torchkv.optim: every option of each optimizer beside torch.optim's own steps."""
-
-import itertools
+"""Every option of each optimizer, compared with torch.optim's own steps."""
 
 import pytest
 import torch
 
 import torchkv
 from helpers import allocated_bytes, assert_same, bits, full, run_threads, stored
+from optim_cases import CASES, FEW, ids
 from torchkv import optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 STEPS = 100
-
-# Per class: values of each option, the first of which is torch's default.
-GRIDS = {
-    "SGD": {
-        "lr": [0.05, 0.01],
-        "momentum": [0, 0.9],
-        "dampening": [0, 0.3, -0.2],
-        "weight_decay": [0, 0.02],
-        "nesterov": [False, True],
-        "maximize": [False, True],
-    },
-    "Adam": {
-        "lr": [0.01],
-        "betas": [(0.9, 0.999), (0.3, 0.7)],
-        "weight_decay": [0, 0.02],
-        "amsgrad": [False, True],
-        "maximize": [False, True],
-        "eps": [1e-8, 1e-3],
-    },
-    "AdamW": {
-        "lr": [0.01],
-        "betas": [(0.9, 0.999), (0.3, 0.7)],
-        "weight_decay": [0.01, 0],
-        "amsgrad": [False, True],
-        "maximize": [False, True],
-        "eps": [1e-8, 1e-3],
-    },
-    "Adagrad": {
-        "lr": [0.05],
-        "lr_decay": [0, 0.1],
-        "weight_decay": [0, 0.02],
-        "initial_accumulator_value": [0, 0.5],
-        "maximize": [False, True],
-        "eps": [1e-10, 1e-3],
-    },
-    "RMSprop": {
-        "lr": [0.01],
-        "alpha": [0.99, 0.6],
-        "weight_decay": [0, 0.02],
-        "momentum": [0, 0.8],
-        "centered": [False, True],
-        "maximize": [False, True],
-        "eps": [1e-8, 1e-3],
-    },
-}
-
-
-def is_valid(options):
-    if options.get("dampening", 0) < 0 and options["lr"] == 0.05:
-        return False  # weights grow to 20, and torch's own roundings with them
-    return not options.get("nesterov") or (
-        options["momentum"] > 0 and options["dampening"] == 0
-    )
-
-
-CASES = [
-    (name, options)
-    for name, grid in GRIDS.items()
-    for values in itertools.product(*grid.values())
-    if is_valid(options := dict(zip(grid, values, strict=True)))
-]
-FEW = [
-    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
-    ("SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "maximize": True}),
-    ("Adam", {"lr": 0.01, "amsgrad": True, "weight_decay": 0.02}),
-    ("AdamW", {"lr": 0.01}),
-    ("Adagrad", {"lr": 0.05, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
-    ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.8}),
-]
-
-
-def ids(case):
-    return (
-        str(case) if not isinstance(case, dict) else "-".join(map(str, case.values()))
-    )
-
 
 TOLERANCES = {
     torch.float32: {"rtol": 1e-6, "atol": 1e-6},
@@ -145,7 +68,7 @@ class Pair:
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=ids)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_each_combination_of_options_follows_torch(name, options, dtype):
+def test_each_combination_of_options_matches_torch(name, options, dtype):
     with torchkv.create() as kv:
         pair = Pair(kv, name, options, dtype)
         for step in range(STEPS):
@@ -155,7 +78,7 @@ def test_each_combination_of_options_follows_torch(name, options, dtype):
 
 @pytest.mark.parametrize(("name", "options"), FEW, ids=ids)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-def test_complex_values_follow_torch(kv, name, options, dtype):
+def test_complex_values_match_torch(kv, name, options, dtype):
     if name == "RMSprop" and options.get("centered"):
         options = {**options, "eps": 1e-3}  # a variance near 0 has few right digits
     pair = Pair(kv, name, options, dtype)
@@ -166,7 +89,7 @@ def test_complex_values_follow_torch(kv, name, options, dtype):
 
 @pytest.mark.parametrize(("name", "options"), FEW, ids=ids)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_keeps_an_fp32_master(kv, name, options, dtype):
+def test_half_precision_has_an_fp32_master(kv, name, options, dtype):
     value = torch.randn(5, 3).to(dtype)
     kv.init(3, value)
     kv.set_optimizer(getattr(optim, name)(**options))
@@ -206,7 +129,7 @@ def lamb_step(w, m, v, g, t, lr, betas, eps, weight_decay):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("shape", [(5, 7), (), (0,)], ids=str)
-def test_lion_is_the_paper(kv, weight_decay, maximize, shape):
+def test_lion_matches_the_paper(kv, weight_decay, maximize, shape):
     w = torch.randn(shape, dtype=torch.float64)
     m = torch.zeros_like(w)
     kv.init(3, w)
@@ -226,7 +149,7 @@ def test_lion_is_the_paper(kv, weight_decay, maximize, shape):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_lamb_is_the_paper(kv, weight_decay, maximize, dtype):
+def test_lamb_matches_the_paper(kv, weight_decay, maximize, dtype):
     shapes = [(5, 7), (), (0,), (3, 2)]
     weights = [torch.randn(shape, dtype=dtype) for shape in shapes]
     weights[3].zero_()  # no norm, no scaling
@@ -258,7 +181,7 @@ def test_lamb_is_the_paper(kv, weight_decay, maximize, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("cls", [optim.Lion, optim.LAMB])
-def test_lion_and_lamb_take_a_complex_number_as_two_real_ones(kv, cls, dtype):
+def test_lion_and_lamb_treat_a_complex_number_as_two_real_ones(kv, cls, dtype):
     w = torch.randn(5, 7, dtype=dtype)
     with torchkv.create() as other:
         for store, value in ((kv, w), (other, torch.view_as_real(w))):
@@ -273,7 +196,7 @@ def test_lion_and_lamb_take_a_complex_number_as_two_real_ones(kv, cls, dtype):
         assert_same(torch.view_as_real(ours["exp_avg"]), theirs["exp_avg"])
 
 
-# --- What is done to gradients
+# --- Gradient options
 
 
 def test_rescaled_and_clipped_by_value(kv):
@@ -335,7 +258,7 @@ def test_pushes_accumulate_to_one_step(kv, name, dtype):
             assert_same(stored(kv, 3), stored(other, 3))
 
 
-def test_a_push_that_is_not_finite_is_no_step(kv):
+def test_a_nonfinite_push_makes_no_step(kv):
     kv.init([3, 5], [full(1), full(1)])
     kv.set_optimizer(optim.SGD(lr=0.5, skip_nonfinite=True, clip_value=1.0))
     assert kv.optimizer.num_skipped == 0
@@ -440,7 +363,7 @@ def test_threads_push_different_keys():
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "LAMB"])
-def test_state_is_held_once_whatever_the_number_of_replicas(name):
+def test_state_is_stored_once_for_any_number_of_replicas(name):
     def first_push(replicas):
         with torchkv.create() as kv:
             kv.init(3, torch.zeros(1000, dtype=torch.bfloat16))

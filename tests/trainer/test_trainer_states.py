@@ -25,7 +25,7 @@ def test_learning_rate():
     assert trainer.learning_rate == 0.5
     trainer.set_learning_rate(0.25)
     assert trainer.learning_rate == trainer.optimizer.lr == 0.25
-    with pytest.raises(ValueError, match="learning rate"):
+    with pytest.raises(ValueError, match="a lr of"):
         trainer.set_learning_rate(-1)
     assert trainer.learning_rate == 0.25
 
@@ -66,7 +66,7 @@ def test_schedulers(make, on_store):
 @pytest.mark.parametrize("resumed_on_store", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("optimizer", ["adamw", torch.optim.AdamW])
-def test_saved_states_bring_the_bits_back(
+def test_training_from_saved_states_is_bitwise_equal(
     tmp_path, optimizer, dtype, on_store, resumed_on_store, weights_first
 ):
     def start(on_store):
@@ -97,7 +97,7 @@ def test_saved_states_bring_the_bits_back(
     assert_same_weights(weights(other), weights(model))
 
 
-def test_states_of_other_parameters_are_refused(tmp_path):
+def test_states_of_other_parameters_are_rejected(tmp_path):
     torchkv.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "states")
     for params in ([nn.Parameter(torch.ones(2, 2))], make_model()):
         trainer = torchkv.Trainer(params, "adam")
@@ -109,7 +109,7 @@ def test_states_of_other_parameters_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 99])
-def test_a_damaged_file_is_refused_whole(tmp_path, content):
+def test_a_damaged_file_changes_nothing(tmp_path, content):
     (tmp_path / "states").write_bytes(content)
     trainer = torchkv.Trainer(make_model(), "adam")
     before = repr(trainer.optimizer.state_dict())
@@ -120,8 +120,8 @@ def test_a_damaged_file_is_refused_whole(tmp_path, content):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
-def test_weights_written_between_steps_are_trained_on(optimizer, dtype):
-    """Momentum stays, as with torch.optim; so does the new weight."""
+def test_training_continues_from_weights_written_between_steps(optimizer, dtype):
+    """Momentum is kept, as with torch.optim, and so is the new weight."""
     parameter = nn.Parameter(torch.zeros(3, dtype=dtype))
     word = "learning_rate" if optimizer == "sgd" else "lr"
     trainer = torchkv.Trainer([parameter], optimizer, {word: 1.0, "momentum": 0.5})
@@ -150,3 +150,25 @@ def test_a_module_may_change_its_dtype():
         trainer.step()
         assert trainer.kvstore.dtype("weight") == model.weight.dtype == dtype
     assert trainer.optimizer.state_dict()["state"]["weight"]["step"] == 6
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD])
+def test_a_rejected_weight_loses_no_state(optimizer):
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    trainer = torchkv.Trainer(parameters, optimizer)
+    trainer.optimizer.lr = 1.0
+    trainer.optimizer.set_param_groups([{"keys": [0, 1], "momentum": 0.5}])
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 4.0)
+        trainer.step()
+
+    step()
+    parameters[0].data = torch.zeros(4)
+    with pytest.raises(ValueError, match="shape"):
+        step()
+    parameters[0].data = torch.full((3,), 100.0)
+    step()
+    assert parameters[0].tolist() == [94.0] * 3  # 100 - (4 + 4 / 2)
+    assert parameters[1].tolist() == [-10.0] * 3

@@ -1,4 +1,4 @@
-"""torchkv.Trainer: the weights of plain torch training, and gluon's manners."""
+"""torchkv.Trainer: the weights of plain torch training, and gluon's API."""
 
 import copy
 
@@ -58,7 +58,7 @@ FORMS = [
 @pytest.mark.parametrize("on_store", [None, True, False])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize(("optimizer", "options", "plain", "plain_options"), FORMS)
-def test_it_trains_as_one_process_with_torch_optim(
+def test_it_trains_like_torch_optim(
     store_type, optimizer, options, plain, plain_options, replicas, on_store
 ):
     model = make_model()
@@ -94,7 +94,7 @@ def test_it_trains_on_gpus(devices, on_store):
         assert_near(moved, expected, 1e-5)
 
 
-def test_gluons_loop_needs_no_zero_grad():
+def test_gluons_loop_works_without_zero_grad():
     """gluon.Trainer's arguments by position, losses that are not reduced."""
     model = make_model()
     trainer = torchkv.Trainer(
@@ -114,7 +114,7 @@ def test_gluons_loop_needs_no_zero_grad():
 
 
 @pytest.mark.parametrize("on_store", [True, False])
-def test_the_optimizers_own_rescale_grad_counts(on_store):
+def test_the_optimizers_own_rescale_grad_is_applied(on_store):
     parameter = nn.Parameter(torch.zeros(3))
     sgd = torchkv.optim.SGD(lr=1.0, rescale_grad=0.5)
     trainer = torchkv.Trainer([parameter], sgd, update_on_kvstore=on_store)
@@ -137,7 +137,7 @@ def test_each_batch_that_accumulates_is_divided_by_its_own_size(dtype, on_store)
     assert trainer.optimizer.rescale_grad == 0.5
 
 
-def test_accumulated_gradients_of_half_precision_are_not_rounded_again():
+def test_accumulated_gradients_of_half_precision_are_rounded_once():
     parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
     sgd = torchkv.optim.SGD(lr=1.0, accumulate=3)
     trainer = torchkv.Trainer([parameter], sgd)
@@ -149,7 +149,7 @@ def test_accumulated_gradients_of_half_precision_are_not_rounded_again():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_optimizer_used_again_begins_with_its_own_rescale_grad(accumulate):
+def test_a_reused_optimizer_starts_with_its_own_rescale_grad(accumulate):
     sgd = torchkv.optim.SGD(lr=1.0, accumulate=accumulate, rescale_grad=0.5)
     for rescale in (0.5, 0.5, 2.0):
         if rescale == 2.0:
@@ -164,7 +164,7 @@ def test_an_optimizer_used_again_begins_with_its_own_rescale_grad(accumulate):
 
 
 @pytest.mark.parametrize("on_store", [True, False])
-def test_stale_gradients_are_refused_unless_ignored(on_store):
+def test_stale_gradients_are_rejected_unless_ignored(on_store):
     model = make_model()
     trainer = torchkv.Trainer(
         model.named_parameters(),
@@ -264,7 +264,7 @@ def test_a_trainer_without_a_store_between_replicas():
     assert_near(weights(model), train_plainly(torch.optim.SGD, {"lr": 0.1}))
 
 
-def test_gradients_and_updates_apart_are_refused_on_the_store():
+def test_separate_updates_are_rejected_if_the_optimizer_is_on_the_store():
     trainer = torchkv.Trainer(make_model(), "sgd")
     for call in (trainer.allreduce_grads, lambda: trainer.update(1)):
         with pytest.raises(RuntimeError, match="update_on_kvstore=False when creating"):
@@ -294,23 +294,23 @@ def cases():
         (
             options(kvstore=None, update_on_kvstore=True),
             ValueError,
-            "expected a kvstore",
+            "need a kvstore",
         ),
         (
             options(kvstore=a_store_with(lambda s: s.init(1, torch.zeros(1)))),
             ValueError,
-            "make one for each trainer",
+            "create one for each trainer",
         ),
         (
             options(kvstore=a_store_with(lambda s: s.set_optimizer("sgd"))),
             ValueError,
-            "make one for each trainer",
+            "create one for each trainer",
         ),
         (lambda: torchkv.Trainer(model, "SGDD"), ValueError, "'sgd'"),
         (
             lambda: torchkv.Trainer(model, torch.optim.SGD(model.parameters(), lr=1)),
             TypeError,
-            "hand over its class",
+            "pass its class",
         ),
         (
             lambda: torchkv.Trainer(
@@ -341,11 +341,11 @@ def test_two_trainers_need_two_stores(kv, on_store):
         make_model(), "sgd", kvstore=kv, update_on_kvstore=on_store
     )
     assert trainer.kvstore is kv
-    with pytest.raises(ValueError, match="make one for each trainer"):
+    with pytest.raises(ValueError, match="create one for each trainer"):
         torchkv.Trainer(make_model(), "sgd", kvstore=kv, update_on_kvstore=on_store)
 
 
-def test_sparse_gradients_are_refused_and_nothing_changes():
+def test_sparse_gradients_are_rejected_and_nothing_changes():
     model = nn.Embedding(4, 2, sparse=True)
     trainer = torchkv.Trainer(model, "sgd")
     before = weights(model)
@@ -360,5 +360,5 @@ def test_a_store_whose_optimizer_was_replaced():
     trainer = torchkv.Trainer(model, "sgd")
     trainer.kvstore.set_updater(add_input)
     fill_gradients(model)
-    with pytest.raises(RuntimeError, match="has another updater now"):
+    with pytest.raises(RuntimeError, match="no longer has the trainer"):
         trainer.step()

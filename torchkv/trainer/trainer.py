@@ -1,0 +1,385 @@
+"""gluon's Trainer: trains the parameters of a model with an optimizer on a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchkv.files import read_state
+from torchkv.kvstore import KVStore, create
+from torchkv.optim import StoreOptimizer
+from torchkv.optim.groups import StoreKey, listed
+from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
+from torchkv.trainer.parameters import Params, collected
+from torchkv.trainer.weights import Weights
+
+
+class Trainer:
+    """Trains parameters with an optimizer on a store, as ``mxnet.gluon.Trainer`` does.
+
+    ::
+
+        trainer = torchkv.Trainer(model.parameters(), "adamw", {"learning_rate": 1e-3})
+        for images, labels in loader:
+            F.cross_entropy(model(images), labels).backward()
+            trainer.step()
+
+    A step is one call of the store: it pushes the gradients of all replicas, which are
+    summed and stepped on in one pass, and pulls the new weights. Gradients are not
+    copied into buckets first; without that copy a step is faster than with buckets,
+    even for small parameters.
+
+    :meth:`step` sets every ``.grad`` to None, so the next ``backward`` writes new ones,
+    as in MXNet. :meth:`zero_grad` is only needed to drop gradients without a step.
+    Several calls of ``backward`` before a step accumulate.
+
+    A parameter's key in the store, and in :attr:`optimizer`, is its name or, if it has
+    none, its position. Tied weights have one key. Parameters with
+    ``requires_grad=False`` are skipped until that changes. Weights that are written
+    between two steps, for instance by ``model.load_state_dict``, are detected by their
+    version counter: training continues from them and the optimizer's state is kept.
+    With replicas, the first replica's weights are used. In-place writes through
+    ``.data``, such as ``p.data.clamp_(0)``, do not change the version counter and are
+    lost: write to the parameter itself instead, ``with torch.no_grad(): p.clamp_(0)``.
+
+    If the optimizer accumulates, the gradients of each step are divided by that step's
+    batch size, in a separate pass unless the batch size is 1.
+
+    With ``torch.amp.GradScaler``, pass the trainer as the optimizer::
+
+        trainer.zero_grad()  # a step that the scaler skipped has left its gradients
+        scaler.scale(loss).backward()
+        scaler.unscale_(trainer)  # only needed to inspect or clip gradients
+        trainer.clip_grad_norm_(1.0)
+        scaler.step(trainer)
+        scaler.update()
+
+    An infinity or NaN in a gradient of any replica skips the step of all parameters.
+    ``torch.nn.utils.clip_grad_norm_`` would clip by the norms of single replicas;
+    :meth:`clip_grad_norm_` uses the norm of the sum over replicas.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        optimizer: str | StoreOptimizer | type[torch.optim.Optimizer],
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: str | KVStore | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        """Arguments in gluon's order, with gluon's defaults.
+
+        Args:
+            params: a module, its ``parameters()`` or ``named_parameters()``, a dict by
+                name, or replicas: what :func:`torchkv.replicate` returned, or a list or
+                tuple of modules with the same parameters. The first replica's values
+                are copied to the others. A ``ModuleList`` is one module.
+            optimizer: as in :meth:`torchkv.KVStore.set_optimizer`: one of
+                :mod:`torchkv.optim`, MXNet's name of one, or a class of
+                :mod:`torch.optim`.
+            optimizer_params: options, if `optimizer` is a name or a class.
+            kvstore: the type of a store to create, or an empty store, which no other
+                trainer may use. None is only valid for one replica, and implies
+                ``update_on_kvstore=False``.
+            compression_params: not supported yet.
+            update_on_kvstore: None or True: the optimizer runs on `kvstore`. False:
+                `kvstore` only sums gradients, which :meth:`allreduce_grads` writes
+                back. :meth:`update` then steps once, on a local store of the trainer,
+                and copies the weights to all replicas.
+
+        Raises:
+            ValueError: no parameters, a parameter that is not a leaf or not
+                initialised, replicas that differ, only some of several replicas, a
+                store with keys or an optimizer, or as ``set_optimizer``.
+            KeyError: groups or multipliers of the optimizer name unknown parameters.
+            TypeError: an argument of the wrong type.
+            NotImplementedError: ``compression_params``, or a store type that is not
+                supported yet.
+        """
+        if optimizer_params is not None and not isinstance(optimizer_params, Mapping):
+            raise TypeError(
+                "Trainer: expected a dict as optimizer_params, but got "
+                f"{type(optimizer_params).__name__}; pass the store by keyword: "
+                "Trainer(params, optimizer, kvstore=...)"
+            )
+        if compression_params is not None:
+            raise NotImplementedError("Trainer: compression_params not supported yet")
+        self._parameters = collected(params)
+        self._num_replicas = len(next(iter(self._parameters.values())))
+        if kvstore is None and (update_on_kvstore or self._num_replicas > 1):
+            raise ValueError(
+                "Trainer: update_on_kvstore=True and several replicas need a kvstore, "
+                f"but got None ({self._num_replicas} replicas)"
+            )
+        self._kvstore = _empty_store(kvstore)
+        on_kvstore = None if update_on_kvstore is False else self._kvstore
+        self._update_on_kvstore = on_kvstore is not None
+        # Has the weights, and runs the optimizer.
+        self._store = on_kvstore if on_kvstore is not None else create("device")
+        if isinstance(optimizer, StoreOptimizer):
+            optimizer._check_names("Trainer", self._parameters)  # including frozen ones
+        self._store.set_optimizer(optimizer, **(optimizer_params or {}))
+        self._rescale = Rescale(self.optimizer)
+        reducing = None if self._update_on_kvstore else self._kvstore
+        self._gradients = Gradients(self._parameters, reducing)
+        self._last_norm: Tensor | None = None
+        self._weights = Weights(self._parameters, self._store)
+        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        self.optimizer._know(self._parameters)
+        self._gradients.init(self._gradients.trained())
+
+    # -- attributes
+
+    @property
+    def kvstore(self) -> KVStore | None:
+        """The store between replicas, or None."""
+        return self._kvstore
+
+    @property
+    def optimizer(self) -> StoreOptimizer:
+        """The optimizer, which schedulers of ``torch.optim.lr_scheduler`` accept.
+
+        Its ``set_param_groups``, ``set_lr_mult`` and ``set_wd_mult`` set options of
+        individual parameters, by key. Each step sets its ``rescale_grad``; a later
+        trainer with the same optimizer starts from the original value.
+        """
+        optimizer = self._store.optimizer
+        if optimizer is None:
+            raise RuntimeError(
+                "Trainer: the store no longer has the trainer's optimizer, but another "
+                "updater"
+            )
+        return optimizer
+
+    @property
+    def param_groups(self) -> Sequence[Mapping[str, Any]]:
+        """All parameters of all replicas, for ``torch.amp.GradScaler``.
+
+        Read-only: options are in ``trainer.optimizer.param_groups``.
+        """
+        params = [p for copies in self._parameters.values() for p in copies]
+        return (MappingProxyType({"params": params}),)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer's first group."""
+        return self.optimizer.lr
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets :attr:`learning_rate`, from the next step on.
+
+        Raises:
+            ValueError: a value that is negative, infinite or NaN. Nothing has changed.
+            TypeError: a value that is not a number.
+        """
+        self.optimizer.lr = lr
+
+    # -- training
+
+    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
+        """Sums the replicas' gradients and steps all parameters.
+
+        Args:
+            batch_size: the size of the batch of all replicas together, by which the
+                gradients are divided; 1 if the loss is already a mean.
+            ignore_stale_grad: skip parameters without a gradient. If only some replicas
+                have one, these are summed.
+
+        Raises:
+            UserWarning: raised as an exception, as in MXNet: a parameter has no
+                gradient since the last step. Nothing has changed.
+            ValueError: a batch size that is not greater than 0 and finite.
+            NotImplementedError: a sparse gradient.
+        """
+        size = as_batch_size("step", batch_size)
+        gradients = self._gradients.fresh("step", ignore_stale_grad)
+        if not self._update_on_kvstore:
+            self._gradients.reduce(gradients)
+        self._step(gradients, size)
+
+    def allreduce_grads(self) -> None:
+        """Replaces each gradient by the sum over replicas, to inspect or modify it.
+
+        Only with ``update_on_kvstore=False``, and followed by :meth:`update`. Replicas
+        without a gradient are skipped.
+
+        Raises:
+            RuntimeError: the optimizer runs on the store.
+        """
+        self._check_local("allreduce_grads")
+        self._gradients.reduce(self._gradients.fresh("allreduce_grads", True))
+
+    def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
+        """Steps all parameters with the gradients from :meth:`allreduce_grads`.
+
+        Uses the first replica's gradients, and copies the new weights to all replicas.
+
+        Args:
+            batch_size: as in :meth:`step`.
+            ignore_stale_grad: as in :meth:`step`.
+
+        Raises:
+            RuntimeError: the optimizer runs on the store.
+            UserWarning, ValueError: as :meth:`step`.
+        """
+        self._check_local("update")
+        size = as_batch_size("update", batch_size)
+        self._step(self._gradients.fresh("update", ignore_stale_grad), size)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """Clips the gradients of the next step by their total norm.
+
+        As :func:`torch.nn.utils.clip_grad_norm_`, for any number of replicas: the norm
+        is that of the sum over replicas, over all parameters, and all replicas'
+        gradients are multiplied in place by ``max_norm / (norm + 1e-6)`` if that is
+        less than 1. The ``batch_size`` of :meth:`step` is applied afterwards. With
+        ``torch.amp.GradScaler``, call ``scaler.unscale_(trainer)`` first.
+
+        Args:
+            max_norm: the maximum norm.
+            norm_type: the p of the p-norm; ``inf`` for the largest absolute value.
+            error_if_nonfinite: whether an infinite or NaN norm is an error.
+
+        Returns:
+            The norm before clipping, in fp64, on the first replica's device. See also
+            :attr:`grad_norm`.
+
+        Raises:
+            RuntimeError: `error_if_nonfinite`, and the norm is infinite or NaN.
+                Nothing has changed.
+            ValueError: a `max_norm` that is negative or NaN.
+        """
+        return self._gradients.clip(
+            "clip_grad_norm_", max_norm, norm_type, error_if_nonfinite
+        )
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The total norm of the last step's gradients before clipping.
+
+        From :meth:`clip_grad_norm_` or, if it was not called, from the optimizer's
+        :attr:`~torchkv.optim.StoreOptimizer.grad_norm`. None if neither was computed.
+        Synchronizes with the norm's device.
+        """
+        if self._last_norm is not None:
+            return float(self._last_norm)
+        return self.optimizer.grad_norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Sets the gradients of all replicas to None, or else fills them with zeros."""
+        self._gradients.forget()
+        for copies in self._parameters.values():
+            for parameter in copies:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
+
+    # -- state
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Writes the optimizer's options and state, per parameter, to a file.
+
+        Weights are not included; save ``model.state_dict()`` as well. The file is
+        replaced atomically: after a failure or crash it is still the old one.
+
+        Raises:
+            OSError: what writing raised.
+        """
+        self._store.save_optimizer_states(fname)
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Loads what :meth:`save_states` wrote, bit for bit.
+
+        Weights do not change; load the model's state before or afterwards.
+
+        Raises:
+            ValueError: a damaged file, or the state of another optimizer or of other
+                parameters. Nothing has changed.
+            OSError: what reading raised.
+        """
+        op = "load_states"
+        state = read_state(op, fname)
+        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        saved, trained = state.get("state"), set(self._store.keys())
+        if isinstance(saved, Mapping) and saved.keys() != trained:
+            some = listed(sorted(saved.keys() ^ trained, key=str))
+            raise ValueError(
+                f"{op}: expected the state of the trainer's {len(trained)} parameters, "
+                f"but got that of {len(saved)}; only one of them has {some}"
+            )
+        self.optimizer.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
+        return (
+            f"Trainer({len(self._parameters)} parameters, {self._num_replicas} "
+            f"replicas, {self.optimizer!r})"
+        )
+
+    # -- the parts of a step
+
+    def _check_local(self, op: str) -> None:
+        if self._update_on_kvstore:
+            raise RuntimeError(
+                f"{op}: the optimizer runs on the store; call step(), or set "
+                "update_on_kvstore=False when creating the trainer"
+            )
+
+    def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
+        if not gradients:
+            return
+        keys = list(gradients)
+        optimizer = self.optimizer
+        self._weights.store_changed(keys, optimizer)
+        norm = self._gradients.norm_before_clipping(gradients)
+        pushed = list(gradients.values())
+        if not self._update_on_kvstore:
+            pushed = [copies[:1] for copies in pushed]
+        scale = self._rescale.by(optimizer, size)
+        if scale != 1:
+            pushed = [scaled(copies, scale) for copies in pushed]
+        weights = [self._parameters[key] for key in keys]
+        num_skipped = optimizer.num_skipped
+        self._store.pushpull(keys, pushed, weights)
+        if optimizer.num_skipped == num_skipped:
+            self._last_norm = norm
+        self._gradients.forget()
+        self._weights.note_written(keys)
+        for copies in weights:
+            for parameter in copies:
+                parameter.grad = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Declares the parameters to the copy's optimizer, as the constructor does."""
+        self.__dict__.update(state)
+        self.optimizer._know(self._parameters)
+
+
+def _empty_store(kvstore: Any) -> KVStore | None:
+    if kvstore is None:
+        return None
+    if isinstance(kvstore, str):
+        return create(kvstore)
+    if not isinstance(kvstore, KVStore):
+        raise TypeError(
+            "Trainer: expected a store or a store type as kvstore, but got "
+            f"{type(kvstore).__name__}"
+        )
+    if len(kvstore) > 0 or kvstore.optimizer is not None:
+        raise ValueError(
+            "Trainer: expected a store without keys and optimizer, but got "
+            f"{kvstore!r}; create one for each trainer"
+        )
+    return kvstore
