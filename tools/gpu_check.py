@@ -47,7 +47,7 @@ ON_PLACES = ["-k", "not large"]
 # Tiny tests: a sanitizer slows kernels down a hundredfold. The dtypes left out run
 # through the same kernels as others, or through PyTorch's.
 SANITIZED = [
-    "tests/test_cuda_results.py",
+    "tests/cuda/test_cuda_results.py",
     "-k",
     "tiny and not (uint or float8 or complex)",
 ]
@@ -59,7 +59,11 @@ SANITIZERS = {
     "synccheck": ["--kernel-name", "kernel_substring=torchkv"],
 }
 # A dry run's, which has no GPU: of the same store, on the CPU.
-DRY_TESTS = ["tests/test_push.py", "tests/test_pull.py", "-m", "not slow and not cuda"]
+DRY_TESTS = [
+    "tests/kvstore/test_push.py",
+    "tests/kvstore/test_pull.py",
+    *("-m", "not slow and not cuda"),
+]
 LIBRARY = ROOT / "torchkv" / "lib" / "libtorchkv.so"
 
 

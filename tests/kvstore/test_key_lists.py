@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import torchkv
+from dtypes import COMPLEX, FLOATS, INTS, random_tensor
 from helpers import assert_same, run_threads, snapshot, stored
 from kv_model import KVModel, left_to_right
-from test_sums import COMPLEX, FLOATS, INTS, random_tensor
 
 MANY = 5000  # more keys than one pass takes
 THREADS = 4

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import torchkv
+from dtypes import COMPLEX, FLOAT8S, FLOATS, INTS, WIDE_UNSIGNED, random_tensor
 from helpers import assert_same
 from kv_model import kept, left_to_right, sgd_step
 from test_optim import CASES, ids
-from test_sums import COMPLEX, FLOAT8S, FLOATS, INTS, WIDE_UNSIGNED, random_tensor
 from torchkv import optim
 
 pytestmark = [

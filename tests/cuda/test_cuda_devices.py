@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import torchkv
+from dtypes import FLOATS, random_tensor
 from helpers import assert_same, run_threads, snapshot
 from kv_model import left_to_right
-from test_sums import FLOATS, random_tensor
 from torchkv import optim
 
 NUM_DEVICES = torch.cuda.device_count()
