@@ -41,14 +41,15 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test python-test cpp-test places-test demo bench host-time \
+.PHONY: help env build test test-all python-test cpp-test places-test demo bench host-time \
   bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
   lint-format lint-python lint-types lint-spelling tidy format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo        train a small network through the store'
-	@echo 'make test        all Python tests, then the C++ tests'
+	@echo 'make test        the Python tests, except those marked slow, then the C++ tests'
+	@echo 'make test-all    the same with the slow ones'
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make places-test the Python tests with values cut over places of one device'
@@ -101,8 +102,13 @@ test:
 	$(MAKE) --no-print-directory python-test
 	$(MAKE) --no-print-directory cpp-test
 
+test-all:
+	$(MAKE) --no-print-directory test DEFAULT_TESTS=
+
+DEFAULT_TESTS := -m 'not slow'
+
 python-test: $(BUILT)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(DEFAULT_TESTS) $(PYTEST_ARGS)
 
 # Once more, without a GPU, where every store of type device cuts its values.
 places-test: $(BUILT)
@@ -120,6 +126,10 @@ configure = googletest=$$(tools/get_googletest) && cmake -S . -B $(1) -G Ninja \
 # run_cuda_tests: $(call run_cuda_tests,folder); not built where torch has CUDA
 run_cuda_tests = if [ -x $(1)/tests/cpp/torchkv_cuda_tests ]; then \
   $(1)/tests/cpp/torchkv_cuda_tests --gtest_brief=1; fi
+
+# Threads that spin while they wait make the tests several times slower on a machine
+# with other load; tests/conftest.py sets the same for Python.
+cpp-test sanitize-address: export OMP_WAIT_POLICY := passive
 
 cpp-test: $(BUILT)
 	$(call configure,$(CPP)/plain,)

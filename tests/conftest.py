@@ -8,9 +8,15 @@ import faulthandler
 import os
 
 import pytest
-import torch
 
-import torchkv
+# OpenMP's threads spin for a while when they run out of work, by default. On a machine
+# with other load, or with less than a core for each, that makes the tests several
+# times slower. libgomp reads this when torch loads it; subprocesses inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
+
+import torchkv  # noqa: E402
 
 DEADLOCK_S = 300.0
 SLOW_DEADLOCK_S = 1500.0
