@@ -1,4 +1,4 @@
-"""Several GPUs: where values live, sums between cards, and NCCL as carrier."""
+"""Several GPUs: placement of values, sums across devices, and NCCL."""
 
 import os
 
@@ -43,7 +43,7 @@ def kv(request):
 
 
 @pytest.mark.parametrize("first_call", ["push", "pull"])
-def test_homes_are_spread_by_bytes_largest_first(kv, first_call):
+def test_home_devices_are_balanced_by_bytes_largest_first(kv, first_call):
     sizes = torch.randint(1, 10_000, (40,)).tolist()
     keys = list(range(len(sizes)))
     values = [on_each([torch.ones(size)] * NUM_DEVICES) for size in sizes]
@@ -59,7 +59,7 @@ def test_homes_are_spread_by_bytes_largest_first(kv, first_call):
     assert max(loads.values()) - min(loads.values()) <= sorted(sizes)[20]
 
 
-def test_a_value_of_a_gpu_lives_there(kv):
+def test_a_value_of_a_gpu_stays_on_it(kv):
     for key, device in enumerate(DEVICES):
         kv.init(key, torch.zeros(5, device=device))
         kv.push(key, on_each([torch.ones(5)] * NUM_DEVICES))
@@ -68,7 +68,7 @@ def test_a_value_of_a_gpu_lives_there(kv):
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.complex64], ids=str)
 @pytest.mark.parametrize("home", range(min(NUM_DEVICES, 2)))
-def test_sums_have_the_bits_of_the_cpu(dtype, home):
+def test_sums_are_bitwise_identical_to_the_cpu(dtype, home):
     values = [random_tensor((SIZE,), dtype) for _ in range(2 * NUM_DEVICES + 1)]
     expected = left_to_right(values, dtype)
     with torchkv.create("device") as kv:
@@ -82,7 +82,7 @@ def test_sums_have_the_bits_of_the_cpu(dtype, home):
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_steps_have_the_bits_of_steps_on_one_gpu(name):
+def test_steps_are_bitwise_identical_to_those_on_one_gpu(name):
     gradients = torch.randn(5, NUM_DEVICES, SIZE)
 
     def weights(bring):
@@ -153,14 +153,14 @@ def test_nccl_sums_are_near(dtype):
         kv.pull(keys, out=outs)
         for each, pulled in zip(values, outs, strict=True):
             expected = left_to_right(each, dtype)
-            # It rounds at every hop.
+            # NCCL rounds at every hop.
             near = {torch.float16: 5e-2, torch.bfloat16: 2e-1}.get(dtype, 1e-5)
             for out in pulled:
                 torch.testing.assert_close(out.cpu(), expected, rtol=near, atol=near)
                 assert_same(out.cpu(), pulled[0].cpu(), "one value went to all")
 
 
-def test_nccl_and_device_stores_in_turn():
+def test_nccl_and_device_stores_interleaved():
     """On the same tensors, with small integers, whose sums are exact."""
     stores = [torchkv.create(name) for name in ("device", "nccl", "device")]
     for store in stores:

@@ -1,4 +1,4 @@
-"""TORCHKV_PLACES: one device as four places, over which values are cut.
+"""TORCHKV_PLACES: one device as four logical devices, over which values are sharded.
 
 Places in CPU memory show without a GPU what is computed; streams and graphs need one.
 """
@@ -49,7 +49,7 @@ def device(request):
 
 @contextlib.contextmanager
 def places(text):
-    """Stores that are made meanwhile have these places."""
+    """Stores created inside the context use these logical devices."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHKV_PLACES", text)
         yield
@@ -75,7 +75,7 @@ def assert_filled(tensors, value):
 
 
 def allocated(device, function):
-    """Bytes of the device's memory that are handed out while `function` runs."""
+    """Bytes of device memory that are allocated while `function` runs."""
     if device == "cpu":
         return allocated_bytes(function)
     name = "allocated_bytes.all.allocated"
@@ -84,7 +84,7 @@ def allocated(device, function):
     return torch.cuda.memory_stats()[name] - before
 
 
-def test_the_first_list_cuts_a_value_and_no_other_allocates(device):
+def test_the_first_list_shards_a_value_and_later_ones_allocate_nothing(device):
     """Without places it stays where it is: so what is below is of cut values."""
     values, outs = on_each(1, device), on_each(0, device)
     with torchkv.create("device") as whole, create(device) as cut:
@@ -109,7 +109,7 @@ def test_the_first_list_cuts_a_value_and_no_other_allocates(device):
 
 
 def check(device, scenario):
-    """Its tensors must be the same numbers on places as whole ones on the CPU."""
+    """Its results for sharded values must equal those of whole values on the CPU."""
     expected = scenario(lambda tensor: tensor)
     with four_times(device):
         actual = scenario(lambda tensor: tensor.to(device))
@@ -119,7 +119,7 @@ def check(device, scenario):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sums_have_the_bits_of_the_cpu(device, dtype, count):
+def test_sums_are_bitwise_identical_to_the_cpu(device, dtype, count):
     values = [[numbers(size, dtype) for _ in range(count)] for size in TINY]
     check(device, pushed([each[0] for each in values], values))
 
@@ -134,8 +134,10 @@ def test_layouts(device, dtype, layout):
     "dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str
 )
 @pytest.mark.parametrize(("name", "options"), [*FEW, ("LAMB", {})], ids=ids)
-def test_steps_have_the_bits_of_steps_on_whole_values(device, name, options, dtype):
-    """Those of a GPU are near the CPU's: test_cuda_results.py."""
+def test_steps_on_shards_are_bitwise_identical_to_those_on_whole_values(
+    device, name, options, dtype
+):
+    """Results on a GPU are close to the CPU's: see test_cuda_results.py."""
     scenario = stepped(name, options, dtype, TINY, count=NUM_PLACES)
     expected = scenario(lambda tensor: tensor.to(device))
     with four_times(device):
@@ -146,7 +148,7 @@ def test_steps_have_the_bits_of_steps_on_whole_values(device, name, options, dty
 
 @pytest.mark.parametrize("target", ["whole", "cut"])
 @pytest.mark.parametrize("source", ["whole", "cut"])
-def test_a_state_dict_is_the_same_whole_and_cut(device, source, target):
+def test_a_state_dict_is_the_same_for_sharded_values(device, source, target):
     keys = [3, 5]
     weights = [torch.randn(33), torch.randn(2, 3, 5, 4).permute(0, 3, 1, 2)]
     first, second = (
@@ -174,7 +176,7 @@ def add_cumsum(key: int, input: torch.Tensor, stored: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("updater", ["python", "scripted"])
 def test_an_opaque_updater_gets_whole_values(device, updater):
-    """Before and after rules, under which values are cut."""
+    """Before and after optimizers, for which values are sharded."""
     values, outs = on_each(1, device), on_each(0, device)
     opaque = add_cumsum if updater == "python" else script(add_cumsum)
     with create(device) as kv:

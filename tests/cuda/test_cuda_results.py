@@ -1,4 +1,4 @@
-"""CUDA kernels: what a store makes of tensors on a GPU, against the same on the CPU.
+"""CUDA kernels: results of a store on a GPU, compared with the same on the CPU.
 
 Sums and copies have the same bits, with a NaN as a NaN; steps of optimizers are off by
 at most two units in the last place. Tests with `tiny` in their name run under
@@ -39,7 +39,7 @@ def specials(dtype):
 
 
 def numbers(size, dtype):
-    """Several binades, with specials at random places. Repeats itself, to be quick."""
+    """Values over several binades with special ones; periodic, for speed."""
     if not (dtype.is_floating_point or dtype.is_complex):
         value = random_tensor((PERIOD,), dtype)
     else:
@@ -79,7 +79,7 @@ def check_on_gpu(scenario):
 
 
 def poisoned(tensor):
-    """A tensor alike that nothing but a whole write makes right."""
+    """A tensor of the same kind that is correct only after all of it is written."""
     poison = 1 if tensor.dtype is torch.bool else 77
     return torch.full_like(tensor, poison)
 
@@ -88,7 +88,7 @@ def poisoned(tensor):
 
 
 def pushed(stored, values):
-    """A scenario: all keys in one push, then in one pull into two outs each."""
+    """A scenario: one push of all keys, then one pull into two outs per key."""
 
     def scenario(put):
         keys = list(range(len(stored)))
@@ -138,7 +138,7 @@ def test_tiny_sums_of_several_dtypes(kinds, dtype):
 
 
 def shifted(tensor):
-    """A copy whose memory begins one element after where memory begins."""
+    """A copy whose memory starts at an offset of one element."""
     flat = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
     return flat[1:].view(tensor.shape).copy_(tensor)
 
@@ -167,7 +167,7 @@ def pushed_in_layouts(dtype, count, layout):
         with torchkv.create("device") as kv:
             kv.init(keys, [LAYOUTS[layout](put(each[0])) for each in values])
             kv.push(keys, pushed)
-            # Over what was pushed: so there are outs of every layout, too.
+            # Into the pushed tensors, which have every layout.
             kv.pull(keys, out=pushed)
             return [out for outs in pushed for out in outs] + kv.pull(keys)
 
@@ -274,7 +274,7 @@ INTS_OF = {
 
 
 def places(tensor):
-    """The place of each number among all of its dtype, from 0.0 and -0.0 on."""
+    """The rank of each number among all numbers of its dtype, counted from zero."""
     raw = tensor.view(INTS_OF[tensor.dtype]).long()
     lowest = -(2 ** (8 * tensor.itemsize - 1))
     return torch.where(raw < 0, lowest - raw, raw)
@@ -389,7 +389,7 @@ def test_a_skipped_step_changes_nothing():
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64], ids=str
 )
 def test_tiny_norms_are_near(dtype, count, behind):
-    """The same to the last bits: a GPU adds up the squares in another order."""
+    """Equal up to rounding: a GPU adds up the squares in another order."""
     sizes = [1, 3, 4097, 70_001]
     values = [
         [torch.randn(size + behind).to(dtype) for _ in range(count)] for size in sizes

@@ -1,4 +1,4 @@
-"""Streams of one GPU: what a store orders, that it blocks nobody, and CUDA graphs.
+"""Streams of one GPU: ordering, no blocking of the host, and CUDA graphs.
 
 Work is delayed on the GPU, so that what nothing orders is seen in the wrong order.
 """
@@ -31,7 +31,7 @@ UPDATERS = {
 
 
 def late(value, delay=DELAY):
-    """A new tensor that has its value only after a while."""
+    """A new tensor whose value is written after a delay."""
     tensor = torch.full((SIZE,), torch.nan, device="cuda")
     torch.cuda._sleep(delay)
     return tensor.fill_(value)
@@ -52,7 +52,7 @@ def make_store(updater="assign", value=0.0):
 
 
 def test_a_delay_shows_what_is_not_ordered(streams):
-    """Otherwise the tests below would prove nothing."""
+    """Otherwise the tests below would be vacuous."""
     seen = torch.zeros(SIZE, device="cuda")
     seen.copy_(late(5.0))  # all kernels are loaded by now
     torch.cuda.synchronize()
@@ -67,7 +67,7 @@ def test_a_delay_shows_what_is_not_ordered(streams):
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("updater", UPDATERS)
 def test_a_pull_sees_pushes_of_other_streams(streams, updater, count):
-    """Although what was pushed is overwritten and freed right after the push."""
+    """Even if the pushed tensors are overwritten and freed right after the push."""
     total = 0
     with make_store(updater) as kv:
         for turn in range(REPEATS):
@@ -118,7 +118,7 @@ def test_a_push_waits_for_pulls_of_other_streams(streams, updater):
 
 
 def test_outs_are_written_in_the_order_of_the_pulling_stream(streams):
-    """A slow reader of an out holds up the next pull into it; both streams meet."""
+    """A slow reader of an out delays the next pull into it."""
     with make_store() as kv:
         out = torch.zeros(SIZE, device="cuda")
         pulling, reading = streams[:2]
@@ -143,7 +143,7 @@ def test_outs_are_written_in_the_order_of_the_pulling_stream(streams):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_state_of_an_optimizer_follows_the_pushes(streams, name, dtype):
-    """Steps from streams in turn have the bits of steps from one."""
+    """Steps from alternating streams are bitwise identical to steps from one."""
     gradients = torch.randn(REPEATS, SIZE).to(dtype).cuda()
     options = {"momentum": 0.9, "lr": 0.1} if name == "SGD" else {"lr": 0.1}
 
@@ -254,7 +254,7 @@ def no_synchronization():
 
 
 @pytest.mark.parametrize("updater", [*UPDATERS, "momentum", "adamw"])
-def test_the_host_waits_for_nothing(streams, updater):
+def test_the_host_is_never_blocked(streams, updater):
     values = [late(i) for i in range(2)]
     small = [torch.ones(5, device="cuda") for _ in range(2)]
     outs = [torch.zeros(SIZE, device="cuda"), torch.zeros(5, device="cuda")]
@@ -370,7 +370,7 @@ def test_replays_of_a_graph_do_what_eager_calls_do(streams, optimizer):
     for _ in range(20):
         compare(graph.replay)
 
-    # Calls outside of the graph go on from there, on any stream; so does the graph.
+    # Calls outside the graph continue from there, on any stream, and so does the graph.
     compare(captured.step)
     torch.cuda.synchronize()
     with torch.cuda.stream(streams[0]):
@@ -383,7 +383,7 @@ def test_replays_of_a_graph_do_what_eager_calls_do(streams, optimizer):
 
 
 def test_a_graph_of_many_keys():
-    """In several launches, for parameters are small in a capture."""
+    """In several launches, as parameters are small in a capture."""
     forms = [(replicas, 257 * replicas, torch.float32) for replicas in (2, 1, 3)] * 100
     captured, eager = (Model(CAPTURED["momentum"](), forms) for _ in range(2))
     for model in (captured, eager):

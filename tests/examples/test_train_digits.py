@@ -255,7 +255,7 @@ def test_command_line_reads_98_percent_of_held_out_scans(tmp_path):
     assert "80/80" in result.stderr  # the progress bar reached its end
 
     finals = re.findall(
-        r"^seed (\d): (\d+\.\d+)% of 360 held-out scans right$", result.stdout, re.M
+        r"^seed (\d): (\d+\.\d+)% of 360 held-out scans correct$", result.stdout, re.M
     )
     assert [seed for seed, _ in finals] == ["0", "1", "2"]
     mean = re.search(r"^mean of 3 seeds: (\d+\.\d+)%$", result.stdout, re.M)
@@ -279,7 +279,8 @@ def test_command_line_takes_all_options(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(
-        r"seed 5: \d+\.\d+% of 360 held-out scans right\nlearning curve: curve\.png\n",
+        r"seed 5: \d+\.\d+% of 360 held-out scans correct\n"
+        r"learning curve: curve\.png\n",
         result.stdout,
     )
     assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
@@ -312,12 +313,12 @@ def test_command_line_refuses_wrong_devices_in_one_line(tmp_path):
         ),
         (
             ["--devices", "cpu,cpu,cpu", "--batch-size", "2"],
-            "argument --batch-size: expected 3 (a scan for every device) to 1437 (all "
+            "argument --batch-size: expected 3 (one scan per device) to 1437 (all "
             "of them), but got 2",
         ),
         (
             ["--devices", "cpu", "--batch-size", "1438"],
-            "argument --batch-size: expected 1 (a scan for every device) to 1437 (all "
+            "argument --batch-size: expected 1 (one scan per device) to 1437 (all "
             "of them), but got 1438",
         ),
         (["--epochs", "0"], "argument --epochs: expected at least 1, but got 0"),

@@ -1,4 +1,4 @@
-"""async_op=True on the CPU, by both doors: the same results, and a Work.
+"""async_op=True on the CPU, in Python and TorchScript: the same results, and a Work.
 
 What overlaps with what is a matter of GPUs: tests/cpp/mock_cuda/async_test.cpp and
 test_cuda_streams.py.
@@ -25,7 +25,7 @@ from torchkv import optim
 
 @pytest.fixture(params=["python", "script"])
 def face(request, kv):
-    """The store behind each door; the methods have the same names."""
+    """The store in Python and in TorchScript; the methods have the same names."""
     return kv if request.param == "python" else kv.script_object
 
 
@@ -79,7 +79,7 @@ def test_async_op_false_returns_none(face):
     assert run(face, async_op=False)[0] == [None] * 8
 
 
-def test_async_op_may_be_given_by_place(face):
+def test_async_op_may_be_a_positional_argument(face):
     out = full(0.0)
     assert is_work(face.broadcast(3, full(1.0), out, 0, True))
     assert is_work(face.push(3, full(2.0), 0, True))
@@ -116,8 +116,8 @@ def test_a_work_outlives_its_store(store_type):
     assert work.is_completed()
 
 
-def test_what_was_pushed_is_free_to_use_on_the_cpu(face):
-    """There is nothing that a work could still do."""
+def test_pushed_tensors_may_be_reused_immediately_on_the_cpu(face):
+    """The work is complete and has no effect."""
     face.init(3, full(0.0))
     value = full(1.0)
     face.push(3, value, async_op=True)
@@ -173,7 +173,7 @@ def test_what_an_updater_raises_reaches_the_call(kv):
 def waits(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Tensor]:
     outs = [torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)]
     kv.broadcast(3, x, outs[0], async_op=True)
-    kv.push(3, x * 2, async_op=True)  # nobody waits
+    kv.push(3, x * 2, async_op=True)  # no wait follows
     pushed = kv.push(3, [x, x], async_op=True)
     assert pushed is not None
     pulled = kv.pull(3, outs[1], async_op=True)

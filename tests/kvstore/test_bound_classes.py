@@ -1,4 +1,4 @@
-"""Every method of every bound class, called on what is none of its objects.
+"""Every method of every bound class, called on objects of other classes.
 
 Each call runs in a forked child, where a crash is one failed test.
 """
@@ -42,13 +42,13 @@ def arguments_of(function):
     return [None] * (signature.partition(")")[0].count(",") if signature else 0)
 
 
-def test_there_are_methods():
+def test_every_class_has_methods():
     assert {cls.__name__ for cls in CLASSES} >= {"KVStore", "Work", "WeakKVStore"}
     assert len(METHODS) > 30
 
 
 @pytest.mark.parametrize(("cls", "function"), METHODS)
-def test_another_object_than_its_own_is_a_type_error(cls, function):
+def test_an_object_of_another_class_is_a_type_error(cls, function):
     def body():
         uninitialized = cls.__new__(cls)
         for self in (None, uninitialized, object(), 3, full(1)):
@@ -61,7 +61,7 @@ def test_another_object_than_its_own_is_a_type_error(cls, function):
 
 
 @pytest.mark.parametrize(("cls", "function"), METHODS)
-def test_none_as_every_argument_is_an_error(cls, function):
+def test_none_is_an_error_for_every_argument(cls, function):
     if cls is not _C.KVStore or not arguments_of(function):
         pytest.skip("takes none")
 
@@ -77,7 +77,7 @@ def test_none_as_every_argument_is_an_error(cls, function):
     check_in_child(body)
 
 
-def test_the_store_of_none():
+def test_a_script_object_without_a_store():
     def body():
         store = _C.KVStore("local")
         for function, arguments in [
@@ -93,7 +93,7 @@ def test_the_store_of_none():
     check_in_child(body)
 
 
-def test_an_empty_script_object_is_no_store():
+def test_an_empty_script_object_is_refused():
     def body():
         empty = torch.ScriptObject.__new__(torch.ScriptObject)
         with pytest.raises(TypeError, match="from_script_object: .*but got"):
@@ -102,7 +102,7 @@ def test_an_empty_script_object_is_no_store():
     check_in_child(body)
 
 
-def test_what_is_given_back_of_no_store():
+def test_from_script_object_of_an_empty_object():
     store = torchkv.create()
     weak = store._impl.weak()
     assert weak.lock() is store._impl

@@ -39,7 +39,7 @@ def test_use_after_close(store_type, call):
     assert bits(value) == bits(full(11)) and bits(out) == bits(full(13))
 
 
-def test_closing_twice_is_fine(kv):
+def test_closing_twice_is_allowed(kv):
     kv.init(3, full(1))
     assert kv.close() is None
     kv.close()
@@ -63,7 +63,7 @@ def test_a_closed_store_can_be_printed(kv, store_type):
     assert kv.type == store_type
 
 
-def test_what_was_pulled_outlives_the_store(kv):
+def test_pulled_tensors_outlive_the_store(kv):
     kv.init(3, full(1))
     out = kv.pull(3)
     kv.close()

@@ -92,7 +92,7 @@ def test_strided_and_odd_values(kv, make):
 
 @every_copy
 @pytest.mark.parametrize("kind", [int, str])
-def test_a_script_module_travels_with_its_state(store_type, make, kind):
+def test_a_script_module_is_copied_with_its_state(store_type, make, kind):
     key = 3 if kind is int else "w"
     with torchkv.create(store_type) as kv:
         updater = script(Momentum() if kind is int else MomentumStr())
@@ -109,7 +109,7 @@ def test_a_script_module_travels_with_its_state(store_type, make, kind):
 
 
 @every_copy
-def test_a_script_function_travels(kv, make):
+def test_a_script_function_is_copied_with_the_store(kv, make):
     kv.set_updater(scripted_add_twice())
     kv.init(3, full(1))
     other = make(kv)
@@ -125,7 +125,7 @@ def scaled(input: torch.Tensor, key: int) -> torch.Tensor:
 
 
 @every_copy
-def test_a_script_function_travels_with_those_that_it_calls(kv, make):
+def test_a_script_function_is_copied_with_the_functions_it_calls(kv, make):
     def update(key: int, input: torch.Tensor, stored: torch.Tensor):
         stored.add_(scaled(input, key))
 
@@ -228,7 +228,7 @@ def test_a_closed_store_is_not_copied(store_type, make):
         make(store)
 
 
-def test_a_copy_is_independent_of_the_originals_life(kv):
+def test_a_copy_outlives_the_original(kv):
     kv.init(3, full(1))
     kv.set_updater(scripted_add_twice())
     other = copy.deepcopy(kv)
@@ -237,7 +237,7 @@ def test_a_copy_is_independent_of_the_originals_life(kv):
     assert_same(stored(other, 3), full(3))
 
 
-def test_copying_while_others_push_never_tears_a_value(kv):
+def test_copies_beside_pushes_have_consistent_values(kv):
     kv.init(3, torch.zeros(100003))
 
     def pusher():

@@ -1,4 +1,4 @@
-"""Copies of a store whose updater is running, and copies that an updater makes.
+"""Copies of a store while its updater runs, and copies made by an updater.
 
 The tests run in a forked child, where a deadlock is one failed test.
 """
@@ -137,7 +137,7 @@ def test_copies_beside_a_running_script_updater(make):
 
 
 @every_copy
-def test_an_updater_copies_another_store_that_it_is_the_updater_of(make):
+def test_an_updater_copies_another_store_of_its_own(make):
     def body():
         kv, other = torchkv.create(), torchkv.create()
 

@@ -42,7 +42,7 @@ def test_a_store_in_use_survives_the_collector(store_type):
     assert_same(trainer.kv.pull(3), full(-1))
 
 
-def test_a_store_that_torchscript_holds_survives_its_trainer(store_type):
+def test_a_store_held_by_torchscript_survives_its_trainer(store_type):
     trainer = Trainer(store_type, as_method=True)
     script_object = trainer.kv.script_object
     died = weakref.ref(trainer)

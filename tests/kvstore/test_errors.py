@@ -1,4 +1,4 @@
-"""Every refusal: a table of calls, each of which must change nothing at all.
+"""Every error: a table of calls, none of which may change anything.
 
 A row is (id, call, exception, message). The call gets a Scene; after it, every stored
 value, every key and every tensor of the caller must have the bits it had before.
@@ -49,7 +49,7 @@ pytestmark = [
 
 
 def expected(op, key=None):
-    """The form of every message: op, what was expected, what came, and the key."""
+    """The form of every message: operation, expected and actual value, and key."""
     tail = "" if key is None else rf".*\(key {key}\)"
     return rf"(?s)^{op}: expected .+, but got .+{tail}"
 
@@ -469,6 +469,6 @@ def test_a_refused_call_changes_nothing(store_type, call, error, message):
         assert bits(scene.kv.pull(5)) == bits(full(8)), "the store is usable"
 
 
-def test_the_table_is_long_enough_and_has_no_two_rows_of_one_name():
+def test_the_table_has_enough_rows_with_unique_names():
     names = [row[0] for row in ROWS]
     assert len(names) >= 50 and len(set(names)) == len(names)

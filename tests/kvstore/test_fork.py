@@ -116,7 +116,7 @@ def test_a_store_made_in_the_child_works_there(store_type):
 
 @pytest.mark.parametrize("layout", ["dense", "strided"])
 def test_large_sums_in_a_child(store_type, layout):
-    """OpenMP in the child of a process that has used it waits for ever."""
+    """OpenMP deadlocks in the child of a process that has used it."""
     values = [torch.ones(500_000, 2)[:, 1] for _ in range(4)]
     if layout == "dense":
         values = [value.contiguous() for value in values]
@@ -171,7 +171,7 @@ def test_fork_while_other_threads_push(kv, updater):
 
 
 class Setter(torch.nn.Module):
-    """Sets one updater after the other, without the GIL."""
+    """Sets one updater after another, without the GIL."""
 
     def __init__(self, kv):
         super().__init__()
@@ -193,7 +193,7 @@ SETTERS = {
 
 @pytest.mark.parametrize("setter", SETTERS.values(), ids=SETTERS)
 def test_fork_while_another_thread_sets_updaters(setter):
-    """The child needs what all updaters of a process have in common."""
+    """The child uses the state that all updaters of a process share."""
     kept = [torchkv.create() for _ in range(400)]
     for store in kept:
         store.set_updater(Add().forward)
@@ -225,7 +225,7 @@ def test_fork_while_another_thread_sets_updaters(setter):
 
 
 class Items(torch.utils.data.Dataset):
-    """A data set that (wrongly) asks a store of its parent; gives what came of it."""
+    """A data set that (wrongly) uses its parent's store and returns the outcome."""
 
     def __init__(self, kv):
         self.kv = kv

@@ -1,6 +1,6 @@
 """A TorchScript updater runs with the GIL released; proved by order, not by time.
 
-The main thread never lets go of the GIL while it looks (the switch interval is made
+The main thread never releases the GIL while it looks (the switch interval is made
 huge), so whatever progress it sees was made by threads that do not hold it.
 """
 
@@ -123,7 +123,7 @@ def test_a_python_updater_makes_no_progress_meanwhile(kv, gil_is_kept):
 
 @pytest.mark.parametrize("updater", [None, "script"])
 def test_no_gil_is_needed_between_the_keys_of_a_call(kv, updater, gil_is_kept):
-    """A pull and an ASSIGN of many keys go on as well."""
+    """A pull and an ASSIGN of many keys proceed as well."""
     gate, count = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     if updater:
         kv.set_updater(script(Gated(gate, count)))

@@ -1,4 +1,4 @@
-"""Lists of keys: one pass over all of them gives what key by key gives."""
+"""Lists of keys: one call gives the same results as one call per key."""
 
 import random
 
@@ -15,7 +15,7 @@ THREADS = 4
 
 
 @pytest.fixture(params=["python", "torchscript"])
-def door(request, kv):
+def binding(request, kv):
     """The store, or its TorchScript object: both have `push(key, value)`."""
     return kv if request.param == "python" else kv.script_object
 
@@ -47,7 +47,7 @@ def replicas_of(choose, value):
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_list_of_all_kinds(kv, door, seed):
+def test_lists_of_mixed_dtypes_sizes_and_layouts(kv, binding, seed):
     choose = random.Random(seed)
     values = mixed_values(seed, 150)
     keys = choose.sample(range(10_000), len(values))
@@ -57,51 +57,51 @@ def test_a_list_of_all_kinds(kv, door, seed):
     order = choose.sample(range(len(keys)), len(keys))
     shuffled = [keys[i] for i in order]
     pushed = [replicas_of(choose, values[i]) for i in order]
-    for store in (door, model):
+    for store in (binding, model):
         store.push(shuffled, pushed)
     outs = [[torch.zeros_like(model.stored[key]) for _ in range(2)] for key in keys]
-    door.pull(keys, outs)
+    binding.pull(keys, outs)
     for key, (one, two), new in zip(keys, outs, kv.pull(keys), strict=True):
         assert_same(one, model.stored[key], f"key {key}")
         assert_same(two, model.stored[key], f"key {key}")
         assert_same(new, model.stored[key], f"key {key}")
 
 
-def test_more_keys_than_a_pass_takes(kv, door):
+def test_more_keys_than_one_pass_processes(kv, binding):
     keys = list(range(MANY))
     kv.init(keys, [torch.zeros(3)] * MANY)
-    door.push(keys, [torch.full((3,), float(key)) for key in keys])
+    binding.push(keys, [torch.full((3,), float(key)) for key in keys])
     for key, value in zip(keys, kv.pull(keys), strict=True):
         assert value.tolist() == [key] * 3
     twice = keys + keys[::-1]
-    door.push(twice, [torch.full((3,), float(i)) for i in range(2 * MANY)])
+    binding.push(twice, [torch.full((3,), float(i)) for i in range(2 * MANY)])
     again = kv.pull([keys[0], keys[-1], keys[7], keys[0]])
     assert [x[0].item() for x in again] == [2 * MANY - 1] * 4
     assert len({x.data_ptr() for x in again}) == 4, "new tensors, also of one key"
 
 
-def test_views_of_one_buffer(kv, door):
+def test_views_of_one_buffer(kv, binding):
     """Gradients and weights as parts of flat buffers, as DDP and FSDP lay them out."""
     sizes = [1, 1000, 3, 70_000, 17, 0, 250_000]
     keys = list(range(len(sizes)))
     kv.init(keys, [torch.zeros(n) for n in sizes])
     buffers = [random_tensor((sum(sizes),), torch.float32) for _ in range(3)]
     parts = [buffer.split(sizes) for buffer in buffers]
-    door.push(keys, [list(group) for group in zip(*parts, strict=True)])
+    binding.push(keys, [list(group) for group in zip(*parts, strict=True)])
     out = torch.zeros(sum(sizes))
-    door.pull(keys, list(out.split(sizes)))
+    binding.pull(keys, list(out.split(sizes)))
     assert_same(out, left_to_right(buffers, torch.float32))
     # The same buffer many times, in overlapping parts.
-    door.push([1, 1], [buffers[0][:1000], buffers[0][1:1001]])
+    binding.push([1, 1], [buffers[0][:1000], buffers[0][1:1001]])
     assert_same(stored(kv, 1), buffers[0][:1000] + buffers[0][1:1001])
 
 
-def test_the_push_of_several_large_values(kv, door):
+def test_the_push_of_several_large_values(kv, binding):
     """More than 256 MiB moved by one call, which is more than one pass moves."""
     size, keys = 8 << 20, [3, 5, 7]
     kv.init(keys, [torch.zeros(size, dtype=torch.int8)] * 3)
     one, two = torch.ones(size, dtype=torch.int8), torch.arange(size).to(torch.int8)
-    door.push(keys, [[one] * 20, [two] * 20, [one, two] * 8])
+    binding.push(keys, [[one] * 20, [two] * 20, [one, two] * 8])
     expected = [one * 20, two * 20, (one + two) * 8]
     for value, right in zip(kv.pull(keys), expected, strict=True):
         assert torch.equal(value, right)
@@ -130,7 +130,7 @@ def test_each_push_of_a_list_counts_once_per_key(kv, size):
 
 
 def test_lists_single_keys_and_updaters_of_many_threads(kv):
-    """The updater changes under way; whichever of the two runs adds one."""
+    """The updater changes in the meantime; either of the two adds one."""
     keys = list(range(30))
     kv.init(keys, [torch.zeros(100)] * len(keys))
     value = torch.full((100,), -1.0)
@@ -165,18 +165,18 @@ def test_lists_single_keys_and_updaters_of_many_threads(kv):
         assert_same(value, torch.full((100,), 4.0 * rounds))
 
 
-def test_a_refused_list_changes_no_key(kv, door):
+def test_a_refused_list_changes_no_key(kv, binding):
     keys = list(range(100))
     kv.init(keys, [torch.zeros(50)] * 100)
     before = snapshot(kv)
     values = [torch.ones(50)] * 99 + [torch.ones(51)]
     with pytest.raises(ValueError, match=r"\(key 99\)"):
-        door.push(keys, values)
+        binding.push(keys, values)
     assert snapshot(kv) == before
 
 
 def test_lists_of_two_stores_at_once():
-    """Entries of one store are no business of another's."""
+    """A call of one store does not block calls of another."""
     keys = list(range(200))
     stores = [torchkv.create() for _ in range(2)]
     for store in stores:

@@ -1,4 +1,4 @@
-"""Keys: 64-bit ints and strs, one kind per store, and the life of a key."""
+"""Keys: 64-bit ints and strs, one kind per store, and the lifetime of a key."""
 
 import enum
 import random
@@ -59,7 +59,7 @@ def test_many_keys(kv):
     ],
     ids=lambda key: type(key).__name__ + str(getattr(key, "dtype", "")),
 )
-def test_anything_with_index_is_an_int_key(kv, key):
+def test_objects_with_index_are_int_keys(kv, key):
     kv.init(key, full(1))
     assert kv.keys() == [7] and type(kv.keys()[0]) is int
     assert key in kv and 7 in kv
@@ -148,7 +148,7 @@ def test_len_contains_and_order_of_init(kv):
     assert kv.keys() == [5, 7, 9]
 
 
-def test_keys_is_the_callers_own_list(kv):
+def test_keys_returns_a_new_list(kv):
     kv.init(3, full(1))
     kv.keys().append(4)
     assert kv.keys() == [3]
@@ -191,7 +191,7 @@ def test_updater_stays_when_keys_go(kv):
     assert_same(stored(kv, 3), full(7))
 
 
-def test_kind_is_fixed_by_the_first_init_for_good(kv):
+def test_the_first_init_fixes_the_kind_of_keys(kv):
     kv.init(3, full(1))
     kv.delete(3)
     with pytest.raises(TypeError, match=r"(?s)(int.*str|str.*int)"):
@@ -241,7 +241,7 @@ def test_init_takes_a_list_of_one(kv):
     assert_same(stored(kv, 7), full(3))
 
 
-def test_what_was_pulled_outlives_the_key(kv):
+def test_pulled_tensors_outlive_the_key(kv):
     kv.init(3, full(1))
     out = kv.pull(3)
     kv.delete(3)

@@ -1,4 +1,4 @@
-"""Values past 2**31 elements: sizes and offsets are 64-bit."""
+"""Values of more than 2**31 elements: sizes and offsets are 64-bit."""
 
 import os
 
@@ -30,6 +30,6 @@ def test_more_than_2_to_the_31_elements(kv, replicas):
     for number, place in enumerate(marks, start=1):
         assert out[place].item() == number * replicas
     del value
-    # Clearing the marks must leave nothing: no element went astray.
+    # Clearing the marks must leave only zeros: no other element was written.
     out[torch.tensor(marks)] = 0
     assert torch.count_nonzero(out).item() == 0

@@ -72,8 +72,8 @@ WAITING = {
 
 
 @pytest.mark.parametrize("call", WAITING)
-def test_who_waits_for_an_updater_does_not_hold_the_gil(kv, busy, call):
-    """A waiter with the GIL would keep the updater itself from going on."""
+def test_waiting_for_an_updater_releases_the_gil(kv, busy, call):
+    """A waiter that holds the GIL would block the updater itself."""
     about_to_wait = threading.Event()
 
     def waiter():
@@ -83,7 +83,7 @@ def test_who_waits_for_an_updater_does_not_hold_the_gil(kv, busy, call):
 
     def opener():
         assert about_to_wait.wait(LIMIT_S)
-        # Long enough for the waiter to get to its lock; nothing depends on it.
+        # Enough for the waiter to reach its lock; correctness does not depend on it.
         threading.Event().wait(0.05)
         busy.go_on.set()
 

@@ -88,7 +88,7 @@ def test_assign_to_a_transposed_value_allocates_nothing(kv):
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("updater", ["python", "script"])
-def test_an_updater_that_needs_nothing_gets_by_with_the_first_pushs_memory(
+def test_an_updater_without_temporaries_reuses_the_first_pushs_memory(
     kv, values, updater
 ):
     kv.set_updater(add_input if updater == "python" else script(Add()))
@@ -100,7 +100,7 @@ def test_an_updater_that_needs_nothing_gets_by_with_the_first_pushs_memory(
 
 
 @pytest.mark.parametrize("kind", ["python", "script"])
-def test_what_an_updater_needs_is_seen_and_no_more(kv, kind):
+def test_the_memory_of_an_updater_is_measured(kv, kind):
     def add_twice(key, input, stored):
         stored += input * 2
 

@@ -117,13 +117,13 @@ MODES = STRONG | MILD
 
 @pytest.fixture(scope="module", autouse=True)
 def modes_are_imported():
-    """Or every child would import half of torch by itself, at its first operator."""
+    """Otherwise every child would import much of torch at its first operator."""
     for mode in MODES.values():
         mode(lambda: torch.ones(2).add_(1))
 
 
 class Work:
-    """Calls of a store with tensors from outside; what came of them is looked at later.
+    """Calls of a store with tensors from outside; returns a check to run later.
 
     The values take every way of the store: raw kernels and torch's operators, one
     value and several, conversions, strides, conjugates, a leaf.
@@ -203,7 +203,7 @@ def test_an_updater_inside_a_mode(mode, kind):
 
 @pytest.mark.parametrize("kind", ["python", "script"])
 @pytest.mark.parametrize("mode", STRONG.values(), ids=STRONG)
-def test_whatever_an_updater_meets_in_a_mode_the_store_stays_usable(mode, kind):
+def test_the_store_stays_usable_after_an_updater_fails_in_a_mode(mode, kind):
     """The operators of an updater are the user's, and a mode may refuse them."""
 
     def body():
@@ -250,7 +250,7 @@ def test_an_optimizer_inside_a_mode(mode):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_what_an_updater_keeps_inside_a_mode_is_no_door(mode):
+def test_tensors_kept_by_an_updater_inside_a_mode_are_not_aliases(mode):
     def body():
         kv, kept, value = torchkv.create(), [], full(2)
         kv.init(3, full(1))

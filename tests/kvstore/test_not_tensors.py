@@ -41,7 +41,7 @@ MOCKED = {
 
 
 @pytest.mark.parametrize("place", MOCKED)
-def test_a_mock_of_a_tensor_is_no_tensor(store_type, place):
+def test_a_mock_of_a_tensor_is_refused(store_type, place):
     """Even where isinstance says that it is one."""
 
     def body():

@@ -1,4 +1,4 @@
-"""Dtypes that torch cannot add or convert are refused before anything has changed."""
+"""Dtypes that torch cannot add or convert are refused before any change."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Outs of one pull that share memory: as if written one by one, the last one counts."""
+"""Outs of one pull that share memory: written in order, so the last one counts."""
 
 import itertools
 
@@ -15,7 +15,7 @@ NUM_PULLS = 5
 
 
 @pytest.fixture(params=["python", "torchscript"])
-def door(request, kv):
+def binding(request, kv):
     """The store, or its TorchScript object: both have `pull(key, out)`."""
     return kv if request.param == "python" else kv.script_object
 
@@ -27,7 +27,7 @@ def size(request):
 
 
 def fill(kv, size):
-    """The store's keys, and a model with the same values."""
+    """A store's keys, and a model with the same values."""
     model = KVModel()
     values = [torch.full((size,), float(key)) + torch.arange(size) % 2 for key in KEYS]
     for store in (kv, model):
@@ -70,39 +70,39 @@ OUTS = {
 
 
 @pytest.mark.parametrize("outs", OUTS.values(), ids=OUTS)
-def test_as_if_written_one_by_one(kv, door, size, outs):
+def test_outs_are_written_as_if_one_by_one(kv, binding, size, outs):
     model = fill(kv, size)
     expected = torch.full((8 * size,), -1.0)
     model.pull(KEYS, outs(expected, size))
     for _ in range(NUM_PULLS):
         buffer = torch.full((8 * size,), -1.0)
-        door.pull(KEYS, outs(buffer, size))
+        binding.pull(KEYS, outs(buffer, size))
         assert_same(buffer, expected)
 
 
-def test_the_last_key_counts_in_every_order(kv, door, size):
+def test_the_last_key_counts_in_every_order(kv, binding, size):
     model = fill(kv, size)
     out = torch.zeros(size)
     for keys in itertools.permutations(KEYS):
-        door.pull(list(keys), [out] * 4)
+        binding.pull(list(keys), [out] * 4)
         assert_same(out, model.stored[keys[-1]])
 
 
-def test_repeated_keys_and_one_out(kv, door, size):
-    """A key counts where it first stands, with the outs of all its places."""
+def test_repeated_keys_and_one_out(kv, binding, size):
+    """A repeated key counts at its first position, with all its outs."""
     model = fill(kv, size)
     out, other = torch.zeros(size), torch.zeros(size)
-    door.pull([3, 5, 3], [out, out, other])
+    binding.pull([3, 5, 3], [out, out, other])
     assert_same(out, model.stored[5])
     assert_same(other, model.stored[3])
-    door.pull([3, 5, 3, 5, 3], [out] * 5)
+    binding.pull([3, 5, 3, 5, 3], [out] * 5)
     assert_same(out, model.stored[5])
-    door.pull([7, 7, 7], [out, out, other])
+    binding.pull([7, 7, 7], [out, out, other])
     assert_same(out, model.stored[7])
     assert_same(other, model.stored[7])
 
 
-def test_outs_of_different_sizes(kv, door):
+def test_outs_of_different_sizes(kv, binding):
     """A large out with small ones inside of it, before and after."""
     sizes = {3: 400_000, 5: 10, 7: 1000, 9: 0}
     model = KVModel()
@@ -113,28 +113,28 @@ def test_outs_of_different_sizes(kv, door):
     for keys in itertools.permutations(sizes):
         buffer, expected = torch.zeros(400_000), torch.zeros(400_000)
         places = {3: 0, 5: 399_990, 7: 123_456, 9: 5}
-        for store, memory in ((door, buffer), (model, expected)):
+        for store, memory in ((binding, buffer), (model, expected)):
             outs = [memory[places[key] :][: sizes[key]] for key in keys]
             store.pull(list(keys), outs)
         assert_same(buffer, expected, str(keys))
 
 
-def test_more_keys_than_a_pass_takes(kv, door):
+def test_more_keys_than_one_pass_processes(kv, binding):
     keys = list(range(5000))
     kv.init(keys, list(torch.arange(5000.0)))
     out = torch.tensor(-1.0)
-    door.pull(keys, [out] * 5000)
+    binding.pull(keys, [out] * 5000)
     assert_same(out, torch.tensor(4999.0))
-    door.pull(keys[::-1], [out] * 5000)
+    binding.pull(keys[::-1], [out] * 5000)
     assert_same(out, torch.tensor(0.0))
     flat = torch.zeros(5001)
-    door.pull(keys, [flat[i] for i in keys[::-1]])
+    binding.pull(keys, [flat[i] for i in keys[::-1]])
     assert_same(flat[:5000], torch.arange(5000.0).flip(0))
 
 
 @pytest.mark.parametrize("shared", [1, 2, 63])
-def test_a_chain_of_many_outs(kv, door, shared):
-    """Each begins before the end of the one before, also where two threads meet."""
+def test_a_chain_of_many_outs(kv, binding, shared):
+    """Each begins before the previous one ends, also at the border of two threads."""
     count, size = 3000, 64
     keys = list(range(count))
     kv.init(keys, [torch.full((size,), float(key)) for key in keys])
@@ -145,32 +145,32 @@ def test_a_chain_of_many_outs(kv, door, shared):
             expected[place : place + size] = key
         for _ in range(NUM_PULLS):
             flat = torch.zeros_like(expected)
-            door.pull(keys, [flat[place : place + size] for place in places])
+            binding.pull(keys, [flat[place : place + size] for place in places])
             assert_same(flat, expected)
 
 
-def test_pushpull_and_broadcast(kv, door, size):
+def test_pushpull_and_broadcast(kv, binding, size):
     fill(kv, size)
     out, value = torch.zeros(size), torch.full((size,), 6.0)
     kv.set_optimizer("sgd", learning_rate=0.5)
-    door.pushpull(KEYS, [value] * 4, [out] * 4)
+    binding.pushpull(KEYS, [value] * 4, [out] * 4)
     assert_same(out, stored(kv, 9))
     # Without outs, over the values, which were all read before.
-    door.pushpull(KEYS, [value] * 4, None)
+    binding.pushpull(KEYS, [value] * 4, None)
     assert_same(value, stored(kv, 9))
     assert_same(stored(kv, 3), torch.arange(size) % 2 + 3.0 - 3.0 - 3.0)
     values = [torch.full((size,), float(key)) for key in (20, 21, 22)]
-    door.broadcast([20, 21, 22], values, [out] * 3)
+    binding.broadcast([20, 21, 22], values, [out] * 3)
     assert_same(out, values[2])
 
 
-def test_the_pushed_buffer_as_out(kv, door):
+def test_the_pushed_buffer_as_out(kv, binding):
     """Views of one buffer, pushed and pulled in place, two to a key."""
     kv.init(KEYS, [full(0)] * 4)
     buffer = torch.arange(48.0)
     views = [[buffer[i:][:6].view(2, 3), buffer[i + 3 :][:6].view(2, 3)] for i in KEYS]
     sums = [a + b for a, b in views]
-    door.pushpull(KEYS, views, views)
+    binding.pushpull(KEYS, views, views)
     expected = torch.arange(48.0)
     for i, total in zip(KEYS, sums, strict=True):
         expected[i:][:6] = total.flatten()

@@ -59,7 +59,7 @@ def test_a_view_changes_only_its_own_part(kv):
 
 
 @pytest.mark.parametrize("stored_as", ["contiguous", "transposed", "channels last"])
-def test_stored_layout_makes_no_difference(kv, stored_as):
+def test_the_stored_layout_does_not_matter(kv, stored_as):
     value = torch.arange(120.0).reshape(2, 3, 4, 5)
     laid_out = {
         "contiguous": value,
@@ -199,7 +199,7 @@ def test_inference_tensor_outside_inference_mode(kv):
     assert_same(out, COUNT)
 
 
-def test_ignore_sparse_is_nothing_to_a_dense_key(kv):
+def test_ignore_sparse_has_no_effect_on_a_dense_key(kv):
     kv.init(3, COUNT)
     for flag in (True, False):
         out = full(0)

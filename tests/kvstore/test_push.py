@@ -1,4 +1,4 @@
-"""Push: what may be pushed, and that pushed tensors are only read, never kept."""
+"""Push: valid values; pushed tensors are only read and never kept."""
 
 import pytest
 import torch
@@ -106,7 +106,7 @@ def test_a_zero_tensor_counts_as_zeros(kv):
 
 
 @pytest.mark.parametrize("layout", ["transposed", "channels last", "expanded"])
-def test_stored_layout_makes_no_difference(kv, layout):
+def test_the_stored_layout_does_not_matter(kv, layout):
     value = LAYOUTS[layout]()
     kv.init([3, 5], [value, value.contiguous()])
     for pushed in (value, [value] * 3, value.contiguous(), [value.contiguous()] * 2):
@@ -116,7 +116,7 @@ def test_stored_layout_makes_no_difference(kv, layout):
 
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("updater", ["assign", "python", "script"])
-def test_pushed_tensor_may_be_changed_at_once(kv, count, updater):
+def test_a_pushed_tensor_may_be_changed_immediately(kv, count, updater):
     if updater != "assign":
         kv.set_updater(add_input if updater == "python" else scripted_add_twice())
     kv.init(3, full(0))
@@ -147,7 +147,7 @@ def test_pushed_tensors_are_only_read(kv):
     assert_same(stored(kv, 3), full(6))
 
 
-def test_a_tensor_may_stand_several_times(kv):
+def test_a_tensor_may_be_repeated(kv):
     value = full(1)
     kv.init([3, 5], [value, value])
     kv.push(3, [value] * 5)

@@ -81,7 +81,7 @@ def test_an_updater_may_use_another_store(kv, store_type):
         assert_same(stored(kv, 3), full(4))
 
 
-def test_reentry_by_way_of_another_store(kv, store_type):
+def test_reentry_through_another_store(kv, store_type):
     with torchkv.create(store_type) as other:
         kv.init(3, full(1))
         other.init(3, full(1))

@@ -1,4 +1,4 @@
-"""Sums: left to right in the accumulation type, rounded once, the same bits always."""
+"""Sums: left to right in the accumulation type, rounded once, reproducible."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def check_sum(kv, values, dtype, key=3):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 17])
-def test_bits_are_those_of_the_plain_loop(kv, dtype, count):
+def test_sums_are_bitwise_identical_to_a_plain_loop(kv, dtype, count):
     for key, length in enumerate(LENGTHS):
         values = [random_tensor((length,), dtype) for _ in range(count)]
         check_sum(kv, values, dtype, key)
@@ -115,7 +115,7 @@ def test_mixed_dtypes(kv, devices, kinds, dtype):
     assert_same(stored(kv, 3), values[0].cpu().to(dtype), "one value is converted")
 
 
-def test_one_rounding_of_what_an_updater_sees(kv):
+def test_an_updaters_input_is_rounded_once(kv):
     seen = []
     kv.set_updater(lambda key, input, stored: seen.append(input.clone()))
     for key, dtype in enumerate(FLOATS):
@@ -143,7 +143,7 @@ def test_signed_zeros_infinities_and_subnormals(kv, dtype):
     assert stored(kv, 3).isnan().all()
 
 
-def test_intermediate_overflow_of_half_is_no_overflow(kv):
+def test_intermediate_overflow_of_half_does_not_overflow_the_sum(kv):
     values = [torch.full((7,), v, dtype=torch.float16) for v in (60000, 60000, -60000)]
     check_sum(kv, values, torch.float16)
     assert_same(stored(kv, 3), values[0])
@@ -166,7 +166,7 @@ def test_local_and_device_give_the_same_bits_on_every_run():
 
 
 def several_binades(size, dtype):
-    """As random_tensor, of which making large ones takes long."""
+    """Like random_tensor, but faster for large tensors."""
     some = random_tensor((50_021,), dtype)
     return some.repeat(size // some.numel() + 1)[:size]
 
@@ -205,7 +205,7 @@ def test_large_values_in_one_thread_and_in_several(num_threads, dtype):
 
 
 def test_large_values_pushed_by_several_threads(kv):
-    """The threads of the sums are shared out among the callers."""
+    """The callers share the threads of the sums."""
     sizes = [3, 900_001, 1_000_000, 1_100_003]
     values = [[several_binades(n, torch.float32) for _ in range(2)] for n in sizes]
     expected = [left_to_right(pair, torch.float32) for pair in values]
@@ -226,8 +226,8 @@ def test_large_values_pushed_by_several_threads(kv):
     "shape", [(65, 17, 33), (130, 70), (2, 3, 4, 5, 6), (1, 65, 1)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_values_that_lie_across_the_stored_one(kv, shape, dtype):
-    """Permuted, sliced and expanded replicas, mixed: what is turned tile by tile."""
+def test_values_with_a_layout_transposed_to_the_stored_one(kv, shape, dtype):
+    """Permuted, sliced and expanded replicas, mixed: these are transposed in tiles."""
     dims = range(len(shape))
     stored_value = random_tensor(shape, dtype)
     kv.init(3, stored_value)

@@ -1,4 +1,4 @@
-"""Threads that make, drop and look for keys, or swap the updater, all at once."""
+"""Threads that concurrently create, delete and look up keys or set the updater."""
 
 import functools
 import threading
@@ -161,7 +161,7 @@ class Initializer(Racer):
 
 
 class Race:
-    """A scripted racer against a Python call, started at the same time."""
+    """A scripted call and a Python call, started at the same time."""
 
     def __init__(self, racer):
         self.racer = script(racer)
@@ -194,7 +194,7 @@ def set_until_closed(kv, updater):
         kv.set_updater(updater)
 
 
-def test_an_updater_set_while_the_store_is_closed_is_let_go():
+def test_an_updater_set_while_the_store_is_closed_is_released():
     race = Race(Closer())
     for turn in range(RACES):
         kv = torchkv.create()
@@ -208,7 +208,7 @@ def test_an_updater_set_while_the_store_is_closed_is_let_go():
         assert alive() is None, f"turn {turn}: a closed store keeps its updater"
 
 
-def test_an_updater_and_a_first_key_that_do_not_fit_never_both_come_in():
+def test_an_updater_and_a_first_key_of_different_kinds_are_not_both_accepted():
     race = Race(Initializer())
     updater = script(Add())
     for turn in range(RACES):

@@ -145,7 +145,7 @@ def test_a_python_updater_never_runs_twice_at_once(kv):
 
 
 class LongCount(torch.nn.Module):
-    """Reads its counter, works, writes it: two at once would lose a count."""
+    """Reads, works, then writes its counter: two at once would lose a count."""
 
     def __init__(self):
         super().__init__()
@@ -234,7 +234,7 @@ def test_calls_in_opposite_key_orders_do_not_deadlock(kv, updater):
     )
 
 
-def test_an_updater_that_raises_in_one_thread_spares_the_others(kv):
+def test_an_updater_that_raises_in_one_thread_does_not_affect_the_others(kv):
     def update(key, input, stored):
         if key == 0:
             raise ValueError("boom")

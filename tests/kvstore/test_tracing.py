@@ -1,4 +1,4 @@
-"""Tracers, which record operators: a store's calls would be lost to them."""
+"""Tracers record only operators and would miss the calls of a store."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_a_traced_call_is_refused(kv, tracer, call):
     assert_same(stored(kv, 3), full(7))
 
 
-def test_the_error_names_what_works(kv):
+def test_the_error_names_an_alternative(kv):
     kv.init(3, full(5))
     with pytest.raises(RuntimeError, match=r"torch.jit.script.*store.script_object"):
         torch.jit.trace(lambda x: x + kv.pull(3), full(1))

@@ -59,7 +59,7 @@ def test_list_is_summed_and_updated_once(kv, devices, capsys):
     assert_same(pulled(kv, 3, devices[0]), full(8))
 
 
-def test_list_of_one_is_handed_over(kv, devices, capsys):
+def test_a_list_of_one_is_not_summed(kv, devices, capsys):
     kv.init(3, full(0, devices[0]))
     kv.push(3, [full(5, devices[0])])
     assert_same(pulled(kv, 3, devices[0]), full(5))

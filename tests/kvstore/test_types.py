@@ -1,4 +1,4 @@
-"""Store types: names, aliases, exact matching; what one machine answers to the rest."""
+"""Store types: names, aliases, exact matching, and errors for the others."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_default_type_is_local():
 
 
 @pytest.mark.parametrize("name", NOT_YET)
-def test_types_of_later_are_not_implemented(name):
+def test_distributed_types_are_not_implemented(name):
     with pytest.raises(NotImplementedError, match=name):
         torchkv.create(name)
     with pytest.raises(NotImplementedError, match=name):
@@ -49,7 +49,7 @@ def test_types_of_later_are_not_implemented(name):
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
-def test_nccl_needs_a_pytorch_that_brings_it():
+def test_nccl_needs_a_pytorch_with_nccl():
     for create in (torchkv.create, torch.classes.torchkv.KVStore):
         with pytest.raises(RuntimeError, match="create: expected NCCL .* is loaded"):
             create("nccl")
@@ -76,7 +76,7 @@ def test_matching_is_exact_and_the_error_lists_the_valid_types(name):
 
 
 @pytest.mark.parametrize("name", SUGGESTIONS)
-def test_near_type_is_suggested(name):
+def test_a_similar_type_is_suggested(name):
     with pytest.raises(ValueError, match=f"did you mean '{SUGGESTIONS[name]}'"):
         torchkv.create(name)
     with pytest.raises(ValueError, match=f"did you mean '{SUGGESTIONS[name]}'"):
@@ -102,7 +102,7 @@ def test_is_capable(kv):
         kv.is_capable("optimiser")
 
 
-def test_what_comes_later_is_not_implemented(kv):
+def test_planned_methods_are_not_implemented(kv):
     kv.init(3, full(1))
     with pytest.raises(NotImplementedError):
         kv.row_sparse_pull(3, out=full(0), row_ids=torch.tensor([0]))

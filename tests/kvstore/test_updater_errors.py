@@ -79,7 +79,7 @@ def scripted_in_place():
         "scripted tuple",
     ],
 )
-def test_a_new_tensor_instead_of_a_write_is_an_error(kv, make):
+def test_returning_a_new_tensor_is_an_error(kv, make):
     kv.init([3, 5], [full(1)] * 2)
     kv.set_updater(make())
     with pytest.raises(TypeError, match=r"stored.copy_\(result\).*\(key 3\)"):
@@ -119,7 +119,7 @@ def test_a_new_tensor_instead_of_a_write_is_an_error(kv, make):
         "scripted tuple",
     ],
 )
-def test_what_an_updater_that_writes_returns_does_not_matter(kv, make):
+def test_the_return_value_of_an_updater_in_place_is_ignored(kv, make):
     kv.init(3, full(1))
     kv.set_updater(make())
     kv.push(3, full(1))
@@ -233,7 +233,7 @@ def test_script_updater_that_raises(kv, kind, error, message):
 
 
 class Odd(Exception):
-    """TorchScript takes it for an exception made of one message."""
+    """TorchScript assumes that an exception takes one message."""
 
     def __init__(self, text, code, *, more):
         super().__init__(text, code, more)
@@ -263,7 +263,7 @@ def raise_group(key: int, input: torch.Tensor, stored: torch.Tensor):
     "update",
     [raise_unicode_decode_error, raise_unicode_encode_error, raise_odd, raise_group],
 )
-def test_script_updater_that_raises_what_takes_more_than_a_message(kv, update):
+def test_script_updater_that_raises_an_exception_with_several_arguments(kv, update):
     kv.init(3, full(0))
     kv.set_updater(script(update))
     with pytest.raises(Exception, match="boom") as error:

@@ -84,7 +84,7 @@ def test_int_signature_is_refused_by_a_store_of_str_keys(kv):
 
 
 @pytest.mark.parametrize("thing", [3, "sgd", [add_input], torch.ones(2), object()])
-def test_what_cannot_be_called_is_no_updater(kv, thing):
+def test_objects_that_are_not_callable_are_refused(kv, thing):
     kv.init(3, full(1))
     with pytest.raises(TypeError, match="updater"):
         kv.set_updater(thing)
@@ -92,7 +92,7 @@ def test_what_cannot_be_called_is_no_updater(kv, thing):
     assert_same(stored(kv, 3), full(5))
 
 
-def test_a_script_function_without_its_init_is_no_updater(kv):
+def test_a_script_function_without_init_is_refused(kv):
     kv.init(3, full(1))
     function = torch.jit.ScriptFunction.__new__(torch.jit.ScriptFunction)
     with pytest.raises(TypeError, match="whose __init__ was not called"):

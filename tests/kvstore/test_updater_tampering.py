@@ -1,4 +1,4 @@
-"""Updaters that do more to their tensors than write into them.
+"""Updaters that do more to their tensors than writing to them.
 
 The tests run in a forked child, where a crash is one failed test.
 """
@@ -124,7 +124,7 @@ def assert_whole(kv, value):
 
 @pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
 @in_a_child
-def test_the_stored_tensor_cannot_be_made_another(store_type, replace):
+def test_the_stored_tensor_cannot_be_replaced(store_type, replace):
     kv = torchkv.create(store_type)
     kv.init(3, VALUE)
     for pushed in (OTHER, [OTHER, OTHER]):
@@ -136,7 +136,7 @@ def test_the_stored_tensor_cannot_be_made_another(store_type, replace):
 
 @pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
 @in_a_child
-def test_what_becomes_of_the_input_does_not_matter(store_type, replace):
+def test_changes_to_the_input_do_not_matter(store_type, replace):
     kv = torchkv.create(store_type)
     kv.init(3, VALUE)
     kv.set_updater(updater_of(replace, False))
@@ -174,7 +174,7 @@ def test_the_memory_cannot_be_resized(store_type, which, size):
 @pytest.mark.parametrize("which", ["input", "stored"])
 @in_a_child
 def test_memory_that_an_updater_keeps_may_be_resized_later(store_type, which, size):
-    """By then it is the updater's own, or still refuses."""
+    """By then the updater owns it, or it still refuses."""
     kv = torchkv.create(store_type)
     kv.init(3, VALUE)
     kept = []
@@ -206,7 +206,7 @@ HARMLESS = {
 @pytest.mark.parametrize("which", ["input", "stored"])
 @pytest.mark.parametrize("touch", HARMLESS.values(), ids=HARMLESS)
 @in_a_child
-def test_what_leaves_memory_and_shape_alone_is_fine(store_type, touch, which):
+def test_changes_that_keep_memory_and_shape_are_allowed(store_type, touch, which):
     kv = torchkv.create(store_type)
     kv.init(3, VALUE)
 

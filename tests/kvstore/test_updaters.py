@@ -145,7 +145,7 @@ def test_setting_an_updater_changes_no_value(kv):
 
 
 @pytest.mark.parametrize("keys", [[5, 7, 9], [9, 5, 7], [7, 9, 7, 5, 9]])
-def test_keys_come_in_the_order_of_the_call(kv, keys):
+def test_updates_run_in_the_order_of_the_call(kv, keys):
     seen = []
     kv.init([5, 7, 9], [full(0)] * 3)
     kv.set_updater(lambda key, input, stored: seen.append(key))
@@ -173,7 +173,7 @@ def test_str_keys_reach_a_script_updater_as_str(kv):
     assert_same(stored(kv, "bias"), full(4))
 
 
-def test_big_int_keys_reach_every_updater_whole(kv):
+def test_big_int_keys_reach_every_updater_unchanged(kv):
     def update(key: int, input: torch.Tensor, stored: torch.Tensor):
         stored.fill_(key)
 
@@ -186,7 +186,7 @@ def test_big_int_keys_reach_every_updater_whole(kv):
             assert stored(kv, key).tolist() == [key, key]
 
 
-def test_what_an_updater_is_handed(kv):
+def test_the_arguments_of_an_updater(kv):
     seen = []
 
     def update(key, input, stored):
@@ -218,7 +218,7 @@ def test_a_script_updater_may_return_something(kv):
     assert_same(stored(kv, 3), full(3))
 
 
-def test_state_made_under_inference_mode_serves_outside(kv):
+def test_state_made_under_inference_mode_is_usable_outside(kv):
     kv.init(3, full(0))
     kv.set_updater(script(Momentum()))
     with torch.inference_mode():
@@ -237,7 +237,7 @@ KEEPERS = {
 
 @pytest.mark.parametrize("keep", KEEPERS)
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_an_updater_may_keep_what_it_is_handed(kv, keep, replicas):
+def test_an_updater_may_keep_its_arguments(kv, keep, replicas):
     inputs, values, expected = [], [], []
 
     def update(key, input, stored):
@@ -260,13 +260,13 @@ def test_an_updater_may_keep_what_it_is_handed(kv, keep, replicas):
         value.fill_(99)
     for input in inputs:
         input.fill_(99)
-    assert_same(stored(kv, 3), full(6 * replicas), "what was kept is no door")
+    assert_same(stored(kv, 3), full(6 * replicas), "kept tensors are not aliases")
     kv.set_updater(None)
     kv.push(3, full(5))
     assert all((value == 99).all() for value in values)
 
 
-def test_a_script_updater_may_keep_what_it_is_handed(kv):
+def test_a_script_updater_may_keep_its_arguments(kv):
     class Keeper(torch.nn.Module):
         kept: list[torch.Tensor]
 
@@ -295,7 +295,7 @@ def test_a_script_updater_may_keep_what_it_is_handed(kv):
     assert_same(stored(kv, 3), full(9))
 
 
-def test_an_input_kept_by_the_store_itself_never_shows_twice(kv):
+def test_an_input_kept_by_the_updater_is_not_reused(kv):
     pointers = []
     kv.init([3, 5], [full(0)] * 2)
     kv.set_updater(lambda key, input, stored: pointers.append(input))
@@ -304,7 +304,7 @@ def test_an_input_kept_by_the_store_itself_never_shows_twice(kv):
     assert_same(pointers[1], full(2))
 
 
-def test_an_updater_is_let_go(kv):
+def test_an_updater_is_released(kv):
     for let_go in (kv.set_updater, kv.script_object.set_updater):
         updater = Callable()
         alive = weakref.ref(updater)
@@ -317,7 +317,7 @@ def test_an_updater_is_let_go(kv):
         assert alive() is None
 
 
-def test_close_lets_go_of_the_updater(store_type):
+def test_close_releases_the_updater(store_type):
     updater = Callable()
     alive = weakref.ref(updater)
     store = torchkv.create(store_type)

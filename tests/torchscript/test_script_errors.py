@@ -1,4 +1,4 @@
-"""Errors of the TorchScript door: the same text; the same type where torch keeps it.
+"""TorchScript errors: the same text as in Python, and the same type if torch keeps it.
 
 Inside a scripted function torch's interpreter turns an error into a RuntimeError with
 the same text; NotImplementedError alone keeps its type. A method called on the script

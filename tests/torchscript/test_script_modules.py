@@ -1,4 +1,4 @@
-"""Scripted code that holds or takes a Python KVStore: it is the same store."""
+"""Scripted code with a Python KVStore as attribute or argument: the same store."""
 
 import copy
 import gc
@@ -22,7 +22,7 @@ from helpers import (
 
 
 class Holder(nn.Module):
-    """Holds the store as it is, without ``script_object``."""
+    """Has the store itself as an attribute, not its ``script_object``."""
 
     def __init__(self, kv):
         super().__init__()
@@ -108,7 +108,7 @@ def test_annotations_lists_and_arguments(store):
         function(3, full(1))
 
 
-def test_such_a_module_is_saved_and_copied(store):
+def test_a_module_with_a_store_is_saved_and_copied(store):
     scripted = script(Holder(store))
     scripted(full(3))
     for copied in (jit_save_load(scripted), copy.deepcopy(scripted)):
@@ -117,7 +117,7 @@ def test_such_a_module_is_saved_and_copied(store):
     assert_same(stored(store, 3), full(3))
 
 
-def test_a_closed_store_says_so(store):
+def test_a_closed_store_refuses_every_call(store):
     scripted = script(Holder(store))
     store.close()
     with pytest.raises(RuntimeError, match="push: expected an open store"):
@@ -147,7 +147,7 @@ torch.jit.load(sys.argv[1])
 
 
 def test_an_archive_is_loaded_after_import_torchkv(store, tmp_path):
-    """README has the message that PyTorch gives without it."""
+    """The README quotes PyTorch's message for a missing import."""
     program = tmp_path / "loads.py"
     program.write_text(LOADS)
     archive = tmp_path / "archive.pt"

@@ -1,4 +1,4 @@
-"""The TorchScript door: every argument form, one shared store, updaters."""
+"""The TorchScript binding: every argument form, one shared store, updaters."""
 
 from typing import Any
 
@@ -147,7 +147,7 @@ def test_ignore_sparse(scripted):
 
 
 class Worker(torch.nn.Module):
-    """A module that makes and holds a store of its own."""
+    """A module that creates its own store."""
 
     def __init__(self, store_type):
         super().__init__()
@@ -193,7 +193,7 @@ def test_set_updater_inside_torchscript_shares_the_submodule(store_type):
     assert_same(stored(kv, 3), full(1))
 
 
-def test_updater_set_in_python_serves_torchscript(scripted, kv):
+def test_an_updater_set_in_python_is_used_from_torchscript(scripted, kv):
     kv.set_updater(scripted_add_twice())
     assert_same(script(one_key)(scripted, full(1))[2], full(13))
     kv.delete(3)
@@ -201,23 +201,23 @@ def test_updater_set_in_python_serves_torchscript(scripted, kv):
     assert_same(script(one_key)(scripted, full(1))[2], full(7))
 
 
-def test_both_doors_lead_to_one_store(kv):
-    door = kv.script_object
-    assert isinstance(door, torch.ScriptObject)
-    again = torchkv.KVStore.from_script_object(door)
+def test_python_and_torchscript_share_the_store(kv):
+    scripted = kv.script_object
+    assert isinstance(scripted, torch.ScriptObject)
+    again = torchkv.KVStore.from_script_object(scripted)
     assert isinstance(again, torchkv.KVStore) and again.type == kv.type
-    door.init(3, full(1))
+    scripted.init(3, full(1))
     kv.push(3, full(2))
     assert_same(stored(again, 3), full(2))
     again.set_updater(add_input)
     kv.script_object.push(3, full(5))
     assert_same(stored(kv, 3), full(7))
-    assert door.keys() == [3]
-    del kv, door
+    assert scripted.keys() == [3]
+    del kv, scripted
     assert_same(stored(again, 3), full(7))
 
 
-def test_crossing_over_copies_nothing(kv):
+def test_converting_to_a_script_object_copies_nothing(kv):
     kv.init(3, torch.zeros(1 << 20))
 
     def cross():
@@ -226,13 +226,13 @@ def test_crossing_over_copies_nothing(kv):
     assert allocated_bytes(cross) < 1 << 12
 
 
-def test_close_is_seen_through_both_doors(kv):
-    door = kv.script_object
+def test_close_is_visible_in_python_and_torchscript(kv):
+    scripted = kv.script_object
     kv.close()
     with pytest.raises(RuntimeError, match="clos"):
-        door.keys()
+        scripted.keys()
     with pytest.raises(RuntimeError, match="clos"):
-        script(keys_of)(door)
+        script(keys_of)(scripted)
 
 
 @pytest.mark.parametrize("thing", [3, None, "local", full(1)])
