@@ -24,7 +24,7 @@ SLOW_DEADLOCK_S = 1500.0
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
-    config.addinivalue_line("markers", "slow: needs minutes or gigabytes")
+    config.addinivalue_line("markers", "slow: only make test-all runs it")
     # Output capturing is off here, so this is the terminal the watchdog can write to.
     config.watchdog_stderr = os.dup(2)
 

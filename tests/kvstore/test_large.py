@@ -12,9 +12,16 @@ def free_bytes():
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(free_bytes() < 10 * 2**30, reason="needs 10 GiB of free memory")
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("store_type", "replicas"),
+    [
+        ("local", 2),
+        pytest.param("local", 1, marks=pytest.mark.slow),
+        pytest.param("device", 1, marks=pytest.mark.slow),
+        pytest.param("device", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_more_than_2_to_the_31_elements(kv, replicas):
     value = torch.zeros(COUNT, dtype=torch.int8)
     marks = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, COUNT - 2, COUNT - 1]
