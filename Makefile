@@ -1,11 +1,11 @@
-# `make demo` and `make test` do everything from an empty clone, in an
-# environment of their own below .venv/. For the rest, see CONTRIBUTING.md.
+# `make demo` and `make test` work from an empty clone, in an
+# environment below .venv/. For the rest, see CONTRIBUTING.md.
 #
 #   TORCH=torch==2.15.0 make test           another PyTorch, another environment
 #   PYTHON=python3.12 make test             another Python, for a new environment
 #   TORCHKV_USE_CUDA=1 make build           the CUDA kernels, whatever PyTorch
 #   make test PYTEST_ARGS="-k push -x"
-#   make bench BENCH_ARGS=--smoke           tiny sizes: does it run at all?
+#   make bench BENCH_ARGS=--smoke           tiny sizes, only to see whether it runs
 
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
@@ -27,8 +27,8 @@ USERS_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
 unexport PYTHONPATH PYTHONHOME
 
-# Stamps: each says that its step is done for this environment. The binaries in
-# torchkv/ are of one torch at a time, so `built` exists for one environment.
+# Stamps: each marks a step as done for this environment. The binaries in
+# torchkv/ are for one torch at a time, so `built` exists for one environment.
 INSTALLED := $(VENV)/installed
 LINT_TOOLS := $(VENV)/lint-tools
 BUILT := build/stamps/built-$(ENV)$(TORCHKV_USE_CUDA:%=-cuda-%)
@@ -41,26 +41,27 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test python-test cpp-test places-test demo bench host-time \
+.PHONY: help env build test test-all python-test cpp-test places-test demo bench host-time \
   bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
   lint-format lint-python lint-types lint-spelling tidy format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo        train a small network through the store'
-	@echo 'make test        all Python tests, then the C++ tests'
+	@echo 'make test        the Python tests, except those marked slow, then the C++ tests'
+	@echo 'make test-all    the same with the slow ones'
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
-	@echo 'make places-test the Python tests with values cut over places of one device'
+	@echo 'make places-test the Python tests with values sharded over logical devices'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
-	@echo 'make host-time   what a call costs the host, on a GPU that is fake'
-	@echo 'make bench-peers MXNet, for the benchmarks, into $(MXNET)'
+	@echo 'make host-time   the host time of a call, on a fake GPU'
+	@echo 'make bench-peers install MXNet, for the benchmarks, into $(MXNET)'
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
-	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, checking only'
-	@echo 'make format      clang-format and ruff, rewriting'
-	@echo 'make clean       remove what was built; .venv/ stays'
+	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, check only'
+	@echo 'make format      clang-format and ruff, in place'
+	@echo 'make clean       remove build outputs; keep .venv/'
 
 # --- Environment and build ------------------------------------------------------
 
@@ -96,15 +97,20 @@ build: $(BUILT)
 
 # --- Tests and demo -------------------------------------------------------------
 
-# In this order under make -j as well: each wants all cores.
+# In this order, also with make -j: each uses all cores.
 test:
 	$(MAKE) --no-print-directory python-test
 	$(MAKE) --no-print-directory cpp-test
 
-python-test: $(BUILT)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test-all:
+	$(MAKE) --no-print-directory test DEFAULT_TESTS=
 
-# Once more, without a GPU, where every store of type device cuts its values.
+DEFAULT_TESTS := -m 'not slow'
+
+python-test: $(BUILT)
+	$(BIN)/python -m pytest $(DEFAULT_TESTS) $(PYTEST_ARGS)
+
+# The tests again, with every store of type device sharding its values in CPU memory.
 places-test: $(BUILT)
 	TORCHKV_PLACES=cpu,cpu,cpu $(BIN)/python -m pytest -m 'not slow' \
 	  $(patsubst %,--ignore=tests/%,benchmarks examples tools test_readme.py) $(PYTEST_ARGS)
@@ -120,6 +126,10 @@ configure = googletest=$$(tools/get_googletest) && cmake -S . -B $(1) -G Ninja \
 # run_cuda_tests: $(call run_cuda_tests,folder); not built where torch has CUDA
 run_cuda_tests = if [ -x $(1)/tests/cpp/torchkv_cuda_tests ]; then \
   $(1)/tests/cpp/torchkv_cuda_tests --gtest_brief=1; fi
+
+# Threads that spin while they wait make the tests several times slower on a machine
+# with other load; tests/conftest.py sets the same for Python.
+cpp-test sanitize-address: export OMP_WAIT_POLICY := passive
 
 cpp-test: $(BUILT)
 	$(call configure,$(CPP)/plain,)
@@ -148,7 +158,7 @@ MXNET := .venv/mxnet-1.9.1
 
 bench-peers: $(MXNET)/installed
 
-# Of the Pythons that may be there, the first that this numpy has wheels for.
+# The first Python found for which this numpy has wheels.
 $(MXNET)/installed:
 	$(call need,test "$$(uname -sm)" = 'Linux x86_64',MXNet has wheels for x86_64 only)
 	@for python in $(PYTHON) python3 python3.11 python3.10 python3.9 python3.8; do \
@@ -179,8 +189,8 @@ sanitize-address: $(BUILT)
 	$(call run_cuda_tests,$(CPP)/address)
 	$(CPP)/address/tests/cpp/torchkv_stress
 
-# Old thread sanitizers do not start where the kernel spreads addresses widely,
-# so the spreading is switched off where that is allowed.
+# Old thread sanitizers do not start if the kernel randomizes addresses widely,
+# so randomization is disabled where possible.
 sanitize-thread: export TSAN_OPTIONS := second_deadlock_stack=1
 sanitize-thread: $(BUILT)
 	$(call configure,$(CPP)/thread,thread)
@@ -190,13 +200,13 @@ sanitize-thread: $(BUILT)
 
 # --- CUDA -----------------------------------------------------------------------
 
-# Of the pinned compiler: another allots registers in another way.
+# With the pinned compiler: others allocate registers differently.
 check-sass:
 	CUDA_HOME=$$(tools/get_nvcc) && export CUDA_HOME && \
 	  $(MAKE) --no-print-directory TORCHKV_USE_CUDA=1 build && \
 	  $(BIN)/python tools/check_sass.py torchkv/lib/libtorchkv_cuda.so
 
-# In no environment of ours: with the PyTorch of PYTHON, which knows the GPU.
+# Not in .venv: with the PyTorch of PYTHON, which supports the GPU.
 RESULTS ?= build/gpu-check
 gpu-check: export PATH := $(USERS_PATH)
 gpu-check: export PYTHONPATH := $(PYTHONPATH)
@@ -209,7 +219,7 @@ $(LINT_TOOLS): $(BUILT) pyproject.toml
 	$(PIP) install --no-build-isolation --editable '.[lint]'
 	@touch $@
 
-# All of them, also after the first that complains.
+# All of them, even if one fails.
 lint: $(LINT_TOOLS)
 	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-python lint-types \
 	  lint-spelling tidy

@@ -1,4 +1,4 @@
-"""What ``save`` reaches of ``safetensors.torch.save_file`` with an fsync after it.
+"""Speed of ``save`` relative to ``safetensors.torch.save_file`` followed by fsync.
 
 Both write the values and the optimizer's state of one store, from memory to the disk.
 ``save`` takes a snapshot first, adds up checksums, and keeps the last save until the
@@ -38,7 +38,7 @@ KEY_ELEMENTS = 100
 
 
 def trained_store(num_bytes: int) -> torchkv.KVStore:
-    """A store whose values and Adam's state have so many bytes together."""
+    """A store whose values and Adam's state have this many bytes in total."""
     keys = list(range(TENSORS))
     elements = num_bytes // (4 * 3 * TENSORS)
     store = torchkv.create()
@@ -49,7 +49,7 @@ def trained_store(num_bytes: int) -> torchkv.KVStore:
 
 
 def tensors_of(store: torchkv.KVStore) -> dict[str, Tensor]:
-    """All tensors, by the names that the store's own files give them."""
+    """All tensors, by their names in the store's files."""
     tensors = {}
     for key, item in store.state_dict()["keys"].items():
         tensors[f"value/{key}"] = item["value"]
@@ -61,7 +61,7 @@ def tensors_of(store: torchkv.KVStore) -> dict[str, Tensor]:
 def contestants(
     store: torchkv.KVStore, tensors: dict[str, Tensor], folder: Path
 ) -> dict[str, Contestant]:
-    """Both ways to write the same tensors."""
+    """The two ways to write the same tensors."""
     checkpoint, file = folder / "store", folder / "file.safetensors"
 
     def save_and_sync() -> None:
@@ -86,7 +86,7 @@ def contestants(
 
 
 def measure_large(num_bytes: int, plan: Plan, folder: Path) -> dict[str, Any]:
-    """Seconds of a save of few large tensors, and of a load."""
+    """Seconds to save, and to load, a few large tensors."""
     store = trained_store(num_bytes)
     tensors = tensors_of(store)
     seconds = measure(contestants(store, tensors, folder), plan)
@@ -98,7 +98,7 @@ def measure_large(num_bytes: int, plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def measure_many(count: int, folder: Path) -> Times:
-    """Seconds of a save and of a load of many small keys."""
+    """Seconds to save, and to load, many small keys."""
     store = torchkv.create()
     store.init(list(range(count)), list(torch.randn(count, KEY_ELEMENTS)))
     runs = {
@@ -109,7 +109,7 @@ def measure_many(count: int, folder: Path) -> Times:
 
 
 def table(title: str, num_bytes: int, seconds: Times) -> Table:
-    """Times and what they come to per second."""
+    """Times and rates."""
     rows = [
         [name, *min_and_median(times), f"{num_bytes / min(times) / 1e9:.2f}"]
         for name, times in seconds.items()
@@ -118,7 +118,7 @@ def table(title: str, num_bytes: int, seconds: Times) -> Table:
 
 
 def draw(figure: Any, large: dict[str, Any]) -> None:
-    """Draws every round of both."""
+    """Plots all rounds of both."""
     axes = figure.subplots()
     for name, times in large["seconds"].items():
         axes.plot([large["bytes"] / time / 1e9 for time in times], "o-", label=name)
@@ -128,11 +128,11 @@ def draw(figure: Any, large: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=9).parse_args(arguments)
     rounds = options.rounds or (3 if options.smoke else 9)
     num_bytes, count = (1 << 20, 1000) if options.smoke else (10**9, 1_000_000)
-    # Beside the results: /tmp may be memory.
+    # Next to the results: the temporary folder may be in memory.
     with tempfile.TemporaryDirectory(dir=options.json and options.json.parent) as name:
         folder = Path(name)
         large = measure_large(num_bytes, Plan(rounds, turn_s=0, budget_s=120), folder)

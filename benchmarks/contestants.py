@@ -1,4 +1,4 @@
-"""The ways to add up replicas and hand the sums out: torchkv's and torch's own.
+"""The implementations of reduce and broadcast to compare: torchkv's and torch's.
 
 All tensors are made and written to before anything is timed.
 """
@@ -22,7 +22,7 @@ from peers.pattern import replica_pattern, sum_pattern
 
 Call = Callable[[], object]
 
-# A group of keys that the second-level cache of a core holds with its sums.
+# A group of keys that fits, with its sums, into a core's second-level cache.
 GROUP_ELEMENTS = 1 << 17
 
 
@@ -42,7 +42,7 @@ def filled(
 def sums_of(
     shapes: Sequence[Shape], dtype: torch.dtype, replicas: int, device: str = "cpu"
 ) -> list[Tensor]:
-    """By key, what its replicas must add up to."""
+    """The expected sum of each key's replicas."""
     return [
         filled(shape, dtype, sum_pattern(key, replicas), device)
         for key, shape in enumerate(shapes)
@@ -50,7 +50,7 @@ def sums_of(
 
 
 class Arrays:
-    """What one contestant works on: by key replicas, a stored tensor and outs."""
+    """A contestant's tensors: for each key replicas, a stored tensor and outs."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Arrays:
         outs: int,
         device: str = "cpu",
     ) -> None:
-        """Makes all tensors; `outs` is 0 where nothing is pulled."""
+        """Makes all tensors; `outs` is 0 if nothing is pulled."""
         self.values = [
             [
                 filled(shape, dtype, replica_pattern(key, r), device)
@@ -74,7 +74,7 @@ class Arrays:
         ]
 
     def with_own_results(self) -> Arrays:
-        """The same replicas, beside a stored tensor and outs that are others."""
+        """The same replicas, with another stored tensor and other outs."""
         other = copy.copy(self)
         other.stored = [torch.zeros_like(stored) for stored in self.stored]
         other.outs = [[torch.zeros_like(out) for out in outs] for outs in self.outs]
@@ -88,7 +88,7 @@ class Arrays:
         return one
 
     def results(self) -> Iterator[Sequence[Tensor]]:
-        """The lists that a call leaves the sums in."""
+        """The lists that a call writes the sums to."""
         if self.outs[0]:
             yield from zip(*self.outs, strict=True)
         else:
@@ -118,7 +118,7 @@ def on(arrays: Arrays, call: Call, sums: Sequence[Tensor]) -> Contestant:
 def store_for(
     arrays: Arrays, store_type: str = "local"
 ) -> tuple[torchkv.KVStore, list[int]]:
-    """A store that knows the keys."""
+    """A store with the keys initialized."""
     store = torchkv.create(store_type)
     keys = list(range(len(arrays.values)))
     store.init(keys, arrays.stored)
@@ -126,7 +126,7 @@ def store_for(
 
 
 def torchkv_push(arrays: Arrays, sums: Sequence[Tensor]) -> Contestant:
-    """One push of all keys; what it stored is looked at outside of the timing."""
+    """One push of all keys; the result is checked outside the timing."""
     store, keys = store_for(arrays)
     key, values = unwrapped(keys, arrays.values)
 
@@ -156,7 +156,7 @@ def torchkv_pushpull(arrays: Arrays) -> Call:
 
 
 def unwrapped(*lists: list[Any]) -> Sequence[Any]:
-    """A single key and its values, without the list around them, as users write it."""
+    """A single key and its values, not in a list."""
     return [each[0] for each in lists] if len(lists[0]) == 1 else lists
 
 
@@ -260,7 +260,7 @@ def torch_add_foreach(arrays: Arrays) -> Call:
 
 
 def bound(elements: int) -> Contestant:
-    """What the machine moves at best, by ``torch.add(a, b, out=c)`` in fp32."""
+    """The machine's memory bandwidth, by ``torch.add(a, b, out=c)`` in fp32."""
     a, b = (filled((elements,), torch.float32, replica_pattern(0, r)) for r in (0, 1))
     c = torch.zeros_like(a)
     return Contestant(
@@ -269,7 +269,7 @@ def bound(elements: int) -> Contestant:
 
 
 def available_bytes() -> int:
-    """The memory that processes can still get."""
+    """The available memory."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

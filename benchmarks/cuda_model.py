@@ -50,7 +50,7 @@ MOVED_PER_PARAMETER = 4 * (REPLICAS + 4 + 1 + REPLICAS)
 HELD_PER_PARAMETER = 4 * (REPLICAS + 6 + 2 * REPLICAS + 2) + MOVED_PER_PARAMETER
 MEMORY_FRACTION = 0.8
 
-# With more, torch's launches for the large list would wait for the GPU.
+# With more, torch's launches for the large list would block on the GPU.
 HOST_CALLS = 2
 
 GPU_LIMIT_MS = 0.25
@@ -72,12 +72,12 @@ def models(smoke: bool, device: str) -> dict[str, list[Shape]]:
 
 
 def host_timed(call: Call) -> Run:
-    """Tells how long the caller is kept."""
+    """Measures how long calls block the host."""
     return lambda count: gpu.seconds_of_host(itertools.repeat(call), count)
 
 
 def measure_model(shapes: list[Shape], plan: Plan, device: str) -> dict[str, Any]:
-    """The seconds of the GPU, and those of the host, of each contestant."""
+    """The GPU's seconds and the host's seconds of each contestant."""
     expected = stepped(MOMENTUM, shapes, torch.float32, REPLICAS, device)
     arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS, device)
     store, keys = ways.store_for(arrays, "device")
@@ -115,7 +115,7 @@ def measure_model(shapes: list[Shape], plan: Plan, device: str) -> dict[str, Any
 
 
 def targets_of(title: str, resnet: dict[str, Any]) -> list[Target]:
-    """What is promised for ResNet-50."""
+    """The targets for ResNet-50."""
     seconds, host = resnet["seconds"], resnet["host_seconds"]
     return [
         Target(
@@ -141,7 +141,7 @@ def targets_of(title: str, resnet: dict[str, Any]) -> list[Target]:
 
 
 def draw(figure: Any, measured: dict[str, dict[str, Any]]) -> None:
-    """A bar per contestant, as long as its median; of the GPU, then of the host."""
+    """A bar per contestant, its median: first of the GPU, then of the host."""
     figure.set_size_inches(9, 8)
     medians = {
         f"{title}, {what}": {
@@ -155,7 +155,7 @@ def draw(figure: Any, measured: dict[str, dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = gpu.parse(__doc__ or "", 25, arguments)
     plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=5)
     facts = gpu.facts(options.device)

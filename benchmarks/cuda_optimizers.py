@@ -1,4 +1,4 @@
-"""Optimizers in the pass that sums, on a GPU, against ``copy_`` and fused torch.optim.
+"""Optimizers fused with the sum, on a GPU, compared with ``copy_`` and torch.optim.
 
 A push reads the replicas, and reads and writes weight and state; values of bf16 have an
 fp32 master. The bound is ``copy_`` of as many bytes. torch adds up into ``.grad`` and
@@ -48,7 +48,7 @@ TORCH_TARGET = 1.2
 
 
 def moved_per_byte(replicas: int, num_states: int, dtype: torch.dtype) -> float:
-    """Replicas are read, states are read and written, and so is the weight.
+    """Replicas are read; states and the weight are read and written.
 
     Where it has a master, the stored weight is only written.
     """
@@ -63,7 +63,7 @@ def held_per_byte(replicas: int, num_states: int, dtype: torch.dtype) -> float:
 
 
 def torch_push(kind: Kind, arrays: Arrays) -> tuple[Call, Tensor]:
-    """A call that sums and makes a step, and its weight, which is zero before.
+    """A call that sums and steps, and its weight, which is zero at first.
 
     One replica is the gradient as it is.
     """
@@ -115,7 +115,7 @@ def contestants_of(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = gpu.parse(__doc__ or "", 11, arguments)
     sizes = gpu_grid.sizes_for(options)
     facts = gpu.facts(options.device)

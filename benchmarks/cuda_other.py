@@ -1,4 +1,4 @@
-"""What else a GPU shows: the first push, a captured step, misaligned gradients.
+"""Other figures of a GPU: the first push, a captured step, misaligned gradients.
 
 The first push of a process loads the kernels and makes what later ones use; torch's
 first sum and fused step stand beside it, each in a process of its own. A captured step
@@ -40,14 +40,14 @@ FIRST_TARGET = 1.5
 CAPTURED_TARGET = 1.0
 MISALIGNED_PERCENT = 70
 
-# What each process does, and prints the seconds of: the first call, and one more.
+# The program of each process; it prints the seconds of the first and second call.
 BEGIN = """
 import json, sys, time
 import torch
 device = sys.argv[1]
 gradients = [torch.ones(1 << 16, device=device) for _ in range(2)]
 weight = torch.zeros(1 << 16, device=device)
-torch.add(gradients[0], 1)  # CUDA itself is there
+torch.add(gradients[0], 1)  # initializes CUDA
 def seconds(call):
     start = time.perf_counter()
     call()
@@ -76,7 +76,7 @@ END = "print(json.dumps([seconds(call), seconds(call)]))"
 
 
 def first_calls(num_processes: int, device: str) -> dict[str, Any]:
-    """The seconds of the first call, and of the second, each in new processes."""
+    """The seconds of the first and of the second call, in new processes."""
     first: dict[str, list[float]] = {name: [] for name in PROCESS_OF}
     second: dict[str, list[float]] = {name: [] for name in PROCESS_OF}
     for _ in range(num_processes):
@@ -94,7 +94,7 @@ def first_calls(num_processes: int, device: str) -> dict[str, Any]:
 
 
 def captured(call: Call, device: str) -> Call:
-    """Replays the call; without a GPU there are no graphs, and the call is made."""
+    """Replays the call or, without a GPU, makes it."""
     if device == "cpu":
         return call
     graph = torch.cuda.CUDAGraph()
@@ -105,7 +105,7 @@ def captured(call: Call, device: str) -> Call:
 
 
 def captured_step(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
-    """The seconds of the GPU and of the host, of a replay and of the calls."""
+    """The seconds of the GPU and of the host, for a replay and for the calls."""
     shapes = shrunk(resnet50()) if smoke else resnet50()
     expected = stepped(MOMENTUM, shapes, torch.float32, REPLICAS, device)
     contestants, calls = {}, {}
@@ -113,7 +113,7 @@ def captured_step(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
         arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS, device)
         store, keys = ways.store_for(arrays, "device")
         store.set_optimizer(MOMENTUM.ours())
-        # Gradients of zero change no weight, and all that a step needs is there.
+        # Gradients of zero change no weight, and the step allocates its state.
         zeros = [[torch.zeros_like(v) for v in values] for values in arrays.values]
         store.push(keys, zeros)
         store.pull(keys, out=arrays.outs)
@@ -139,7 +139,7 @@ def captured_step(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
 
 
 def views(arrays: Arrays, behind: int) -> list[list[Tensor]]:
-    """The same gradients, in views that begin so many elements behind a buffer."""
+    """The same gradients, as views with an offset of this many elements."""
 
     def view(value: Tensor) -> Tensor:
         flat = torch.empty(value.numel() + behind, device=value.device)
@@ -149,7 +149,7 @@ def views(arrays: Arrays, behind: int) -> list[list[Tensor]]:
 
 
 def misaligned(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
-    """Sums of gradients at the begin of a buffer, and one element behind it."""
+    """Sums of gradients with an offset of zero and of one element."""
     elements = 1 << 12 if smoke else 1 << 26
     shapes = [(elements,)]
     sums = ways.sums_of(shapes, torch.float32, REPLICAS, device)
@@ -173,14 +173,14 @@ def misaligned(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
 
 
 def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
-    """All of them, one after the other."""
+    """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
     yield captured_step(plan, smoke, device)
     yield first_calls(1 if smoke else PROCESSES, device)
 
 
 def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
-    """What is promised of the cases that were measured."""
+    """The targets for the measured cases."""
     targets = []
     for figure in figures:
         seconds = figure["seconds"]
@@ -217,7 +217,7 @@ def table(figures: list[dict[str, Any]]) -> Table:
 
 
 def draw(figure: Any, figures: list[dict[str, Any]]) -> None:
-    """A bar per contestant, as long as its median."""
+    """A bar per contestant: its median."""
     figure.set_size_inches(9, 8)
     medians = {
         each["case"]: {
@@ -231,7 +231,7 @@ def draw(figure: Any, figures: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = gpu.parse(__doc__ or "", 25, arguments)
     plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=2)
     facts = gpu.facts(options.device)

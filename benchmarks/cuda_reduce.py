@@ -1,4 +1,4 @@
-"""What a push adds up per second on a GPU, against ``copy_`` and torch's ways to add.
+"""Throughput of a push on a GPU, compared with ``copy_`` and torch's ways to add.
 
 A push of n replicas moves n + 1 times their bytes: n are read, the sum is written. The
 bound is ``copy_`` of as many bytes. Time is the GPU's, by events. Memory takes turns:
@@ -37,14 +37,14 @@ PEER_TARGETS = {STACK: 2.3, FOREACH: 1.5}
 
 
 def held_per_byte(replicas: int) -> float:
-    """Replicas, torch.stack's copy of them, stored tensors, sums and a pull."""
+    """Replicas, torch.stack's copy of them, stored tensors, sums and pulled tensors."""
     return 2 * replicas + len(PEERS) + 4
 
 
 def contestants_of(
     case: Case, dtype: torch.dtype, device: str
 ) -> dict[str, Contestant]:
-    """All of them on the same replicas, each with stored tensors of its own."""
+    """All contestants on the same replicas, each with its own stored tensors."""
     shapes = [(case.replica_bytes // dtype.itemsize,)] * case.turns
     sums = ways.sums_of(shapes, dtype, case.replicas, device)
     arrays = Arrays(shapes, dtype, case.replicas, 0, device)
@@ -71,7 +71,7 @@ def contestants_of(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = gpu.parse(__doc__ or "", 11, arguments)
     sizes = gpu_grid.sizes_for(options)
     facts = gpu.facts(options.device)
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name, dtype in DTYPES.items()
     )
     cases = collect(options, facts, "cases", itertools.chain.from_iterable(measured))
-    # One replica is copied, by everybody.
+    # With one replica, every contestant copies.
     sums = [case for case in cases if case["replicas"] > 1]
     title = "Sums on a GPU: torchkv, and the others' time against it"
     finish(

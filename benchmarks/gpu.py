@@ -1,4 +1,4 @@
-"""What the benchmarks of GPUs share: the device, its time, memory that takes turns."""
+"""Shared by the GPU benchmarks: the device, its clock, rotating memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from harness import Contestant, Run
 
 COPY = "copy_ of as many bytes"
 
-# Calls that are enqueued together: no launch of theirs waits for a place in the queue,
-# which has some 1000.
+# Calls that are enqueued together, so that no launch blocks on a full queue,
+# which holds about 1000.
 BATCH = 16
-# The GPU is kept waiting while the host enqueues a batch, but no longer than this.
+# The GPU waits while the host enqueues a batch, but no longer than this.
 MAX_DELAY_S = 0.02
 
 
 def parse(doc: str, rounds: int, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of all benchmarks and ``--device``; ends where that is missing."""
+    """The common options and ``--device``; exits if the device is missing."""
     parser = report.parser(doc, rounds)
     parser.add_argument(
         "--device",
@@ -51,21 +51,21 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def free_bytes(device: str) -> int:
-    """The memory that tensors can still get."""
+    """The available memory of the device."""
     if device == "cpu":
         return available_bytes()
-    gc.collect()  # optimizers of torch's are parts of cycles
+    gc.collect()  # torch's optimizers are in reference cycles
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
 
 def num_turns(turn_bytes: int, rotated_bytes: int) -> int:
-    """How many memories take turns, so that none is found in a cache again."""
+    """How many sets of tensors to rotate, so that none is still in a cache."""
     return -(-rotated_bytes // turn_bytes)
 
 
 def timed(calls: Sequence[Call], device: str) -> Run:
-    """Makes the calls in turn, and tells the time of the device.
+    """Makes the calls in turn, and returns the device's time.
 
     The first run makes each call once, so that what they allocate and load is there,
     and all their results can be looked at.
@@ -84,7 +84,7 @@ def timed(calls: Sequence[Call], device: str) -> Run:
 
 
 def seconds_of_host(turns: Iterator[Call], count: int) -> float:
-    """How long the caller is kept; with an empty queue in front of every batch."""
+    """How long calls block the host; the queue is empty before every batch."""
     total = 0.0
     for batch in batches(count):
         if torch.cuda.is_available():
@@ -97,7 +97,7 @@ def seconds_of_host(turns: Iterator[Call], count: int) -> float:
 
 
 def seconds_of_gpu() -> Callable[[Iterator[Call], int], float]:
-    """A clock of the GPU alone: it begins when the host has enqueued the calls."""
+    """A clock of the GPU alone, started after the host has enqueued the calls."""
     cycles_per_s = clock_rate()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     delay_s = 0.001
@@ -111,7 +111,7 @@ def seconds_of_gpu() -> Callable[[Iterator[Call], int], float]:
             start = time.perf_counter()
             for call in itertools.islice(turns, batch):
                 call()
-            # Of this batch for the next, with some reserve.
+            # From this batch for the next, with some margin.
             delay_s = min(1.5 * (time.perf_counter() - start), MAX_DELAY_S)
             end.record()
             end.synchronize()
@@ -132,7 +132,7 @@ def clock_rate() -> float:
     """The cycles of ``_sleep`` in a second."""
     cycles = 20_000_000
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(2):  # the first also wakes the GPU up
+    for _ in range(2):  # the first also warms up the GPU
         begin.record()
         torch.cuda._sleep(cycles)
         end.record()
@@ -141,7 +141,7 @@ def clock_rate() -> float:
 
 
 def copy_of(num_bytes: int, rotated_bytes: int, device: str) -> Contestant:
-    """``copy_`` moves so many bytes, half of them read and half written: the bound."""
+    """The bound: ``copy_`` of as many bytes, half of them read and half written."""
     elements = max(1, num_bytes // 8)
     pairs = [
         (torch.ones(elements, device=device), torch.zeros(elements, device=device))

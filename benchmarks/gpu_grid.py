@@ -1,4 +1,4 @@
-"""One key of every size on a GPU: the cases, and what is told of them.
+"""One key of every size on a GPU: the cases and their tables.
 
 Bytes per second are told in percent of what ``copy_`` moves in the same round.
 """
@@ -21,32 +21,32 @@ MIB = 1 << 20
 
 
 class Sizes(NamedTuple):
-    """How large and how long a run is."""
+    """The sizes and the duration of a run."""
 
     replicas: list[int]
     replica_bytes: list[int]
-    large: int  # from here on the memory is the limit: targets hold
+    large: int  # limited by memory bandwidth from this size on: targets apply
     rotated_bytes: int
     plan: Plan
 
 
 def sizes_for(options: argparse.Namespace) -> Sizes:
-    """A minute of a GPU; a smoke run, seconds of anything."""
+    """A minute on a GPU; a smoke run, seconds on any device."""
     plan = plan_for(options, rounds=11, turn_s=0.001, budget_s=1)
     if options.smoke:
         return Sizes([1, 4], [1 << 14, 1 << 10], 1 << 14, 1 << 17, plan)
-    # Those that targets are for come first: the run may be cut short.
+    # Cases with targets come first, as the run may be interrupted.
     sizes = [256 * MIB, 1024 * MIB, 16 * MIB, MIB]
     return Sizes([2, 1, 4, 8], sizes, 256 * MIB, ROTATED_BYTES, plan)
 
 
 class Case(NamedTuple):
-    """One push of replicas of one key, with as many keys in turn as rotate."""
+    """One push of replicas of one key, rotating over several keys."""
 
-    name: str  # of what is done, with its dtype
+    name: str  # of the operation, with its dtype
     replicas: int
     replica_bytes: int
-    moved_bytes: int  # that a push must at least
+    moved_bytes: int  # by a push, at least
     turns: int  # the keys
 
     @property
@@ -68,7 +68,7 @@ def measure_cases(
     held_per_byte: Callable[[int], float],
     contestants_of: Callable[[Case], dict[str, Contestant]],
 ) -> Iterator[dict[str, Any]]:
-    """Every size and number of replicas that memory allows, and ``copy_`` beside.
+    """Every size and number of replicas that memory allows, and ``copy_``.
 
     Args:
         name: what is done, with its dtype.
@@ -94,7 +94,7 @@ def measure_cases(
             try:
                 copy = copy_of(moved, sizes.rotated_bytes, device)
                 times = measure({COPY: copy, **contestants_of(case)}, sizes.plan)
-            except Exception as error:  # the other cases are measured all the same
+            except Exception as error:  # the other cases are still measured
                 yield {"title": case.title, "error": repr(error)}
                 continue
             finally:
@@ -103,14 +103,14 @@ def measure_cases(
 
 
 def of_copy(case: Mapping[str, Any], ours: str) -> float:
-    """Its bytes per second, as a multiple of copy_'s, which moves as many."""
+    """Its bytes per second, relative to ``copy_`` of as many bytes."""
     return median_ratio(case["seconds"][COPY], case["seconds"][ours])
 
 
 def table(
     title: str, cases: Sequence[Mapping[str, Any]], ours: str, peers: Sequence[str]
 ) -> Table:
-    """A line per case: our times, and how much faster we are than each peer."""
+    """A line per case: torchkv's times and its speed-up over each peer."""
     rows = []
     for case in cases:
         times = case["seconds"]
@@ -135,7 +135,7 @@ def table(
 def copy_targets(
     cases: Sequence[Mapping[str, Any]], sizes: Sizes, ours: str, percent: float
 ) -> list[Target]:
-    """What is promised of bytes per second, where the memory is the limit."""
+    """The targets for bytes per second, at sizes limited by memory bandwidth."""
     return [
         Target(
             f"{case['title']}, of copy_", 100 * of_copy(case, ours), percent, True, "%"
@@ -151,7 +151,7 @@ def peer_targets(
     ours: str,
     limits: Mapping[str, float],
 ) -> list[Target]:
-    """What is promised against each peer: of four large replicas, and everywhere."""
+    """The targets relative to each peer, for four large replicas and for all cases."""
     targets = []
     for peer, limit in limits.items():
         met = [case for case in cases if peer in case["seconds"]]

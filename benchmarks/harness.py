@@ -1,4 +1,4 @@
-"""Times contestants turn by turn, A B A B, so that a drifting machine is fair to all.
+"""Times contestants interleaved, A B A B, so that drift affects all of them equally.
 
 A contestant is a function that makes a number of calls and returns the seconds that
 they took. In every round each contestant has one turn; a ratio is the median over the
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 Run = Callable[[int], float]
-"""Makes so many calls, one after the other, and returns the seconds that they took.
+"""Makes this many calls in sequence, and returns the seconds they took.
 
 Several calls start with one that is not counted: it brings back into the caches what
 the other contestants have driven out. Calls too long to be repeated do not need it."""
@@ -26,7 +26,7 @@ MAX_CALLS = 5000
 
 
 class Contestant(NamedTuple):
-    """What is timed, and whether its last call left the right result."""
+    """What is timed, and a check of its last call's result."""
 
     run: Run
     agrees: Callable[[], bool]
@@ -35,9 +35,9 @@ class Contestant(NamedTuple):
 class Plan(NamedTuple):
     """How long to measure one set of contestants."""
 
-    rounds: int  # at most; MIN_ROUNDS are made however long they take
-    turn_s: float  # a turn has as many calls as fit into this, and one at least
-    budget_s: float  # of all rounds together
+    rounds: int  # at most; MIN_ROUNDS are always made
+    turn_s: float  # a turn has as many calls as fit into this, at least one
+    budget_s: float  # for all rounds
 
 
 def timed(call: Callable[[], object]) -> Run:
@@ -55,7 +55,7 @@ def timed(call: Callable[[], object]) -> Run:
 
 
 def interleave(runs: Mapping[str, Run], calls: Mapping[str, int], rounds: int) -> Times:
-    """Gives each contestant one turn per round, in the order of `runs`."""
+    """Runs one turn of each contestant per round, in the order of `runs`."""
     times: Times = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -64,7 +64,7 @@ def interleave(runs: Mapping[str, Run], calls: Mapping[str, int], rounds: int) -
 
 
 def measure(contestants: Mapping[str, Contestant], plan: Plan) -> Times:
-    """Checks each contestant's result, then times them all, turn by turn."""
+    """Checks each contestant's result, then times them all, interleaved."""
     runs = {name: contestant.run for name, contestant in contestants.items()}
     for name, contestant in contestants.items():
         contestant.run(1)
@@ -78,7 +78,7 @@ def measure(contestants: Mapping[str, Contestant], plan: Plan) -> Times:
 
 
 def seconds_per_call(run: Run, turn_s: float) -> float:
-    """What a call takes, by a pilot of at least a quarter of a turn."""
+    """The time of a call, estimated over at least a quarter of a turn."""
     calls = 1
     while (seconds := run(calls)) < turn_s / 4 and calls < MAX_CALLS:
         calls *= 4
@@ -91,5 +91,5 @@ def calls_that_fit(turn_s: float, seconds: float) -> int:
 
 
 def median_ratio(over: list[float], under: list[float]) -> float:
-    """The median over the rounds of what one took against the other."""
+    """The median over the rounds of the ratio of their times."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))

@@ -110,7 +110,7 @@ void run() {
       "          minimum   median\n"
       "push   %7.1f us %7.1f us\n"
       "pull   %7.1f us %7.1f us\n"
-      "both   %7.1f us %7.1f us  (promised: %.0f us)\n",
+      "both   %7.1f us %7.1f us  (target: %.0f us)\n",
       kNumKeys,
       kNumReplicas,
       num_launches / (2.0 * kNumCalls),

@@ -1,4 +1,4 @@
-"""A training step's push and pull of real models' parameters, against torch and MXNet.
+"""A training step's push and pull of real models' parameters: torchkv, torch, MXNet.
 
 ResNet-50 in fp32, and in bf16 a transformer of 1.3 billion parameters, of which as many
 layers are kept as memory holds. Four replicas push all keys in one call, four pull.
@@ -39,7 +39,7 @@ from report import (
 )
 
 REPLICAS = 4
-# Of the available memory, what one list takes with all of its copies.
+# The part of the available memory that one list may use with all of its copies.
 MEMORY_FRACTION = 0.7
 
 OURS = "torchkv push, pull"
@@ -135,12 +135,12 @@ def measure_model(model: Model, plan: Plan, mxnet: MXNet | None) -> dict[str, An
 
 
 def fastest_foreach(times: Times) -> str:
-    """The name of torch's best way."""
+    """The name of torch's fastest implementation."""
     return min(FOREACH, key=lambda name: statistics.median(times[name]))
 
 
 def targets_of(resnet: Times) -> list[Target]:
-    """What is promised for ResNet-50."""
+    """The targets for ResNet-50."""
     what = "push, pull of ResNet-50, faster than"
     mxnet = median_ratio(resnet[MXNET], resnet[OURS]) if MXNET in resnet else None
     foreach = fastest_foreach(resnet)
@@ -155,7 +155,7 @@ def targets_of(resnet: Times) -> list[Target]:
 
 
 def draw(figure: Any, measured: dict[str, Times]) -> None:
-    """A bar per contestant, as long as its median; a line to its minimum."""
+    """A bar per contestant: its median, with a line at its minimum."""
     figure.set_size_inches(9, 6)
     medians = {
         title: {name: statistics.median(each) * 1e3 for name, each in times.items()}
@@ -168,7 +168,7 @@ def draw(figure: Any, measured: dict[str, Times]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
     plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=20)
     with start_mxnet(options) as mxnet:

@@ -1,4 +1,4 @@
-"""MXNet as a contestant: worker processes of its own environment, idle between turns.
+"""MXNet as a contestant: worker processes in its own environment, idle between turns.
 
 MXNet's speed depends on how its engine uses threads and on the store's type. All of
 these are tried on a case, and the fastest then stands for MXNet. Where its NaiveEngine,
@@ -38,21 +38,21 @@ TRIAL_S = 0.02
 
 
 def engines(threads: int) -> dict[str, dict[str, str]]:
-    """By name, the environment of each configuration that may be the fastest."""
+    """The environment variables of each configuration that may be the fastest."""
     many, one = str(threads), "1"
     return {
-        # The calling thread does the work: the fastest where the work is small.
+        # The calling thread does the work: fastest for small tensors.
         "NaiveEngine": {
             "MXNET_ENGINE_TYPE": "NaiveEngine",
             "OMP_NUM_THREADS": many,
             "MXNET_KVSTORE_REDUCTION_NTHREADS": many,
         },
-        # MXNet's default: an operation at a time uses all threads.
+        # MXNet's default: one operation at a time, with all threads.
         "default engine": {
             "OMP_NUM_THREADS": many,
             "MXNET_KVSTORE_REDUCTION_NTHREADS": many,
         },
-        # As many operations at a time as there are threads.
+        # As many operations at a time as threads.
         f"default engine, {threads} x 1 thread": {
             "MXNET_CPU_WORKER_NTHREADS": many,
             "MXNET_CPU_PRIORITY_NTHREADS": many,
@@ -63,7 +63,7 @@ def engines(threads: int) -> dict[str, dict[str, str]]:
 
 
 class Case(NamedTuple):
-    """What is pushed and pulled: replicas of one array per shape."""
+    """What to push and pull: replicas of one array per shape."""
 
     shapes: Sequence[tuple[int, ...]]
     dtype: str
@@ -75,22 +75,22 @@ class Case(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One of MXNet's ways to do a case."""
+    """One of MXNet's configurations for a case."""
 
     engine: str
     store: str
     way: str
 
     def __str__(self) -> str:
-        """As tables quote it."""
+        """Its name in tables."""
         return f"{self.way}; {self.store}; {self.engine}"
 
 
 class Worker:
-    """One process with MXNet in it."""
+    """A process that runs MXNet."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        """Starts it, with these variables instead of all others that steer MXNet."""
+        """Starts it with these variables instead of all others that configure MXNet."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -138,7 +138,7 @@ class Worker:
 
 
 class MXNet:
-    """MXNet in all its configurations, of which one at a time holds a case."""
+    """MXNet in all configurations; one at a time has a case prepared."""
 
     def __init__(self, workers: dict[str, Worker]) -> None:
         """Takes over the workers, by their engine's name."""
@@ -171,7 +171,7 @@ class MXNet:
             worker.close()
 
     def try_all(self, case: Case) -> dict[Choice, float]:
-        """The seconds per call of every way to do a case; drops what is prepared."""
+        """The seconds per call of every configuration; frees the prepared case."""
         ways = ["push, pull", "pushpull"] if case.outs else ["push"]
         seconds: dict[Choice, float] = {}
         for engine, worker in self._workers.items():
@@ -220,13 +220,13 @@ class MXNet:
 
 
 def fastest(trials: Mapping[Choice, float], engine: str = "") -> Choice:
-    """The fastest of all choices whose engine's name starts so."""
+    """The fastest of the choices whose engine's name has this prefix."""
     fitting = [choice for choice in trials if choice.engine.startswith(engine)]
     return min(fitting, key=trials.__getitem__)
 
 
 def wake_threads() -> None:
-    """Has torch's threads work until they are awake."""
+    """Gives torch's threads work until they are awake."""
     a = torch.ones(1 << 18)
     b = torch.empty_like(a)
     end = time.perf_counter() + WAKE_S
@@ -240,7 +240,7 @@ def measure_beside(
     contestants: Mapping[str, Contestant],
     plan: Plan,
 ) -> dict[str, Any]:
-    """Times contestants and, where it is here, MXNet's fastest way, turn by turn.
+    """Times contestants and, if available, MXNet's fastest configuration, interleaved.
 
     A faster NaiveEngine has a turn of its own.
     """

@@ -44,7 +44,7 @@ PUSH_PULL_TARGET = 1.3
 
 
 class Kind(NamedTuple):
-    """An optimizer by the names of all three."""
+    """An optimizer by its names in all three libraries."""
 
     title: str
     ours: Callable[[], Any]
@@ -69,7 +69,7 @@ KINDS = [
 
 
 class Torch:
-    """torch's way: gradients summed into ``.grad``, a fused step, copies."""
+    """With torch: gradients summed into ``.grad``, a fused step, copies."""
 
     def __init__(self, kind: Kind, arrays: Arrays) -> None:
         """Makes the parameters, which are zero, and their gradients."""
@@ -91,7 +91,7 @@ class Torch:
         self.optimizer.step()
 
     def push_pull(self) -> None:
-        """Sums, steps and hands out the weights."""
+        """Sums, steps and copies the weights to the replicas."""
         self.push()
         for out in self.outs:
             torch._foreach_copy_(out, self.stored)
@@ -113,7 +113,7 @@ def stepped(
     replicas: int,
     device: str = "cpu",
 ) -> list[Tensor]:
-    """By key, what a push of the replicas must make of weights that were zero."""
+    """The expected weights of each key after a push, from zero."""
     sums = [
         torch.tensor(sum_pattern(key, replicas), dtype=torch.float32)
         for key in range(len(shapes))
@@ -125,7 +125,7 @@ def stepped(
 
 
 def all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """MXNet adds eps elsewhere, so the results are not all the same to the bit."""
+    """Not bitwise: MXNet adds eps at another point of the formula."""
     return all(
         torch.allclose(a, b, rtol=1e-4, atol=1e-6)
         for a, b in zip(found, expected, strict=True)
@@ -133,7 +133,7 @@ def all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def contestant(call: Call, found: Call, expected: Sequence[Tensor]) -> Contestant:
-    """One whose first call must leave the weights of a first step."""
+    """A contestant whose first call must give the weights of a first step."""
     return Contestant(timed(call), lambda: all_close(found(), expected))
 
 
@@ -180,7 +180,7 @@ def measure_kind(
 
 
 def targets_of(kind: Kind, times: Times) -> list[Target]:
-    """What is promised of an optimizer."""
+    """The targets for an optimizer."""
     what = f"{kind.title} of ResNet-50"
     mxnet = median_ratio(times[MXNET], times[OURS]) if MXNET in times else None
     return [
@@ -199,7 +199,7 @@ def targets_of(kind: Kind, times: Times) -> list[Target]:
 
 
 def draw(figure: Any, measured: dict[str, Times]) -> None:
-    """A bar per contestant, as long as its median ratio to ours."""
+    """A bar per contestant: its median ratio to torchkv's time."""
     figure.set_size_inches(9, 5)
     ratios = {
         title: {name: median_ratio(each, times[OURS]) for name, each in times.items()}
@@ -209,7 +209,7 @@ def draw(figure: Any, measured: dict[str, Times]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
     plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=20)
     shapes = shrunk(resnet50()) if options.smoke else resnet50()

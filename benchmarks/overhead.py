@@ -1,6 +1,6 @@
-"""What a call costs: push and pull of 16 floats against ``c.copy_(a)``.
+"""The cost of a call: push and pull of 16 floats compared with ``c.copy_(a)``.
 
-All are called from Python, in one run, turn by turn. The ratio is the median over
+All are called from Python, in one run, interleaved. The ratio is the median over
 the rounds of what a call took against ``c.copy_(a)`` in the same round, because the
 machine's own speed drifts. It also prints what ``import torchkv`` adds to ``import
 torch``, what four replicas of 16 floats cost against MXNet, and what a key costs in a
@@ -36,7 +36,7 @@ from report import (
     start_mxnet,
 )
 
-# What a call may cost, as a multiple of c.copy_(a).
+# The target for the time of a call, as a multiple of c.copy_(a).
 LIMITS = {
     "push(key, t)": 1.5,
     "pull(key, out=t)": 1.3,
@@ -48,14 +48,14 @@ BASELINE = "c.copy_(a)"
 SMALL = "torchkv push, pull"
 MXNET_TARGET = 10.0
 
-# By number of keys, the microseconds that one may cost.
+# The target in microseconds per key, by number of keys.
 KEY_LIMITS_US = {10_000: 0.5, 1_000_000: 1.0}
 KEY_ELEMENTS = 100
 PUSH, PULL, COPY = "push", "pull", "torch._foreach_copy_"
 
 
 def make_calls() -> dict[str, Callable[[], object]]:
-    """The calls to time, each on tensors and a store of its own."""
+    """The calls to time, each with its own tensors and store."""
     a, c, t = torch.randn(16), torch.empty(16), torch.randn(16)
     replicas = [t] * 4
     store = torchkv.create("local")
@@ -69,7 +69,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
 
 
 def time_calls(rounds: int, calls_per_round: int = 2000) -> Times:
-    """Microseconds per call of every round, the calls taking turns."""
+    """Microseconds per call of every round, with the calls interleaved."""
     runs = {name: timed(call) for name, call in make_calls().items()}
     times = interleave(runs, dict.fromkeys(runs, calls_per_round), rounds)
     return {name: [each * 1e6 for each in seconds] for name, seconds in times.items()}
@@ -131,7 +131,7 @@ def measure_keys(num_keys: int, plan: Plan) -> Times:
 
 
 def calls_table(times: Times, ratios: dict[str, float]) -> Table:
-    """Calls on 16 floats against the baseline."""
+    """Calls on 16 floats compared with the baseline."""
     rows = [
         [
             name,
@@ -147,7 +147,7 @@ def calls_table(times: Times, ratios: dict[str, float]) -> Table:
 
 
 def imports_table(imports: Times) -> Table:
-    """What the imports take."""
+    """The time of the imports."""
     rows = [
         [
             name,
@@ -161,7 +161,7 @@ def imports_table(imports: Times) -> Table:
 
 
 def keys_table(keys: dict[int, Times]) -> Table:
-    """What a key costs, by the number of keys in the call."""
+    """The time per key, by the number of keys in the call."""
     rows = [
         [
             f"{name}, {number:,} keys",
@@ -182,7 +182,7 @@ def targets_of(
     small: Times,
     keys: dict[int, Times],
 ) -> list[Target]:
-    """What is promised."""
+    """The targets."""
     faster = median_ratio(small[MXNET], small[SMALL]) if MXNET in small else None
     import_ms = statistics.median(imports["import torchkv"])
     return [
@@ -209,7 +209,7 @@ def targets_of(
 
 
 def draw(figure: Any, times: Times, keys: dict[int, Times]) -> None:
-    """Draws the fastest round of each call beside its limit, and of each key."""
+    """Plots the fastest round of each call with its limit, and of each key."""
     figure.set_size_inches(7, 6)
     calls, many = figure.subplots(2)
     fastest = {name: min(rounds) for name, rounds in times.items()}
@@ -250,7 +250,7 @@ def measure_all(options: argparse.Namespace, mxnet: MXNet | None) -> dict[str, A
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=51).parse_args(arguments)
     with start_mxnet(options) as mxnet:
         facts = environment(mxnet)

@@ -24,7 +24,7 @@ def resnet50() -> list[Shape]:
             shapes += convolution(width, channels, 1)
             shapes += convolution(width, width, 3)
             shapes += convolution(4 * width, width, 1)
-            if block == 0:  # the shortcut changes the number of channels, too
+            if block == 0:  # the shortcut also changes the number of channels
                 shapes += convolution(4 * width, channels, 1)
             channels = 4 * width
     return [*shapes, (1000, channels), (1000,)]
@@ -57,7 +57,7 @@ def num_parameters(shapes: Sequence[Shape]) -> int:
 
 
 def opt_that_fits(num_bytes: float, bytes_per_parameter: float) -> int:
-    """The number of layers, of OPT's 24, that fit into so much memory; 1 at least."""
+    """How many of OPT's 24 layers fit into this much memory; at least 1."""
     rest = num_parameters(opt_1_3b(0))
     per_layer = num_parameters(opt_1_3b(1)) - rest
     layers = (num_bytes / bytes_per_parameter - rest) / per_layer
@@ -65,5 +65,5 @@ def opt_that_fits(num_bytes: float, bytes_per_parameter: float) -> int:
 
 
 def shrunk(shapes: Sequence[Shape], num_elements: int = 1000) -> list[Shape]:
-    """As many tensors, the large ones cut down: for a run that only must not fail."""
+    """As many tensors, with the large ones truncated, for smoke runs."""
     return [(min(num_elements, math.prod(shape)),) for shape in shapes]

@@ -1,4 +1,4 @@
-"""What a push adds up per second, against torch, MXNet and the machine's bound.
+"""Throughput of a push, compared with torch, MXNet and the memory bandwidth.
 
 A push of n replicas moves n + 1 times their bytes: n are read, the sum is written. The
 bound is what ``torch.add(a, b, out=c)`` moves in fp32: two are read, one is written.
@@ -50,22 +50,22 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # MXNet 1.9.1 has no bf16 in Python.
 MXNET_DTYPES = {"fp32": "float32", "fp16": "float16"}
 
-# Of the bound's bytes per second, and of MXNet's speed.
+# Relative to the bound's bytes per second, and to MXNet's speed.
 PUSH_TARGETS = {"fp32": 1.05, "bf16": 0.95, "fp16": 0.95}
 MXNET_TARGET = 3.8
 
-# MXNet's fastest way is looked for up to this size. Above, its ways differ less and
-# take long to try: there the one of this size stands.
+# MXNet's fastest configuration is searched up to this size. Above it, they differ less
+# and take long to try, so the one for this size is used.
 CHOOSE_UP_TO = 1_000_000
 
-# Contestants have arrays of their own where all of these take at most so much of the
-# available memory, else they share. A case that does not fit even so is left out.
+# Contestants have their own arrays if all of them take at most this part of the
+# available memory; otherwise they share. A case that still does not fit is skipped.
 OWN_FRACTION = 0.5
 SHARED_FRACTION = 0.9
 
 
 class Sizes(NamedTuple):
-    """How large and how long a run is."""
+    """The sizes and the duration of a run."""
 
     replicas: list[int]
     elements: list[int]
@@ -75,7 +75,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_for(options: argparse.Namespace) -> Sizes:
-    """Minutes on two cores; a smoke run, seconds."""
+    """Minutes on two cores; seconds for a smoke run."""
     plans = (
         plan_for(options, rounds=11, turn_s=0.02, budget_s=0.8),
         plan_for(options, rounds=25, turn_s=0.1, budget_s=15),
@@ -110,7 +110,7 @@ def measure_push_pull(elements: int, plan: Plan, mxnet: MXNet | None) -> dict[st
 
 
 def push_table(times: Times, elements: int) -> Table:
-    """Bytes per second of every dtype against the bound's."""
+    """Bytes per second of every dtype, compared with the bound."""
     rows = []
     for name, seconds in times.items():
         ratio = "" if name == BOUND else f"{of_bound(times, name):.2f}"
@@ -133,7 +133,7 @@ def moved_bytes(name: str) -> int:
 
 
 def of_bound(times: Times, name: str) -> float:
-    """Its bytes per second, as a multiple of the bound's."""
+    """Its bytes per second, relative to the bound."""
     faster = median_ratio(times[BOUND], times[name])
     return faster * moved_bytes(name) / moved_bytes(BOUND)
 
@@ -147,7 +147,7 @@ def gigabytes(moved: int, seconds: list[float]) -> str:
 
 
 def needed_bytes(replicas: int, elements: int, dtype: torch.dtype, shared: bool) -> int:
-    """What a case takes: replicas of every set, stack and MXNet; sums; the bound."""
+    """The memory of a case: replicas of every set, stack and MXNet; sums; the bound."""
     sets = 1 if shared else 1 + len(PEERS)
     tensors = (sets + 2) * replicas + 2 * sets + 4
     return tensors * elements * dtype.itemsize + 4 * elements * 4
@@ -185,7 +185,7 @@ def measure_grid(sizes: Sizes, mxnet: MXNet | None) -> list[dict[str, Any]]:
                     continue
                 shared = needed_bytes(*shape, shared=False) > OWN_FRACTION * available
                 contestants = grid_contestants(*shape, shared)
-                # MXNet's push of one array only makes a reference to it.
+                # MXNet's push of one array only stores a reference.
                 if mxnet and dtype_name in MXNET_DTYPES and replicas > 1:
                     case = Case([(elements,)], MXNET_DTYPES[dtype_name], replicas, 0)
                     if choice is None or elements <= CHOOSE_UP_TO:
@@ -211,7 +211,7 @@ def measure_grid(sizes: Sizes, mxnet: MXNet | None) -> list[dict[str, Any]]:
 
 
 def grid_table(cases: list[dict[str, Any]], mxnet: bool) -> Table:
-    """A line per case: our times, and how much faster we are than each peer."""
+    """A line per case: torchkv's times and its speed-up over each peer."""
     peers = [*PEERS, *([MXNET] if mxnet else [])]
     rows = []
     for case in cases:
@@ -284,7 +284,7 @@ def rate(case: dict[str, Any], name: str) -> float:
 
 
 def targets_of(push: Times, both: Times, elements: int) -> list[Target]:
-    """What is promised for four replicas."""
+    """The targets for four replicas."""
     size = f"4 x {elements:,}"
     targets = [
         Target(f"push of {size} {name}, of the bound", of_bound(push, name), limit)
@@ -296,7 +296,7 @@ def targets_of(push: Times, both: Times, elements: int) -> list[Target]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables, writes JSON and a plot where asked."""
+    """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
     sizes = sizes_for(options)
     with start_mxnet(options) as mxnet:

@@ -1,4 +1,4 @@
-"""What the benchmarks have in common to be told and to tell: options, tables, JSON."""
+"""Shared by the benchmarks: options, tables, JSON."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from mxnet_peer import MXNet
 
 
 class Target(NamedTuple):
-    """A figure that is promised, and what it came to."""
+    """A target and the measured value."""
 
     what: str
-    value: float | None  # None: its peer is not here
+    value: float | None  # None: its peer is not installed
     limit: float
     at_least: bool = True
     unit: str = "x"
 
     @property
     def reached(self) -> bool | None:
-        """Whether the promise is kept."""
+        """Whether the target is met."""
         if self.value is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -80,13 +80,13 @@ class Table(NamedTuple):
 
 
 def targets_table(targets: Sequence[Target]) -> Table:
-    """The promises and what came of them."""
-    header = ["target", "measured", "promised", "reached"]
+    """The targets and the measured values."""
+    header = ["target", "measured", "limit", "reached"]
     return Table("Targets", header, [target.row() for target in targets])
 
 
 def duration(seconds: float) -> str:
-    """A time with a unit that suits it."""
+    """A time with a suitable unit."""
     for factor, unit in [(1e6, "us"), (1e3, "ms")]:
         if seconds * factor < 1000:
             return f"{seconds * factor:.3g} {unit}"
@@ -94,12 +94,12 @@ def duration(seconds: float) -> str:
 
 
 def min_and_median(seconds: Sequence[float]) -> list[str]:
-    """The two times that every table quotes."""
+    """The two times in every table."""
     return [duration(min(seconds)), duration(statistics.median(seconds))]
 
 
 def contestants_table(title: str, figures: dict[str, Any], ours: str) -> Table:
-    """The times of all contestants, and how many times as long as ours each takes."""
+    """The times of all contestants, and their ratios to torchkv's."""
     times = figures["seconds"]
     rows = [
         [
@@ -113,7 +113,7 @@ def contestants_table(title: str, figures: dict[str, Any], ours: str) -> Table:
 
 
 def parser(doc: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+    """The options common to all benchmarks."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="draw the figures here (PNG)")
@@ -133,7 +133,7 @@ def parser(doc: str, rounds: int) -> argparse.ArgumentParser:
 def plan_for(
     options: argparse.Namespace, rounds: int, turn_s: float, budget_s: float
 ) -> Plan:
-    """The plan, unless options say how many rounds; a smoke run's has no turns."""
+    """The plan, with the options' number of rounds; a smoke run has no turns."""
     if options.smoke:
         return Plan(options.rounds or 3, turn_s=0, budget_s=0)
     return Plan(options.rounds or rounds, turn_s, budget_s)
@@ -141,7 +141,7 @@ def plan_for(
 
 @contextlib.contextmanager
 def start_mxnet(options: argparse.Namespace) -> Iterator[MXNet | None]:
-    """MXNet, unless it is missing (which is said) or not wanted."""
+    """MXNet, unless it is missing (prints a note) or disabled."""
     if options.no_mxnet or not options.mxnet.exists():
         if not options.no_mxnet:
             print("MXNet is not here and is left out: `make bench-peers` brings it\n")
@@ -153,7 +153,7 @@ def start_mxnet(options: argparse.Namespace) -> Iterator[MXNet | None]:
 
 
 def environment(mxnet: MXNet | None) -> dict[str, Any]:
-    """Versions and the machine, as every JSON has them."""
+    """Versions and the machine, for the JSON."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "torchkv": torchkv.__version__,
@@ -169,7 +169,7 @@ def environment(mxnet: MXNet | None) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, if known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -215,7 +215,7 @@ def collect(
     name: str,
     cases: Iterable[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Measures case by case, and writes the JSON, where asked, after each.
+    """Measures case by case, and writes the JSON after each, if requested.
 
     Ctrl-C or an error ends the measuring, not the program: what was measured is told.
     A case with an ``"error"`` has failed; the others go on, and `finish` fails.
@@ -240,14 +240,14 @@ def collect(
                 write_json(options.json, figures)
     except KeyboardInterrupt:
         print(f"stopped after {len(measured)} cases\n")
-    except Exception:  # what was measured is told all the same
+    except Exception:  # report what was measured
         traceback.print_exc()
         options.failed.append({"title": f"case {len(measured) + 1}"})
     return measured
 
 
 def write_json(path: Path, figures: Mapping[str, Any]) -> None:
-    """Writes the file whole: a program that is killed leaves the one before."""
+    """Writes the file atomically."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(json.dumps(figures, indent=2) + "\n")
     unfinished.replace(path)
@@ -260,13 +260,13 @@ def finish(
     targets: Sequence[Target],
     draw: Callable[[Any], None],
 ) -> None:
-    """Prints the tables; writes the JSON and draws the plot where asked.
+    """Prints the tables; writes the JSON and the plot if requested.
 
     Args:
         options: what `parser` parsed.
         figures: what the JSON holds, the environment first; the targets come last.
         tables: what is printed, the targets' table last.
-        targets: what is promised.
+        targets: the targets.
         draw: draws on an empty figure of Matplotlib's.
     """
     figures = {**figures, "targets": [target.as_dict() for target in targets]}

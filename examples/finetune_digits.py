@@ -1,11 +1,12 @@
-"""Fine-tune a digit reader, stop at any epoch, and go on as if nothing had happened.
+"""Fine-tune a digit classifier with checkpoints; resume it with identical results.
 
-A small network learns the digits 0 to 4 first. Then it gets a new last layer and is
-fine-tuned on all ten digits with AdamW and a cosine schedule, the old layers at a tenth
-of the learning rate, on several replicas. After each epoch one file takes all that the
-rest of the run depends on: the weights, the optimizer's state, the schedule and the
-random numbers' state. A run that was stopped and resumed ends with the same weights, to
-the last bit, as one that was not:
+A small network is first trained on the digits 0 to 4. Then it gets a new last layer and
+is fine-tuned on all ten digits with AdamW and a cosine schedule, on several replicas;
+the old layers use a tenth of the learning rate. After each epoch, everything that the
+rest of the run depends on is written to one file: the weights, the state of the
+optimizer, of the schedule and of the random number generator. An interrupted and
+resumed run ends with weights that are bitwise identical to those of an uninterrupted
+run:
 
     python examples/finetune_digits.py
     python examples/finetune_digits.py --checkpoint other.pt --stop-after 3
@@ -43,7 +44,7 @@ def train_epoch(
     labels: Tensor,
     generator: torch.Generator,
 ) -> float:
-    """Train once on all scans; return their mean loss."""
+    """Train for one epoch; return the mean loss."""
     losses = []
     for batch in batches(images, labels, BATCH_SIZE, generator):
         losses.append(replicas.backward(summed_loss, *batch).sum().item())
@@ -52,7 +53,7 @@ def train_epoch(
 
 
 def pretrain(devices: list[torch.device], data: Data) -> nn.Module:
-    """Return a network that knows the digits 0 to 4, with a new last layer."""
+    """Return a network trained on the digits 0 to 4, with a new last layer."""
     model = make_model(SEED)
     replicas = torchkv.replicate(model, devices)
     trainer = torchkv.Trainer(replicas, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
@@ -66,15 +67,15 @@ def pretrain(devices: list[torch.device], data: Data) -> nn.Module:
 
 
 def save(path: str, checkpoint: dict[str, object]) -> None:
-    """Write a checkpoint whole: what stops the program leaves the one before."""
+    """Write a checkpoint atomically: an interruption leaves the previous one intact."""
     torch.save(checkpoint, path + ".new")
     os.replace(path + ".new", path)
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(
-        description="Fine-tune a digit reader, with checkpoints.",
+        description="Fine-tune a digit classifier, with checkpoints.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
@@ -83,24 +84,24 @@ def parse_args() -> argparse.Namespace:
         default=default_devices(),
         help="one replica on each; a device may be repeated",
     )
-    parser.add_argument("--epochs", type=int, default=20, help="of the whole run")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate at first")
+    parser.add_argument("--epochs", type=int, default=20, help="in the whole run")
+    parser.add_argument("--lr", type=float, default=0.02, help="initial learning rate")
     parser.add_argument(
-        "--checkpoint", default="digits.pt", metavar="PATH", help="after each epoch"
+        "--checkpoint", default="digits.pt", metavar="PATH", help="of each epoch"
     )
     parser.add_argument(
-        "--stop-after", type=int, metavar="EPOCH", help="end the program early"
+        "--stop-after", type=int, metavar="EPOCH", help="stop early, after this epoch"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the checkpoint"
+        "--resume", action="store_true", help="resume from the checkpoint"
     )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Fine-tune, from the beginning or from a checkpoint."""
+    """Fine-tune from the beginning or from a checkpoint."""
     args = parse_args()
-    torch.set_num_threads(1)  # as train_digits.py
+    torch.set_num_threads(1)  # as in train_digits.py
     data = load_data()
     generator = torch.Generator().manual_seed(SEED)
     model = make_model(SEED) if args.resume else pretrain(args.devices, data)
@@ -137,7 +138,9 @@ def main() -> None:
             },
         )
         accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
-        print(f"epoch {epoch}: loss {loss:.4f}, {accuracy:.2%} of held-out scans right")
+        print(
+            f"epoch {epoch}: loss {loss:.4f}, {accuracy:.2%} of held-out scans correct"
+        )
         if epoch == args.stop_after:
             break
 

@@ -1,8 +1,8 @@
-"""The store in three short lessons: one key, a list of keys, type "device".
+"""A tour of the store in three parts: one key, a list of keys, type "device".
 
-A torchkv store keeps tensors under keys. `push` hands it new values, an *updater*
-merges them into what is stored, and `pull` copies the result out. Read the printed
-lines beside the code:
+A torchkv store keeps tensors under keys. `push` passes it new values, an *updater*
+applies them to the stored value, and `pull` copies the result out. Compare the output
+with the code:
 
     python examples/local_push_pull.py
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import torchkv
 
-# Four places for values. With GPUs write "cuda:0", "cuda:1" and so on: nothing else
-# changes. A device may stand here several times, so this runs on any machine.
+# Devices of the replicas. With GPUs use "cuda:0", "cuda:1" and so on; nothing else
+# changes. Devices may be repeated, so this runs on any machine.
 DEVICES = ["cpu", "cpu", "cpu", "cpu"]
 
 
@@ -23,37 +23,37 @@ def full(value: float, device: str = DEVICES[0]) -> Tensor:
 
 
 def show(what: str, tensor: Tensor) -> None:
-    """Print a tensor under a line that says what it shows."""
+    """Print a tensor with a caption."""
     print(f"{what}:\n{tensor}")
 
 
 def add_twice(key: int, input: Tensor, stored: Tensor) -> None:
-    """Be an updater: merge `input`, what was pushed, into `stored`, in place."""
+    """Apply `input`, the pushed value, to `stored` in place: an updater."""
     print(f"update on key: {key}")
     stored += input * 2
 
 
 def one_key(store: torchkv.KVStore) -> None:
-    """Lesson A: init, push and pull of one key, and what an updater does."""
+    """Part A: init, push and pull of one key, and what an updater does."""
     print("--- A. One key ---")
     a = torch.zeros(2, 3)
 
-    # init stores the first value of a key; pull writes it into a tensor of ours.
+    # init stores the first value of a key; pull copies it into `out`.
     store.init(3, full(2))
     store.pull(3, out=a)
     show("after init with 2", a)
 
-    # A new store has no updater of its own: a push replaces the value.
+    # Without an updater, a push replaces the value.
     store.push(3, full(8))
     store.pull(3, out=a)
     show("after a push of 8", a)
 
-    # Values from several devices are one push: they are added up first.
+    # Values from several devices are pushed together: they are summed first.
     store.push(3, [full(1, device) for device in DEVICES])
     store.pull(3, out=a)
     show("after a push of 1 from each of 4 devices", a)
 
-    # From now on the updater merges. Setting it changes no value.
+    # From now on pushes call the updater. Setting it changes no value.
     store.set_updater(add_twice)
     store.pull(3, out=a)
     show("with the updater stored += input * 2", a)
@@ -62,7 +62,7 @@ def one_key(store: torchkv.KVStore) -> None:
     store.pull(3, out=a)
     show("after a push of 1", a)
 
-    # One pull fills the tensors of several devices.
+    # One pull fills tensors on several devices.
     b = [full(1, device) for device in DEVICES]
     store.pull(3, out=b)
     for device, tensor in enumerate(b):
@@ -70,19 +70,19 @@ def one_key(store: torchkv.KVStore) -> None:
 
 
 def list_of_keys(store: torchkv.KVStore) -> None:
-    """Lesson B: one call for many keys, as for all the parameters of a model."""
+    """Part B: one call for many keys, such as all parameters of a model."""
     print("--- B. A list of keys ---")
-    # As many values as keys. The updater of lesson A runs once per key, in this order.
+    # One value per key. The updater of part A runs once per key, in this order.
     keys = [5, 7, 9]
     store.init(keys, [full(1)] * 3)
     store.push(keys, [full(1)] * 3)
 
-    # One tensor may take several values; the last one stays in it.
+    # The same tensor may receive several values; it keeps the last one.
     b = [full(0)] * 3
     store.pull(keys, out=b)
     show("b[1] after a push of 1 to every key", b[1])
 
-    # With several devices, each key has a list of values: keys x devices.
+    # With several devices, each key has a list of values, one per device.
     b = [[full(1, device) for device in DEVICES]] * 3
     store.push(keys, b)
     store.pull(keys, out=b)
@@ -90,12 +90,12 @@ def list_of_keys(store: torchkv.KVStore) -> None:
 
 
 def add_hundredth(key: int, input: Tensor, stored: Tensor) -> None:
-    """Be an updater that takes small steps, as an optimizer does."""
+    """Take a small step, as an optimizer does: an updater."""
     stored += input * 0.01
 
 
 def device_type(store: torchkv.KVStore) -> None:
-    """Lesson C: the same calls on a store that adds up on the devices."""
+    """Part C: the same calls on a store that sums on the devices."""
     print('--- C. Type "device" ---')
     a = torch.zeros(2, 3)
     store.init(3, full(-2))
@@ -110,7 +110,7 @@ def device_type(store: torchkv.KVStore) -> None:
     store.pull(3, out=a)
     show("after a push of 1 from each of 3 devices", a)
 
-    # All four are pulled into one tensor, so it ends up with the last one's value.
+    # All four are pulled into one tensor, which keeps the last key's value.
     keys = [7, 11, 13, 17]
     store.init(keys, [full(-3)] * 4)
     store.pull(keys, out=[a] * 4)
@@ -131,7 +131,7 @@ def device_type(store: torchkv.KVStore) -> None:
 
 
 def main() -> None:
-    """Run the lessons in order."""
+    """Run the parts in order."""
     with torchkv.create("local") as store:
         one_key(store)
         list_of_keys(store)

@@ -1,16 +1,16 @@
 """Train a small convolutional network on handwritten digits, on several devices.
 
-Every device holds a copy (a *replica*) of the network; the trainer's store holds the
-weights and the optimizer, here SGD with momentum. One training step is:
+Every device has a copy (a *replica*) of the network; the trainer's store has the
+weights and the optimizer, here SGD with momentum. A training step:
 
-1. `replicas.backward` cuts the batch into one shard per device; each replica computes
-   its gradients;
-2. `trainer.step` pushes them: the store adds up the replicas' gradients of each
-   weight, and its optimizer changes the stored weight;
-3. and pulls: the new weights are written into all replicas.
+1. `replicas.backward` splits the batch into one shard per device, and each replica
+   computes its gradients;
+2. `trainer.step` pushes them: the store sums the replicas' gradients of each weight,
+   and its optimizer updates the stored weight;
+3. it then pulls the new weights into all replicas.
 
-The digits are 1,797 real scans of 8x8 pixels that come with scikit-learn, so there
-is nothing to download. No GPU is needed: a device may be named several times.
+The digits are 1,797 real scans of 8x8 pixels that are part of scikit-learn, so
+nothing is downloaded. No GPU is needed: devices may be repeated.
 
     python examples/train_digits.py
     python examples/train_digits.py --devices cuda:0,cuda:1 --seeds 0,1,2
@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import torchkv
 
-NUM_HELD_OUT = 360  # scans that are never trained on, the same ones in every run
+NUM_HELD_OUT = 360  # scans not used for training, the same ones in every run
 NUM_TRAINED_ON = 1797 - NUM_HELD_OUT
 
 
@@ -48,7 +48,7 @@ class Data(NamedTuple):
 
 
 def load_data(dtype: torch.dtype = torch.float32) -> Data:
-    """Return the digits in a fixed split with every digit in both parts alike."""
+    """Return the digits in a fixed split, stratified by digit."""
     pixels, labels = load_digits(return_X_y=True)
     train, test = train_test_split(
         range(len(labels)), test_size=NUM_HELD_OUT, stratify=labels, random_state=0
@@ -63,18 +63,18 @@ def load_data(dtype: torch.dtype = torch.float32) -> Data:
 def batches(
     images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one epoch of shuffled full batches, every scan shifted by up to a pixel.
+    """Yield one epoch of shuffled full batches, each scan shifted by up to one pixel.
 
     All randomness comes from `generator`: the same seed gives the same batches.
     """
-    # windows[n, :, dy, dx] is scan n moved by (dy - 1, dx - 1) pixels.
+    # windows[n, :, dy, dx] is scan n shifted by (dy - 1, dx - 1) pixels.
     windows = F.pad(images, (1, 1, 1, 1)).unfold(2, 8, 1).unfold(3, 8, 1)
     dy, dx = torch.randint(0, 3, (2, len(images)), generator=generator)
     shifted = windows[torch.arange(len(images)), :, dy, dx]
 
     order = torch.randperm(len(images), generator=generator)
     for batch in order.split(batch_size):
-        if len(batch) == batch_size:  # the few scans left over wait for next epoch
+        if len(batch) == batch_size:  # drop the last, incomplete batch
             yield shifted[batch], labels[batch]
 
 
@@ -84,8 +84,8 @@ def batches(
 def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return the network with weights drawn from `seed`.
 
-    It has no BatchNorm: that would normalise each shard by itself, and training on
-    four devices would no longer equal training on one.
+    It has no BatchNorm, which would normalize each shard separately: training on four
+    devices would then differ from training on one.
     """
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -99,17 +99,17 @@ def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def summed_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum, not the mean, of the scans' losses.
+    """Return the sum, not the mean, of the losses.
 
-    So the losses of the shards add up to the loss of the batch, whatever the sizes of
-    the shards, and their gradients to its gradient. `trainer.step(len(images))` then
-    divides by the size of the batch.
+    The losses of the shards then add up to the loss of the batch, for any sizes of the
+    shards, and so do their gradients. `trainer.step(batch_size)` divides by the size of
+    the batch.
     """
     return F.cross_entropy(model(images), labels, reduction="sum")
 
 
 def learning_rate(initial: float, epoch: int, num_epochs: int) -> float:
-    """Return the rate for `epoch`: half a cosine, from `initial` down to almost 0."""
+    """Return the learning rate for `epoch`: cosine decay from `initial` to almost 0."""
     return initial * 0.5 * (1 + math.cos(math.pi * epoch / num_epochs))
 
 
@@ -117,7 +117,7 @@ def learning_rate(initial: float, epoch: int, num_epochs: int) -> float:
 
 
 class Epoch(NamedTuple):
-    """What the learning curve shows of one epoch."""
+    """A point of the learning curve."""
 
     loss: float  # mean over the training scans
     accuracy: float  # on the held-out scans, from 0 to 1
@@ -125,7 +125,7 @@ class Epoch(NamedTuple):
 
 @torch.no_grad()
 def measure_accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the part of `images` that `model` reads as `labels`, from 0 to 1."""
+    """Return the accuracy of `model` on `images`, from 0 to 1."""
     device = next(model.parameters()).device
     answers = model(images.to(device)).argmax(dim=1).cpu()
     return (answers == labels).double().mean().item()
@@ -141,7 +141,7 @@ def train(
     lr: float,
     seed: int,
 ) -> Iterator[Epoch]:
-    """Train `replicas` in place, with a rate that begins at `lr`; yield every epoch."""
+    """Train `replicas` in place, with initial learning rate `lr`; yield each epoch."""
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
         trainer.set_learning_rate(learning_rate(lr, epoch, epochs))
@@ -160,8 +160,8 @@ def train(
 
 
 def plot(curves: dict[int, list[Epoch]], path: str) -> None:
-    """Draw loss and held-out accuracy of every seed over the epochs, as a PNG."""
-    figure = Figure(figsize=(9, 4), layout="constrained")  # draws without a screen
+    """Plot loss and held-out accuracy of every seed by epoch, as a PNG."""
+    figure = Figure(figsize=(9, 4), layout="constrained")  # needs no display
     loss_axes, accuracy_axes = figure.subplots(1, 2)
     for seed, curve in curves.items():
         numbers = range(1, len(curve) + 1)
@@ -171,7 +171,7 @@ def plot(curves: dict[int, list[Epoch]], path: str) -> None:
         accuracy_axes.plot(numbers, percents, ".-", markersize=3)
     loss_axes.set(title="Training loss", xlabel="epoch", yscale="log")
     loss_axes.legend()
-    # The first epochs are so low that the rest would be flat: fit the axis to the rest.
+    # Scale the axis to the later epochs: the first ones would flatten the curve.
     rest = [e for curve in curves.values() for e in curve[len(curve) // 4 :]]
     lowest = 100 * min(epoch.accuracy for epoch in rest)
     accuracy_axes.set(
@@ -183,7 +183,7 @@ def plot(curves: dict[int, list[Epoch]], path: str) -> None:
 
 
 def default_devices() -> str:
-    """Return all GPUs, or the CPU four times where there are none."""
+    """Return all GPUs or, without GPUs, the CPU four times."""
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ",".join(gpus or ["cpu"] * 4)
 
@@ -194,7 +194,7 @@ def parse_devices(text: str) -> list[torch.device]:
     for name in text.split(","):
         try:
             device = torch.device(name)
-        except RuntimeError:  # its own message is long, and differs by version
+        except RuntimeError:  # its message is long and differs between versions
             device = None
         num_gpus = torch.cuda.device_count()
         if device is None or device.type not in ("cpu", "cuda"):
@@ -220,7 +220,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; argparse would print its whole usage first."""
+    """Reports errors in one line; argparse would print the usage first."""
 
     def error(self, message: str) -> NoReturn:
         """Print `message` and exit."""
@@ -228,9 +228,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_args() -> argparse.Namespace:
-    """Return the options of the command line, checked."""
+    """Return the validated command-line options."""
     parser = Parser(
-        description="Train a digit reader on several devices.",
+        description="Train a digit classifier on several devices.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
@@ -242,12 +242,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--type", choices=["local", "device"], default="device", help="of the store"
     )
-    parser.add_argument("--epochs", type=int, default=80, help="rounds over the data")
+    parser.add_argument("--epochs", type=int, default=80, help="passes over the data")
     parser.add_argument("--batch-size", type=int, default=64, help="over all devices")
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate at first")
+    parser.add_argument("--lr", type=float, default=0.1, help="initial learning rate")
     parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument(
-        "--seeds", type=parse_seeds, default="0", help="one run each, such as 0,1,2"
+        "--seeds", type=parse_seeds, default="0", help="one run per seed, such as 0,1,2"
     )
     parser.add_argument(
         "--dtype", choices=["float32", "float64"], default="float32", help="of weights"
@@ -260,7 +260,7 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"argument --epochs: expected at least 1, but got {args.epochs}")
     if not len(args.devices) <= args.batch_size <= NUM_TRAINED_ON:
         parser.error(
-            f"argument --batch-size: expected {len(args.devices)} (a scan for every "
+            f"argument --batch-size: expected {len(args.devices)} (one scan per "
             f"device) to {NUM_TRAINED_ON} (all of them), but got {args.batch_size}"
         )
     return args
@@ -269,7 +269,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Train once per seed, print the accuracies and draw the learning curves."""
     args = parse_args()
-    # Work this small gains little from more threads, and loses much on a busy machine.
+    # More threads hardly help such a small model, and slow it down on a loaded machine.
     torch.set_num_threads(1)
     dtype = getattr(torch, args.dtype)
     data = load_data(dtype)
@@ -300,7 +300,7 @@ def main() -> None:
                 loss=f"{epoch.loss:.4f}", accuracy=f"{epoch.accuracy:.2%}"
             )
         accuracy = curves[seed][-1].accuracy
-        print(f"seed {seed}: {accuracy:.2%} of {NUM_HELD_OUT} held-out scans right")
+        print(f"seed {seed}: {accuracy:.2%} of {NUM_HELD_OUT} held-out scans correct")
 
     finals = [curve[-1].accuracy for curve in curves.values()]
     if len(finals) > 1:

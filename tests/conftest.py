@@ -8,9 +8,15 @@ import faulthandler
 import os
 
 import pytest
-import torch
 
-import torchkv
+# OpenMP's threads spin for a while when they run out of work, by default. On a machine
+# with other load, or with less than a core for each, that makes the tests several
+# times slower. libgomp reads this when torch loads it; subprocesses inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
+
+import torchkv  # noqa: E402
 
 DEADLOCK_S = 300.0
 SLOW_DEADLOCK_S = 1500.0
@@ -18,7 +24,7 @@ SLOW_DEADLOCK_S = 1500.0
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
-    config.addinivalue_line("markers", "slow: needs minutes or gigabytes")
+    config.addinivalue_line("markers", "slow: only make test-all runs it")
     # Output capturing is off here, so this is the terminal the watchdog can write to.
     config.watchdog_stderr = os.dup(2)
 
@@ -36,7 +42,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
-    """Ends the run with every thread's traceback instead of hanging for ever."""
+    """Ends the run with every thread's traceback instead of hanging."""
     slow = request.node.get_closest_marker("slow")
     faulthandler.dump_traceback_later(
         SLOW_DEADLOCK_S if slow else DEADLOCK_S,
@@ -49,7 +55,7 @@ def watchdog(request):
 
 @pytest.fixture(autouse=True)
 def restored_rng():
-    """No test's outcome depends on the tests before it."""
+    """No test depends on the tests before it."""
     state = torch.get_rng_state()
     torch.manual_seed(0)
     yield
@@ -58,7 +64,7 @@ def restored_rng():
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For training of small models: it starves where threads wait for each other."""
+    """For training small models: synchronizing threads would take most of the time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +73,7 @@ def one_thread():
 
 @pytest.fixture
 def streams():
-    """Streams of their own, which begin after what was done so far."""
+    """New streams, ordered after all previous work."""
     made = [torch.cuda.Stream() for _ in range(3)]
     torch.cuda.synchronize()
     yield made
@@ -89,7 +95,7 @@ def kv(store_type):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def devices(request):
-    """Four places for replicas: all on the CPU, or round the GPUs there are."""
+    """Four devices for replicas: the CPU, or the available GPUs in turn."""
     if request.param == "cpu":
         return [torch.device("cpu")] * 4
     count = torch.cuda.device_count()

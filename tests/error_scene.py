@@ -1,4 +1,4 @@
-"""What the error table needs: a store to refuse things, and things to be refused."""
+"""What the error table uses: a store, and arguments that it refuses."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -38,7 +38,7 @@ def shrunk(num_bytes=20, tensor=None):
 
 
 def shrunk_view():
-    """Its own 24 bytes would fit, but they begin too late."""
+    """Its 24 bytes would fit, but at an offset past the end of the storage."""
     return shrunk(24, torch.zeros(4, 3)[2:])
 
 
@@ -61,7 +61,7 @@ def overlapping():
 
 
 class Scene:
-    """A store of int keys, one of str keys, and good and bad arguments for them."""
+    """A store of int keys, one of str keys, and valid and invalid arguments."""
 
     def __init__(self, store_type):
         self.kv = torchkv.create(store_type)
@@ -78,7 +78,7 @@ class Scene:
         self.booleans = full(True, dtype=torch.bool)
 
     def update(self, key, input, stored):
-        """Leaves a trace: no refused call may get as far as an updater."""
+        """Records the call: no refused call may reach an updater."""
         self.calls.append(key)
 
     def everything(self):

@@ -1,4 +1,4 @@
-"""What several test files share: comparison, scripting, threads, forks, allocations."""
+"""Shared helpers: comparison, scripting, threads, forks, allocations."""
 
 import faulthandler
 import io
@@ -151,7 +151,7 @@ def outcome(call):
 
 
 def _allocations(function):
-    """What torch's CPU allocator hands out (+) and takes back (-), in this order."""
+    """Bytes that torch's CPU allocator allocates (+) and frees (-), in order."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         function()
@@ -161,29 +161,29 @@ def _allocations(function):
 
 
 def allocated_bytes(function):
-    """Bytes that torch's CPU allocator hands out while `function` runs."""
+    """Bytes that torch's CPU allocator allocates while `function` runs."""
     return sum(size for size in _allocations(function) if size > 0)
 
 
 def peak_bytes(function):
-    """The most bytes that are out at one time, of those handed out meanwhile."""
+    """The peak of the bytes allocated while `function` runs."""
     return max(itertools.accumulate(_allocations(function)), default=0)
 
 
 def add_input(key, input, stored):
-    """The plainest Python updater: the value grows by what is pushed."""
+    """The simplest Python updater: adds the pushed value."""
     stored += input
 
 
 class Add(torch.nn.Module):
-    """The plainest TorchScript updater."""
+    """The simplest TorchScript updater."""
 
     def forward(self, key: int, input: torch.Tensor, stored: torch.Tensor) -> None:
         stored.add_(input)
 
 
 class AddStr(torch.nn.Module):
-    """The plainest TorchScript updater for str keys."""
+    """The simplest TorchScript updater for str keys."""
 
     def forward(self, key: str, input: torch.Tensor, stored: torch.Tensor) -> None:
         stored.add_(input)
@@ -242,7 +242,7 @@ def scripted_add_twice():
 
 
 def run_program(path, *arguments, **options):
-    """Runs a Python program with the torchkv under test, wherever that is."""
+    """Runs a Python program with the torchkv under test."""
     root = str(Path(torchkv.__file__).parents[1])
     search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""KVModel: what a KVStore means, as a dict and a loop. The oracle of the tests."""
+"""KVModel: a reference implementation of KVStore as a dict and a loop."""
 
 import functools
 
@@ -46,7 +46,7 @@ def kept(value):
 
 
 def sgd_step(values, weight, learning_rate, wd=0.0):
-    """What a push of `values` makes of a `weight` that is kept, under SGD."""
+    """The result of pushing `values` to a stored `weight` with SGD."""
     gradient = wide_sum(values, weight.dtype).to(weight.dtype)
     if wd != 0:
         gradient = gradient + scaled(weight, wd)

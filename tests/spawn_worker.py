@@ -6,7 +6,7 @@ from helpers import full, outcome
 
 
 def use(stores, queue):
-    """Answers with what each store holds, and what a push makes of it."""
+    """Replies with the content of each store, and with the result of a push."""
     answers = []
     for kv in stores:
         before = [(key, kv.pull(key).tolist()) for key in kv.keys()]
@@ -20,7 +20,7 @@ def read(kv, queue):
 
 
 def make_and_send(queue, done):
-    """Sends a store from the child; stays alive until it has come."""
+    """Sends a store from the child; stays alive until it has arrived."""
     from torchkv import create
 
     kv = create("device")

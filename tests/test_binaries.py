@@ -1,4 +1,4 @@
-"""What ``import torchkv`` says where its libraries are missing or for another torch."""
+"""Errors of ``import torchkv`` if its libraries are missing or for another torch."""
 
 import shutil
 import subprocess
@@ -45,7 +45,7 @@ def import_error(folder):
 @pytest.mark.parametrize(
     "missing", [["_C*", "lib", "_built_for.py"], ["_C*"], ["lib"], ["_built_for.py"]]
 )
-def test_a_source_tree_says_what_to_do(tmp_path, missing):
+def test_a_source_tree_without_binaries_says_what_to_do(tmp_path, missing):
     error = import_error(copied(tmp_path, *missing))
     assert error.startswith("ImportError: torchkv: ")
     assert "lacks compiled libraries" in error
@@ -62,7 +62,7 @@ def test_another_torch_is_named_before_the_library_is_loaded(tmp_path):
     assert torch.__version__ in error
 
 
-def test_this_torch_is_taken(tmp_path):
+def test_the_torch_of_the_build_is_accepted(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS + "print(torchkv.__file__)"],
         cwd=copied(tmp_path),

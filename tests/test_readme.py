@@ -1,4 +1,4 @@
-"""The README keeps its word: its program runs, its files exist."""
+"""The README's programs run, and its links and commands exist."""
 
 import re
 from pathlib import Path
@@ -10,14 +10,14 @@ README = (ROOT / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_fifteen_lines_run_and_print_the_result(capsys):
+def test_the_example_runs_and_prints_the_result(capsys):
     exec(compile(PROGRAMS[0], "README.md", "exec"), {})
     assert capsys.readouterr().out == (
         "tensor([[0.6000, 0.6000, 0.6000],\n        [0.6000, 0.6000, 0.6000]])\n"
     )
 
 
-def test_a_step_of_the_trainer_moves_both_replicas_alike():
+def test_a_step_of_the_trainer_updates_both_replicas_equally():
     names = {}
     exec(compile(PROGRAMS[1], "README.md", "exec"), names)
     first, second = (dict(each.named_parameters()) for each in names["replicas"])

@@ -1,4 +1,4 @@
-"""Holds the machine code of the CUDA kernels against limits.
+"""Compares the machine code of the CUDA kernels with limits.
 
 Reads libtorchkv_cuda.so, as setup.py built it, with cuobjdump. A kernel that spills
 registers, needs too many for its blocks to be in flight together, or reads and writes
@@ -20,7 +20,7 @@ RELEASE = "13.0"
 
 
 class Limits(NamedTuple):
-    """What a kernel may need and must have."""
+    """The limits of a kernel."""
 
     registers: int  # at most, of a thread: 65536 / (256 threads * blocks in flight)
     stack: int  # at most, bytes of a thread: registers spilled, arrays not in registers
@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 RULES = ("assign", "sgd", "adam", "other", "norm")
 HALF = "(__half|__nv_bfloat16)"
 # Kernels by name, sum<values, stored, rule, number of values> as --list shows them; the
-# first that matches counts. 64, 80 and 128 registers leave room for 4, 3 and 2 blocks.
+# first match applies. 64, 80 and 128 registers leave room for 4, 3 and 2 blocks.
 LIMITS = {
     r"copy_kernel<.*": Limits(registers=64, stack=0, loads=4, stores=28),
     r"sum<float, float, assign, [2348]> .*": Limits(64, 0, loads=3, stores=1),
@@ -65,13 +65,13 @@ LIMITS = {
     ),
     r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1, narrow=4),
     r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1, narrow=4),
-    # By the byte: nobody is in a hurry.
+    # Byte by byte: not performance-critical.
     r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }
 
 
 class Kernel(NamedTuple):
-    """What cuobjdump says of one kernel for one architecture."""
+    """What cuobjdump reports on one kernel for one architecture."""
 
     arch: str
     name: str
@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
     narrow: int
 
     def breaches(self, limits: Limits) -> list[str]:
-        """What is wrong with it, in words."""
+        """The limits that it exceeds, in words."""
         found = []
         for what in ("registers", "stack"):
             if getattr(self, what) > getattr(limits, what):
@@ -102,7 +102,7 @@ class Kernel(NamedTuple):
 
 
 def run(*command: str | Path, text: str | None = None) -> str:
-    """What a program prints."""
+    """The output of a program."""
     done = subprocess.run(
         command, input=text, check=True, stdout=subprocess.PIPE, text=True
     )
@@ -159,7 +159,7 @@ def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
 
 
 def complaints(kernels: list[Kernel]) -> list[str]:
-    """What is wrong with the kernels, or with the table of limits."""
+    """The errors in the kernels or in the table of limits."""
     found = []
     archs = {kernel.arch for kernel in kernels}
     unused = {(arch, pattern) for arch in archs for pattern in LIMITS}
@@ -173,13 +173,13 @@ def complaints(kernels: list[Kernel]) -> list[str]:
             f"{kernel.arch} {kernel.name}: {breach}"
             for breach in kernel.breaches(LIMITS[pattern])
         ]
-    # Limits of a kernel that was renamed would check nothing.
+    # Limits for a renamed kernel would have no effect.
     found += [f"{arch}: no kernel is {name}" for arch, name in sorted(unused)]
     return found
 
 
 def main() -> None:
-    """Prints what breaks the limits, and fails if anything does."""
+    """Prints the kernels that exceed limits, and fails if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=Path, help="a libtorchkv_cuda.so")
     parser.add_argument("--list", action="store_true", help="show every kernel")

@@ -17,7 +17,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "csrc" / "kernels" / "cuda"
 DEFAULT_ARCHS = "8.0;9.0;10.0;12.0+PTX"
-# The names that TORCH_CUDA_ARCH_LIST may hold, as torch reads them.
+# The valid names in TORCH_CUDA_ARCH_LIST, as in torch.
 NAMED_ARCHS = {
     "Turing": "7.5+PTX",
     "Ampere": "8.0;8.6+PTX",
@@ -28,12 +28,12 @@ NAMED_ARCHS = {
 
 
 def stop(problem: str) -> NoReturn:
-    """Ends the build with one line that says what is wrong."""
+    """Ends the build with a one-line error."""
     raise SystemExit(f"torchkv: {problem}")
 
 
 class Toolkit:
-    """A CUDA toolkit, or as much of one as compiles kernels."""
+    """A CUDA toolkit, or the part of it that compiles kernels."""
 
     def __init__(self, home: Path) -> None:
         """Asks the nvcc in home for its version."""
@@ -46,7 +46,7 @@ class Toolkit:
         self.major = self.release.partition(".")[0]
 
     def find(self, name: str, first: list[Path]) -> Path:
-        """A library, in one of the folders named first or in the toolkit's own."""
+        """A library, in one of the given folders or in the toolkit's."""
         folders = [*first, self.home / "lib64", self.home / "lib"]
         for folder in folders:
             if (folder / name).is_file():
@@ -56,7 +56,7 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit | None:
-    """The toolkit of CUDA_HOME, of the nvcc on the PATH, or of the usual place."""
+    """The toolkit of CUDA_HOME, of the nvcc on the PATH, or in the default location."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         home = os.environ.get(variable)
         if home and not Path(home, "bin", "nvcc").is_file():
@@ -65,7 +65,7 @@ def find_toolkit() -> Toolkit | None:
             return Toolkit(Path(home))
     homes = [Path("/usr/local/cuda")]
     if on_path := shutil.which("nvcc"):
-        # It may be a link or a script in some folder of programs, but it knows.
+        # nvcc may be a link or a script elsewhere, so ask it for its location.
         plan = subprocess.run(
             [on_path, "--dryrun", "-x", "cu", os.devnull],
             capture_output=True,
@@ -100,7 +100,7 @@ def arch_flags() -> list[str]:
             codes.append(int(number))
             with_ptx = with_ptx or bool(read[4])
             continue
-        # What only this architecture has needs PTX of its own.
+        # Architecture-specific features need their own PTX.
         number += read[3]
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
     if codes:
@@ -123,7 +123,7 @@ def compile_flags() -> list[str]:
     ]
     if os.environ.get("TORCHKV_WERROR", "1") != "0":
         flags += ["-Werror", "all-warnings"]
-    # A CXX of several words (ccache g++) is nothing that nvcc can start.
+    # nvcc cannot run a CXX of several words (ccache g++).
     cxx = shlex.split(os.environ.get("CXX", ""))
     if len(cxx) == 1 and not os.environ.get("NVCC_CCBIN"):
         flags += ["-ccbin", cxx[0]]
@@ -131,7 +131,7 @@ def compile_flags() -> list[str]:
 
 
 def is_fresh(target: Path, command: list[str]) -> bool:
-    """Whether the same command made the object, and nothing it read is newer."""
+    """Whether the same command made the object, and no input is newer."""
     made_by = target.with_suffix(".command")
     if not (target.is_file() and made_by.is_file()):
         return False
@@ -146,20 +146,20 @@ def is_fresh(target: Path, command: list[str]) -> bool:
 
 
 def run(command: list[str]) -> None:
-    """Runs a compiler, whose own words say what is wrong."""
+    """Runs a compiler, which reports its own errors."""
     print(shlex.join(command), flush=True)
     if subprocess.run(command, cwd=ROOT).returncode:
         stop("the CUDA kernels did not compile")
 
 
 def compile_object(source: Path, target: Path, nvcc: list[str]) -> None:
-    """Compiles one source, unless that was done before."""
+    """Compiles one source, unless it is up to date."""
     depfile = target.with_suffix(".d")
     command = [*nvcc, "-MD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
     if is_fresh(target, command):
         return
     made_by = target.with_suffix(".command")
-    made_by.unlink(missing_ok=True)  # an interrupted compiler leaves half an object
+    made_by.unlink(missing_ok=True)  # an interrupted compiler leaves a partial object
     run(command)
     made_by.write_text(shlex.join(command))
 
@@ -174,7 +174,7 @@ def build(library: Path, objects: Path, toolkit: Toolkit, cudart: Path) -> None:
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(compile_object, sources, targets, [nvcc] * len(sources)))
     if cudart.suffix == ".a":
-        # It stays out of the way of other libraries' cudart.
+        # It does not conflict with other libraries' cudart.
         runtime = [str(cudart), "-ldl", "-lpthread", "-lrt", "-Wl,--exclude-libs,ALL"]
     else:
         # The path is for C++ programs; in Python, torch has loaded it already.

@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, within minutes: `make gpu-check`.
+"""All checks that need a GPU, within minutes: `make gpu-check`.
 
 Builds torchkv in this tree, as users get it, with the torch of this Python, and runs
 the CUDA tests, the CUDA benchmarks, the tests once more with one GPU as four places,
@@ -36,30 +36,34 @@ import print_failures
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES = 9.0
-# One device as four, each with a stream of its own on a GPU.
+# One device as four, each with its own stream on a GPU.
 PLACES = 4
-# What an interrupted step may still say.
+# Time for an interrupted step to print its results.
 GRACE_S = 10.0
-# The benchmarks' and examples' own tests, and those of the tools, are of no GPU.
+# The tests of benchmarks, examples and tools do not use a GPU.
 NOT_OF_GPUS = [f"--ignore=tests/{name}" for name in ("benchmarks", "examples", "tools")]
-# Values are cut at any size on places, so none need be large.
+# Values of any size are sharded over logical devices, so large ones are not needed.
 ON_PLACES = ["-k", "not large"]
 # Tiny tests: a sanitizer slows kernels down a hundredfold. The dtypes left out run
 # through the same kernels as others, or through PyTorch's.
 SANITIZED = [
-    "tests/test_cuda_results.py",
+    "tests/cuda/test_cuda_results.py",
     "-k",
     "tiny and not (uint or float8 or complex)",
 ]
 SANITIZERS = {
-    # Only in our kernels; other's would take most of the time.
+    # Only in torchkv's kernels; the others would take most of the time.
     "memcheck": ["--padding", "2048", "--kernel-name", "kernel_substring=torchkv"],
-    # In all kernels, for it must see who writes what ours read.
+    # In all kernels, to see the writes to the memory that torchkv's kernels read.
     "initcheck": [],
     "synccheck": ["--kernel-name", "kernel_substring=torchkv"],
 }
-# A dry run's, which has no GPU: of the same store, on the CPU.
-DRY_TESTS = ["tests/test_push.py", "tests/test_pull.py", "-m", "not slow and not cuda"]
+# For a dry run without a GPU: the same store on the CPU.
+DRY_TESTS = [
+    "tests/kvstore/test_push.py",
+    "tests/kvstore/test_pull.py",
+    *("-m", "not slow and not cuda"),
+]
 LIBRARY = ROOT / "torchkv" / "lib" / "libtorchkv.so"
 
 
@@ -71,12 +75,12 @@ class Need(NamedTuple):
 
     name: str
     is_there: Callable[[], bool]
-    advice: str  # what to do about it
-    wheel: str = ""  # the package, where a wheel brings it
+    advice: str  # how to install it
+    wheel: str = ""  # the requirement, if a wheel provides it
 
 
 def release_of(package: str) -> tuple[int, ...]:
-    """Its version's numbers; none where it is missing."""
+    """The numbers of its version; empty if it is missing."""
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -85,7 +89,7 @@ def release_of(package: str) -> tuple[int, ...]:
 
 
 def package(name: str, least: int = 0, without: str = "") -> Need:
-    """A package of Python's, of at least some major version."""
+    """A Python package with a minimum major version."""
     told = f"{name}>={least}" if least else name
     advice = f"{without}pip install '{told}', or --wheels with a folder that has it"
     return Need(name, lambda: release_of(name) >= (least,), advice, told)
@@ -97,7 +101,7 @@ def program(name: str, advice: str) -> Need:
 
 
 def has_compiler() -> bool:
-    """As setup.py looks for it."""
+    """Searches like setup.py."""
     named = shlex.split(os.environ.get("CXX", ""))
     return any(map(shutil.which, named[:1] or ["c++", "g++", "clang++"]))
 
@@ -135,7 +139,7 @@ NEEDS = [
 
 
 def missing(needs: Iterable[Need]) -> list[Need]:
-    """Those that are not there."""
+    """The missing ones."""
     importlib.invalidate_caches()
     return [need for need in needs if not need.is_there()]
 
@@ -147,7 +151,7 @@ def install(needs: Iterable[Need], wheels: Path, target: Path) -> None:
             subprocess.run(
                 [sys.executable, "-m", "pip", "install", "--quiet", "--no-index"]
                 + ["--find-links", str(wheels), "--target", str(target), need.wheel],
-                capture_output=True,  # what is still missing is said afterwards
+                capture_output=True,  # what is still missing is reported afterwards
             )
     sys.path.insert(0, str(target))
     os.environ["PYTHONPATH"] = joined(str(target), os.environ.get("PYTHONPATH"))
@@ -155,7 +159,7 @@ def install(needs: Iterable[Need], wheels: Path, target: Path) -> None:
 
 
 def joined(*folders: str | None) -> str:
-    """As variables list folders."""
+    """The folders in the form of a PATH variable."""
     return os.pathsep.join(filter(None, folders))
 
 
@@ -163,7 +167,7 @@ def joined(*folders: str | None) -> str:
 
 
 class Step(NamedTuple):
-    """A command, and its share of the time that is left when its turn comes."""
+    """A command, and its share of the remaining time when it starts."""
 
     name: str
     command: Sequence[str]
@@ -173,7 +177,7 @@ class Step(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of a step."""
+    """The result of a step."""
 
     name: str
     outcome: str  # passed, failed (<status>), out of time, not run
@@ -182,11 +186,11 @@ class Result(NamedTuple):
 
 
 def build_steps(folder: Path, dry: bool) -> list[Step]:
-    """The binary that users get, of all architectures; and what its kernels need."""
+    """The build for all architectures, as for users, and its kernels' resources."""
     where = ["--build-lib", str(folder / "built")] if dry else ["--inplace"]
     python = sys.executable
     variables = {"TORCH_CUDA_ARCH_LIST": ""}
-    if not dry:  # whose objects are those of the last build
+    if not dry:  # a dry run reuses the objects of the last build
         variables |= {"TORCHKV_USE_CUDA": "1", "TORCHKV_WERROR": "0"}
     build = Step(
         "build",
@@ -203,7 +207,7 @@ def build_steps(folder: Path, dry: bool) -> list[Step]:
 
 
 def pytest_command(dry: bool, *arguments: str) -> list[str]:
-    """Tests that say what fails when it does."""
+    """Tests that report each failure immediately."""
     chosen = DRY_TESTS if dry else ["-m", "cuda and not slow", *NOT_OF_GPUS, *arguments]
     return [
         *(sys.executable, "-m", "pytest", "-q", "-p", "print_failures"),
@@ -218,7 +222,7 @@ def test_steps(folder: Path, dry: bool) -> list[Step]:
 
 
 def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
-    """Every benchmark of GPUs; the shortest first."""
+    """All GPU benchmarks, the shortest first."""
     names = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
     tiny = ["--device", "cpu", "--smoke"] if dry else []
     return [
@@ -233,12 +237,12 @@ def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
 
 
 def places_of(dry: bool) -> str:
-    """One device, again and again."""
+    """One device, repeated."""
     return ",".join(["cpu" if dry else "cuda:0"] * PLACES)
 
 
 def place_steps(folder: Path, dry: bool) -> list[Step]:
-    """The tests once more, where every store of type device cuts its values."""
+    """The tests again, with every store of type device sharding its values."""
     variables = {"TORCHKV_PLACES": places_of(dry)}
     if not dry:
         variables["FAIL_WITHOUT_CUDA"] = "1"
@@ -296,7 +300,7 @@ def plan(only: Sequence[str], folder: Path, dry: bool = False) -> list[Step]:
 
 
 def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
-    """Runs a step, and ends all that it started once its time is over.
+    """Runs a step, and ends all of its processes when its time is over.
 
     All that it says goes into the log, and what fails on the terminal at once.
     """
@@ -334,11 +338,11 @@ def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
     listener.start()
     try:
         outcome = ended(process, limit_s, grace_s)
-    except BaseException:  # a session of its own would go on
+    except BaseException:  # its process group would continue
         os.killpg(process.pid, signal.SIGKILL)
         raise
     listener.join(timeout=grace_s)
-    if not listener.is_alive():  # a child that got away may keep the pipe open
+    if not listener.is_alive():  # an escaped child may keep the pipe open
         output.close()
     return Result(step.name, outcome, time.monotonic() - started, last_words)
 
@@ -353,7 +357,9 @@ def ended(process: subprocess.Popen[str], limit_s: float, grace_s: float) -> str
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=grace_s)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what has not heard it, or children
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # processes that ignored it, and children
     process.wait()
     return f"out of time ({limit_s:.0f} s)"
 
@@ -361,7 +367,7 @@ def ended(process: subprocess.Popen[str], limit_s: float, grace_s: float) -> str
 def reason_not_to_run(
     step: Step, results: Sequence[Result], absent: Iterable[str]
 ) -> str | None:
-    """What a step lacks, if it does."""
+    """Why a step cannot run, or None."""
     for name in step.needs:
         if name in absent:
             return f"no {name}"
@@ -380,7 +386,7 @@ def run_all(
     absent: Sequence[str] = (),
     tell: Callable[[Sequence[Result]], None] = lambda results: None,
 ) -> list[Result]:
-    """Runs the steps in order; each has its share of the time that is left.
+    """Runs the steps in order; each has its share of the remaining time.
 
     Calls `tell` with the results so far after each.
     """
@@ -404,18 +410,18 @@ def run_all(
 
 
 def line(result: Result) -> str:
-    """A result for people."""
+    """A result as a line of text."""
     return (
         f"{result.name:16}{result.outcome:22}{result.seconds:6.1f} s"
         f"  {result.last_words[:120]}"
     )
 
 
-# --- What came of it --------------------------------------------------------------
+# --- Results --------------------------------------------------------------
 
 
 def targets_in(folder: Path) -> list[dict[str, Any]]:
-    """What the benchmarks promise, with what it came to."""
+    """The benchmarks' targets, with the measured values."""
     return [
         target
         for path in sorted(folder.glob("cuda_*.json"))
@@ -428,7 +434,7 @@ def targets_table(targets: Sequence[Mapping[str, Any]]) -> list[str]:
     if not targets:
         return []
     told = {True: "yes", False: "NO", None: "not measured"}
-    rows = [("target", "promised", "came to", "reached")]
+    rows = [("target", "limit", "measured", "reached")]
     for target in targets:
         value, unit = target["value"], target["unit"]
         bound = f"{'>=' if target['at_least'] else '<='} {target['limit']:g} {unit}"
@@ -452,7 +458,7 @@ def said_by(*command: str) -> str:
 
 
 def facts_of_gpu() -> dict[str, str]:
-    """What to know about this machine."""
+    """The machine and the versions."""
     import torch
 
     nvcc = re.search(r"release \S+ \S+", said_by("nvcc", "--version"))
@@ -472,13 +478,13 @@ def facts_of_gpu() -> dict[str, str]:
 
 
 def refuse(problem: str) -> NoReturn:
-    """Ends with one line, before anything was done."""
+    """Exits with a one-line error."""
     print(f"gpu_check: {problem}", file=sys.stderr)
     raise SystemExit(2)
 
 
 def check_torch() -> None:
-    """Refuses a Python whose torch can use no GPU."""
+    """Refuses a Python whose torch cannot use a GPU."""
     try:
         import torch
     except ImportError:
@@ -542,12 +548,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for figures in folder.glob("cuda_*.json"):
-        figures.unlink()  # of an earlier run
-    # Steps inherit them: a shell's background jobs ignore the one, and a lender of
-    # machines sends the other.
+        figures.unlink()  # from an earlier run
+    # Steps inherit the handlers. A shell's background jobs ignore SIGINT; job
+    # schedulers send SIGTERM.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu_check: terminated"))
-    # Not in the folder of results, which is for people.
+    # Not in the folder of results.
     with tempfile.TemporaryDirectory() as packages:
         if options.wheels:
             install(missing(NEEDS), options.wheels, Path(packages))

@@ -1,4 +1,4 @@
-"""A plugin of pytest: shows each failure as it happens, not at the end.
+"""A pytest plugin that prints each failure immediately, not at the end.
 
 For a run that may be cut short: ``python -m pytest -p print_failures``.
 """
@@ -8,20 +8,20 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the prefix is for who has no pytest, too
+if TYPE_CHECKING:  # PREFIX is usable without pytest
     import pytest
 
-PREFIX = "! "  # of every line, for who looks for them in other output
+PREFIX = "! "  # of every line, to find them in other output
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Knows the option of pytest-timeout where that is missing."""
+    """Accepts the option of pytest-timeout if that is not installed."""
     if importlib.util.find_spec("pytest_timeout") is None:
         parser.addini("timeout", "ignored, for pytest-timeout is missing")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Prints a failure's place and what it says."""
+    """Prints a failure's location and message."""
     if report.failed:
         lines = [f"{report.when} of {report.nodeid}", *report.longreprtext.splitlines()]
         print("\n" + "\n".join(PREFIX + line for line in lines), flush=True)

@@ -1,4 +1,4 @@
-"""Prints, as CMake code, where the installed PyTorch is and how it was built.
+"""Prints the location and build options of the installed PyTorch as CMake code.
 
 CMakeLists.txt reads this in place of find_package(Torch), which refuses a CUDA
 build of PyTorch on machines without the whole CUDA toolkit.

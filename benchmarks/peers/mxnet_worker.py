@@ -1,4 +1,4 @@
-"""MXNet's side of a benchmark: a process that obeys JSON lines.
+"""MXNet's side of a benchmark: a process controlled by JSON lines.
 
 Each line of stdin is a command, each line of stdout its answer or ``{"error": ...}``:
 
@@ -31,7 +31,7 @@ from pattern import replica_pattern, sum_pattern
 
 
 class Case:
-    """The arrays of a case, and a store of each type that was asked for."""
+    """The arrays of a case, and a store of each requested type."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Case:
         return mx.nd.array(self.numpy_array(key, pattern), dtype=self.dtype)
 
     def store(self, store_type: str) -> Any:
-        """The store of that type, which knows the case's keys."""
+        """The store of that type, with the case's keys initialized."""
         if store_type not in self.stores:
             store = mx.kv.create(store_type)
             if self.optimizer:
@@ -81,7 +81,7 @@ class Case:
         return self.stores[store_type]
 
     def run(self, store: str, way: str, calls: int, wake_s: float) -> dict[str, Any]:
-        """Makes the calls; they may run ahead, the clock waits for all of them.
+        """Makes the calls asynchronously; the clock includes all of them.
 
         As on torchkv's side, several calls start with one that is not counted, and
         the threads have been woken.
@@ -115,7 +115,7 @@ class Case:
         return {"seconds": time.perf_counter() - start}
 
     def check(self, store: str) -> dict[str, Any]:
-        """Whether all outs hold the sum; where there are none, the stored values."""
+        """Whether all outs (or, without outs, the stored values) have the sum."""
         results = self.outs
         if not results[0]:
             results = [[mx.nd.zeros(tuple(s), dtype=self.dtype)] for s in self.shapes]
@@ -141,7 +141,7 @@ class Case:
 
 
 def wake_threads(seconds: float) -> None:
-    """Has the engine's and OpenMP's threads work until they are awake."""
+    """Gives the engine's and OpenMP's threads work until they are awake."""
     a = mx.nd.ones(1 << 18)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -149,7 +149,7 @@ def wake_threads(seconds: float) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """What runs here."""
+    """The versions of this environment."""
     return {
         "mxnet": mx.__version__,
         "numpy": np.__version__,
@@ -158,8 +158,8 @@ def versions() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Obeys until stdin ends."""
-    # Only answers may reach the pipe, whatever libraries print.
+    """Handles requests until the end of stdin."""
+    # Only replies may be written to the pipe; libraries may print to stdout.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     case = None

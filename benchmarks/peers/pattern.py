@@ -1,4 +1,4 @@
-"""Values that both sides make alike: small integers, so that every sum is exact.
+"""Values that both sides generate: small integers, so that every sum is exact.
 
 A replica of a key repeats a short pattern. Eight replicas add up to at most 64, which
 fp16 and bf16 hold exactly in any order of adding. Needs nothing but Python: MXNet and

@@ -46,7 +46,7 @@ def test_mxnet_is_timed_where_it_can_add(tmp_path):
 
 def test_tables_in_markdown(tmp_path):
     output, _ = run_smoke("reduce", tmp_path, "--no-mxnet", "--markdown")
-    assert "\n| target | measured | promised | reached |\n| --- | ---: |" in output
+    assert "\n| target | measured | limit | reached |\n| --- | ---: |" in output
 
 
 def test_without_mxnet_the_run_says_how_to_get_it(tmp_path, monkeypatch, capsys):

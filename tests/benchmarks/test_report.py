@@ -1,4 +1,4 @@
-"""Tables for terminals and for the documentation; promises, kept and broken."""
+"""Tables for terminals and for the documentation; targets, met and missed."""
 
 import argparse
 import json

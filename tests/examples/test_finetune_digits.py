@@ -56,7 +56,7 @@ def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
 def test_it_reads_97_percent_of_held_out_scans(tmp_path):
     last = run(tmp_path).splitlines()[-1]
     found = re.fullmatch(
-        r"epoch 20: loss \d\.\d+, (\d+\.\d+)% of held-out scans right", last
+        r"epoch 20: loss \d\.\d+, (\d+\.\d+)% of held-out scans correct", last
     )
     assert found is not None, last
     assert float(found[1]) >= 97

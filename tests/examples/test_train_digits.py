@@ -18,7 +18,11 @@ from helpers import assert_same, run_program
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 NUM_REPLICAS = 4
 BATCH_SIZE, LR, MOMENTUM, SEED = 64, 0.1, 0.9, 3
-EPOCHS = 80  # a whole run, as the example's default
+
+# Every epoch runs the same code, so a few are representative of the whole run.
+several_epochs = pytest.mark.parametrize(
+    "epochs", [8, pytest.param(80, marks=pytest.mark.slow)]
+)
 
 one_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)]
@@ -47,7 +51,7 @@ def reproducible_convolutions():
     torch.backends.cudnn.deterministic = before
 
 
-def weights_by_epoch(store_type, device, dtype):
+def weights_by_epoch(store_type, device, dtype, epochs):
     """Trains by the example's own functions; yields every replica's weights."""
     replicas = torchkv.replicate(
         digits.make_model(SEED, dtype), [device] * NUM_REPLICAS
@@ -57,7 +61,7 @@ def weights_by_epoch(store_type, device, dtype):
         replicas,
         torchkv.Trainer(replicas, sgd, kvstore=store_type),
         digits.load_data(dtype),
-        epochs=EPOCHS,
+        epochs=epochs,
         batch_size=BATCH_SIZE,
         lr=LR,
         seed=SEED,
@@ -65,13 +69,13 @@ def weights_by_epoch(store_type, device, dtype):
         yield [[w.detach().clone() for w in r.parameters()] for r in replicas]
 
 
-def rates_and_batches(dtype):
+def rates_and_batches(dtype, epochs=1):
     """Yields every epoch's learning rate and the batches that the example sees."""
     data = digits.load_data(dtype)
     generator = torch.Generator().manual_seed(SEED)
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         yield (
-            digits.learning_rate(LR, epoch, EPOCHS),
+            digits.learning_rate(LR, epoch, epochs),
             digits.batches(data.train_images, data.train_labels, BATCH_SIZE, generator),
         )
 
@@ -88,12 +92,12 @@ def shard_gradients(model, images, labels):
 
 
 @functools.cache
-def plain_loop_weights(device):
+def plain_loop_weights(device, epochs):
     """Trains one model without a store, with the arithmetic that the store promises."""
     model = digits.make_model(SEED).to(device)
     weights = list(model.parameters())
     velocities = [torch.zeros_like(w) for w in weights]
-    for lr, batches in rates_and_batches(torch.float32):
+    for lr, batches in rates_and_batches(torch.float32, epochs):
         for images, labels in batches:
             gradients = shard_gradients(model, images.to(device), labels.to(device))
             with torch.no_grad():
@@ -104,10 +108,11 @@ def plain_loop_weights(device):
 
 
 @one_device
+@several_epochs
 @pytest.mark.usefixtures("reproducible_convolutions")
-def test_weights_have_the_bits_of_a_plain_loop(store_type, device):
-    expected = plain_loop_weights(device)
-    *_, replicas = weights_by_epoch(store_type, device, torch.float32)
+def test_weights_have_the_bits_of_a_plain_loop(store_type, device, epochs):
+    expected = plain_loop_weights(device, epochs)
+    *_, replicas = weights_by_epoch(store_type, device, torch.float32, epochs)
 
     assert len(replicas) == NUM_REPLICAS
     for r, weights in enumerate(replicas):
@@ -116,11 +121,12 @@ def test_weights_have_the_bits_of_a_plain_loop(store_type, device):
 
 
 @one_device
+@several_epochs
 @pytest.mark.usefixtures("reproducible_convolutions")
-def test_weights_that_are_cut_have_the_same_bits(device, monkeypatch):
-    """The device stands for as many as there are replicas."""
+def test_sharded_weights_have_the_same_bits(device, epochs, monkeypatch):
+    """One device acts as many, one per replica."""
     monkeypatch.setenv("TORCHKV_PLACES", ",".join([device] * NUM_REPLICAS))
-    test_weights_have_the_bits_of_a_plain_loop("device", device)
+    test_weights_have_the_bits_of_a_plain_loop("device", device, epochs)
 
 
 def test_bits_show_the_order_of_the_sum():
@@ -133,11 +139,11 @@ def test_bits_show_the_order_of_the_sum():
         assert not torch.equal(left_to_right, (a + b) + (c + d))
 
 
-def full_batch_weights_by_epoch(device):
+def full_batch_weights_by_epoch(device, epochs):
     """Trains one model on whole batches by torch's own mean loss and optimizer."""
     model = digits.make_model(SEED, torch.float64).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    for lr, batches in rates_and_batches(torch.float64):
+    for lr, batches in rates_and_batches(torch.float64, epochs):
         optimizer.param_groups[0]["lr"] = lr
         for images, labels in batches:
             optimizer.zero_grad()
@@ -147,11 +153,12 @@ def full_batch_weights_by_epoch(device):
 
 
 @one_device
-def test_float64_equals_training_without_replicas(device):
+@several_epochs
+def test_float64_equals_training_without_replicas(device, epochs):
     num_epochs = 0
     for replicas, expected in zip(
-        weights_by_epoch("device", device, torch.float64),
-        full_batch_weights_by_epoch(device),
+        weights_by_epoch("device", device, torch.float64, epochs),
+        full_batch_weights_by_epoch(device, epochs),
         strict=True,
     ):
         num_epochs += 1
@@ -160,7 +167,7 @@ def test_float64_equals_training_without_replicas(device):
                 difference = (weight - whole).abs().max().item()
                 assert difference <= 1e-10, f"epoch {num_epochs}"
 
-    assert num_epochs == EPOCHS
+    assert num_epochs == epochs
     start = digits.make_model(SEED, torch.float64).to(device)
     for first, last in zip(start.parameters(), expected, strict=True):
         assert (first - last).abs().max().item() > 0.01  # there was training at all
@@ -255,7 +262,7 @@ def test_command_line_reads_98_percent_of_held_out_scans(tmp_path):
     assert "80/80" in result.stderr  # the progress bar reached its end
 
     finals = re.findall(
-        r"^seed (\d): (\d+\.\d+)% of 360 held-out scans right$", result.stdout, re.M
+        r"^seed (\d): (\d+\.\d+)% of 360 held-out scans correct$", result.stdout, re.M
     )
     assert [seed for seed, _ in finals] == ["0", "1", "2"]
     mean = re.search(r"^mean of 3 seeds: (\d+\.\d+)%$", result.stdout, re.M)
@@ -279,7 +286,8 @@ def test_command_line_takes_all_options(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(
-        r"seed 5: \d+\.\d+% of 360 held-out scans right\nlearning curve: curve\.png\n",
+        r"seed 5: \d+\.\d+% of 360 held-out scans correct\n"
+        r"learning curve: curve\.png\n",
         result.stdout,
     )
     assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
@@ -312,12 +320,12 @@ def test_command_line_refuses_wrong_devices_in_one_line(tmp_path):
         ),
         (
             ["--devices", "cpu,cpu,cpu", "--batch-size", "2"],
-            "argument --batch-size: expected 3 (a scan for every device) to 1437 (all "
+            "argument --batch-size: expected 3 (one scan per device) to 1437 (all "
             "of them), but got 2",
         ),
         (
             ["--devices", "cpu", "--batch-size", "1438"],
-            "argument --batch-size: expected 1 (a scan for every device) to 1437 (all "
+            "argument --batch-size: expected 1 (one scan per device) to 1437 (all "
             "of them), but got 1438",
         ),
         (["--epochs", "0"], "argument --epochs: expected at least 1, but got 0"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchkv
+from dtypes import random_tensor
 from helpers import (
     ScriptHolder,
     add_input,
@@ -21,7 +22,6 @@ from helpers import (
     torch_save_load,
 )
 from kv_model import kept, sgd_step
-from test_sums import random_tensor
 
 DTYPES = [
     torch.float32,

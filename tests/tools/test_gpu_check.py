@@ -237,9 +237,9 @@ def test_the_sanitizers_have_tests_of_sums_and_of_optimizers():
 def test_the_tests_are_those_of_the_store():
     chosen = ["-m", "cuda", *gpu_check.NOT_OF_GPUS]
     for tests in (collected(*chosen), collected(*chosen, *gpu_check.ON_PLACES)):
-        names = ("test_transcripts.py", "test_random_ops.py", "test_cuda_streams.py")
-        for name in names:
-            assert f"tests/{name}::" in tests
+        for name in ("kvstore/test_transcripts", "kvstore/test_random_ops"):
+            assert f"tests/{name}.py::" in tests
+        assert "tests/cuda/test_cuda_streams.py::" in tests
         assert not re.search("tests/(benchmarks|examples|tools)/", tests)
 
 

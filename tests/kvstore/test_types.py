@@ -1,0 +1,111 @@
+"""Store types: names, aliases, exact matching, and errors for the others."""
+
+import pytest
+import torch
+
+import torchkv
+from helpers import assert_same, full, stored
+
+CANONICAL = {
+    "local": "local",
+    "local_update_cpu": "local",
+    "local_allreduce_cpu": "local",
+    "device": "device",
+    "local_allreduce_device": "device",
+}
+NOT_YET = ["dist", "dist_sync", "dist_async", "dist_device_sync"]
+SUGGESTIONS = {
+    "LOCAL": "local",
+    "Device": "device",
+    "locl": "local",
+    "devcie": "device",
+    "local_update_cpus": "local_update_cpu",
+    "dist-sync": "dist_sync",
+    "NCCL": "nccl",
+}
+
+
+@pytest.mark.parametrize("name", CANONICAL)
+def test_type_is_canonical(name):
+    store = torchkv.create(name)
+    assert store.type == CANONICAL[name]
+    store.init(3, full(2))
+    store.push(3, [full(1)] * 4)
+    assert_same(stored(store, 3), full(4))
+
+
+def test_default_type_is_local():
+    assert torchkv.create().type == "local"
+    assert torchkv.create(type="device").type == "device"
+    assert isinstance(torchkv.create(), torchkv.KVStore)
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_distributed_types_are_not_implemented(name):
+    with pytest.raises(NotImplementedError, match=name):
+        torchkv.create(name)
+    with pytest.raises(NotImplementedError, match=name):
+        torch.classes.torchkv.KVStore(name)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
+def test_nccl_needs_a_pytorch_with_nccl():
+    for create in (torchkv.create, torch.classes.torchkv.KVStore):
+        with pytest.raises(RuntimeError, match="create: expected NCCL .* is loaded"):
+            create("nccl")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch has no NCCL")
+def test_nccl_takes_values_of_the_cpu_too():
+    with torchkv.create("nccl") as store:
+        assert store.type == "nccl"
+        store.init(3, full(2))
+        store.push(3, [full(1)] * 4)
+        assert_same(stored(store, 3), full(4))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "loca", "my_local", "local_", " local", "device2", "local\n", "localdevice"],
+)
+def test_matching_is_exact_and_the_error_lists_the_valid_types(name):
+    with pytest.raises(ValueError) as error:
+        torchkv.create(name)
+    for valid in ["local", "device", "nccl", *NOT_YET]:
+        assert valid in str(error.value)
+
+
+@pytest.mark.parametrize("name", SUGGESTIONS)
+def test_a_similar_type_is_suggested(name):
+    with pytest.raises(ValueError, match=f"did you mean '{SUGGESTIONS[name]}'"):
+        torchkv.create(name)
+    with pytest.raises(ValueError, match=f"did you mean '{SUGGESTIONS[name]}'"):
+        torch.classes.torchkv.KVStore(name)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"local", ["local"]])
+def test_type_is_a_str(name):
+    with pytest.raises(TypeError):
+        torchkv.create(name)
+
+
+def test_one_machine_is_one_worker(kv):
+    assert kv.rank == 0
+    assert kv.num_workers == 1
+    assert kv.barrier() is None
+    assert kv._barrier() is None
+
+
+def test_is_capable(kv):
+    assert kv.is_capable("optimizer") is True
+    with pytest.raises(ValueError, match="optimizer"):
+        kv.is_capable("optimiser")
+
+
+def test_planned_methods_are_not_implemented(kv):
+    kv.init(3, full(1))
+    with pytest.raises(NotImplementedError):
+        kv.row_sparse_pull(3, out=full(0), row_ids=torch.tensor([0]))
+    with pytest.raises(NotImplementedError):
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    assert_same(stored(kv, 3), full(1))
