@@ -162,7 +162,7 @@ void sum_strided(
     for (size_t k = 0; k < values.size(); ++k) {
       const at::Tensor value = part_of(*values[k].data);
       tensors.push_back(transposed[k] ? copied(value, result) : value);
-      sources.push_back({values[k].form, &tensors.back()});
+      sources.emplace_back(&tensors.back());
     }
     State part_of_state{part_of(state.master), state.states};
     for (auto& tensor : part_of_state.states) {
