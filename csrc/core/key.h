@@ -12,13 +12,13 @@ namespace torchkv {
 
 enum class KeyKind : uint8_t { kInt, kStr };
 
-// "int" or "str", as the messages name them.
+// "int" or "str", as in error messages.
 TORCHKV_API const char* name(KeyKind kind);
 
-// The name of a stored value: a 64-bit int or a str. An immutable value.
+// The name of a stored value: a 64-bit int or a str. Immutable.
 class TORCHKV_API Key {
  public:
-  // Implicit on purpose: C++ programs write `store.push(3, x)`.
+  // Implicit, so that C++ programs can write `store.push(3, x)`.
   Key(int64_t id) : id_(id) {} // NOLINT(google-explicit-constructor)
   Key(int id) : id_(id) {} // NOLINT(google-explicit-constructor)
   Key(std::string text) // NOLINT(google-explicit-constructor)
@@ -38,7 +38,7 @@ class TORCHKV_API Key {
     return text_;
   }
 
-  // "(key 3)" or "(key 'w')": how every message ends.
+  // "(key 3)" or "(key 'w')", the end of every error message about a key.
   std::string context() const;
 
   friend bool operator==(const Key& a, const Key& b) {
@@ -51,7 +51,7 @@ class TORCHKV_API Key {
   KeyKind kind_ = KeyKind::kInt;
 };
 
-// 3 or 'w', as `quoted`.
+// 3 or 'w'; strings as by `quoted`.
 TORCHKV_API std::ostream& operator<<(std::ostream& out, const Key& key);
 
 struct KeyHash {

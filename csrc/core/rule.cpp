@@ -11,8 +11,8 @@
 namespace torchkv {
 namespace {
 
-// What a rule takes: its name, torch.optim's names of its states, and its
-// hyperparameters besides lr, weight_decay and maximize, which all have.
+// A rule's name, torch.optim's names of its states, and its hyperparameters
+// besides lr, weight_decay and maximize, which all rules have.
 struct RuleInfo {
   RuleSpec::Id id;
   const char* name;
@@ -53,7 +53,7 @@ const RuleInfo& info_of(RuleSpec::Id id) {
   return kRules.at(static_cast<size_t>(id));
 }
 
-// The rule of a name; null where there is none.
+// The rule with this name, or null.
 const RuleInfo* find_rule(const std::string& name) {
   const std::string formula = name == kAdamw ? "adam" : name;
   const auto* const found =
@@ -80,8 +80,8 @@ std::string listed(const Names& names) {
   return result;
 }
 
-// The numbers, in the order in which messages list them. All are numbers of
-// fp32, too, and less than `less_than`.
+// The hyperparameters in the order of error messages. All must be finite in
+// fp32 and less than `less_than`.
 struct Number {
   const char* name;
   double RuleSpec::* member;
@@ -114,7 +114,7 @@ constexpr std::array<Switch, 5> kSwitches{{
     {"decoupled", &RuleSpec::decoupled},
 }};
 
-// Numbers that are not given are those of torch.optim, or of the paper.
+// The defaults of torch.optim or, for Lion and LAMB, of the papers.
 RuleSpec with_defaults(RuleSpec::Id id, bool decoupled) {
   RuleSpec rule;
   rule.id = id;

@@ -11,11 +11,11 @@
 
 namespace torchkv {
 
-// An elementwise updater as data: which formula, and its numbers. Plain data on
-// purpose, so that it can be copied per call (a changed learning rate takes
-// effect at the next push), written to a file and sent to a server. Because a
-// rule touches each element alone, Comm may run it in the pass that sums (LAMB
-// needs one more). The formulas are in kernels/rules.h.
+// An elementwise updater as data: a formula and its hyperparameters. Plain
+// data, so that it can be copied per call (a changed learning rate takes effect
+// at the next push), written to a file and sent to a server. Because a rule
+// processes each element independently, it can run in the same pass as the sum
+// (LAMB needs a second one). The formulas are in kernels/rules.h.
 struct RuleSpec {
   enum class Id : uint16_t {
     kAssign = 0, // stored = sum of the values
@@ -29,8 +29,8 @@ struct RuleSpec {
 
   Id id = Id::kAssign;
 
-  // Named as torch.optim's arguments; `alpha` is that of RMSprop. A rule leaves
-  // alone what it has no use for.
+  // Named as the arguments in torch.optim; `alpha` is that of RMSprop. A rule
+  // ignores those that it does not use.
   double lr = 0;
   double weight_decay = 0;
   double momentum = 0;
@@ -48,36 +48,36 @@ struct RuleSpec {
   bool decoupled = false; // weight decay
 };
 
-// State of a rule for a key: up to so many tensors like the stored value, in
-// places that do not depend on the rule's options.
+// The maximum number of state tensors of a rule for a key, each like the stored
+// value, at indices that do not depend on the rule's options.
 constexpr size_t kMaxStates = 3;
 
-// torch.optim's name of a state, or null where the rule needs none there.
+// The names of the states in torch.optim; null if the rule does not use one.
 TORCHKV_API std::array<const char*, kMaxStates> state_names(
     const RuleSpec& rule);
 
-// Whether the rule can do with parts of a sum and of the stored value: LAMB
-// needs the norms of the whole.
+// Whether the rule can be applied to shards of a value: LAMB needs the norms of
+// the whole.
 inline bool is_elementwise(const RuleSpec& rule) {
   return rule.id != RuleSpec::Id::kLamb;
 }
 
-// What one push does to one key.
+// The step of a rule for one key in one push.
 struct RuleStep {
   RuleSpec rule;
-  int64_t step = 1; // of the key, from 1
-  bool is_first = true; // of SGD's momentum: its buffer is new
+  int64_t step = 1; // count of steps of the key, from 1
+  bool is_first = true; // SGD's momentum buffer is new
   double scale = 1; // of the sum
-  double clip_value = 0; // then to [-clip_value, clip_value]; 0 = not
-  double last_scale = 1; // then
+  double clip_value = 0; // then clipped to [-clip_value, clip_value]; 0 = off
+  double last_scale = 1; // then scaled again
 };
 
 inline const RuleStep kAssignStep;
 
-// A rule by its name ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lion" or
-// "lamb") and its hyperparameters by name; "adamw" is Adam whose weight decay
-// is decoupled. ValueError for a name that is unknown, or not one of this rule.
-// Hyperparameters that are not given have torch.optim's defaults.
+// The rule with this name ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lion"
+// or "lamb") and these hyperparameters; "adamw" is Adam with decoupled weight
+// decay. Other hyperparameters have torch.optim's defaults. ValueError for an
+// unknown name, or a hyperparameter that the rule does not have.
 using NumbersByName = std::map<std::string, double>;
 TORCHKV_API RuleSpec make_rule(
     const char* op,
@@ -86,12 +86,12 @@ TORCHKV_API RuleSpec make_rule(
 TORCHKV_API NumbersByName numbers_of(const RuleSpec& rule);
 TORCHKV_API const char* name_of(const RuleSpec& rule);
 
-// Whether a number is finite in fp32, too, in which fp32 values are stepped.
+// Whether a number is finite in fp32, the arithmetic of fp32 values.
 inline bool is_finite_float(double value) {
   return std::abs(value) <= std::numeric_limits<float>::max();
 }
 
-// ValueError where a number of the rule makes no sense.
+// ValueError for an invalid hyperparameter.
 TORCHKV_API void check_rule(const char* op, const RuleSpec& rule);
 
 } // namespace torchkv

@@ -8,10 +8,11 @@
 namespace torchkv {
 namespace {
 
-// The optimal string alignment distance: insertions, deletions, replacements
-// and exchanges of neighbours.
+// The optimal string alignment distance: insertions, deletions, substitutions
+// and transpositions of neighbours.
 size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> before(b.size() + 1); // of a's prefix less one character
+  std::vector<size_t> before(
+      b.size() + 1); // for a's prefix without its last character
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -45,7 +46,7 @@ std::string quoted(const std::string& text) {
           text.begin(), text.end(), is_continuation));
   std::ostringstream out;
   out << '\'' << std::hex << std::setfill('0');
-  size_t character = 0; // of which the next byte is the first
+  size_t character = 0; // index of the one that starts at byte i
   for (size_t i = 0; i < text.size(); ++character) {
     size_t end = i + 1;
     while (end < text.size() && is_continuation(text[end])) {
@@ -70,17 +71,16 @@ std::string quoted(const std::string& text) {
 std::string did_you_mean(
     const std::string& text,
     const std::vector<std::string>& candidates) {
-  constexpr size_t kLongest = 200; // a distance takes their sizes' product
+  constexpr size_t kLongest = 200; // the time is the product of the sizes
   if (text.size() > kLongest) {
     return {};
   }
   const std::string* nearest = nullptr;
   size_t least = std::max<size_t>(text.size() / 3, 1) + 1;
   for (const auto& candidate : candidates) {
-    const size_t longer = std::max(text.size(), candidate.size());
-    const size_t shorter = std::min(text.size(), candidate.size());
+    const auto [shorter, longer] = std::minmax({text.size(), candidate.size()});
     if (longer - shorter >= least || longer == 1) {
-      continue; // the distance is no less, or all of the text is another one
+      continue; // the distance is not less, or no character is the same
     }
     const size_t distance = edit_distance(text, candidate);
     if (distance < least) {

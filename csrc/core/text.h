@@ -7,13 +7,14 @@
 
 namespace torchkv {
 
-// A caller's text as messages show it: in quotes, with control characters
+// A caller's text for an error message: in quotes, with control characters
 // escaped as in Python's repr (a NUL would end the message), and shortened in
-// the middle where it has more than 200 characters.
+// the middle if it has more than 200 characters.
 TORCHKV_API std::string quoted(const std::string& text);
 
-// "; did you mean 'x'?" with the candidate nearest to `text`, where one is near
-// enough to be a misspelling; else "".
+// "; did you mean 'x'?" with the candidate nearest to `text`, if one is near
+// enough to be a misspelling; else "". In C++ for errors that C++ and
+// TorchScript programs see without Python; Python calls it, too.
 TORCHKV_API std::string did_you_mean(
     const std::string& text,
     const std::vector<std::string>& candidates);

@@ -4,23 +4,23 @@
 
 #include "../core/rule.h"
 
-// On every formula: kernels of GPUs call them, too.
+// For formulas that GPU kernels call, too.
 #ifdef __CUDACC__
 #define TORCHKV_HOST_DEVICE __host__ __device__
 #else
 #define TORCHKV_HOST_DEVICE
 #endif
 
-// The formulas of the rules, for one element, shared by all kernels. Each works
-// in the order of operations of torch.optim's implementations for single
-// tensors (foreach=False), so that results agree to the last bits.
+// The formulas of the rules for one element, shared by all kernels. Each has
+// the order of operations of torch.optim's single-tensor implementation
+// (foreach=False), so that results are bitwise equal.
 //
-// `w` is the weight, `g` the gradient (the finished sum, scaled, clipped and,
-// to maximize, negated), the others are the state.
+// `w` is the weight, `g` the gradient (the sum of the values, scaled, clipped
+// and negated to maximize); the other arguments are the state.
 namespace torchkv::kernels {
 
-// A rule's numbers for one key and one step, in the type of the arithmetic.
-// Powers of the step and what else is one number per key are computed once, in
+// A rule's hyperparameters for one key and one step, in the type of the
+// arithmetic. Powers of the step count and other scalars are computed once, in
 // double, as PyTorch computes them in Python.
 template <typename T>
 struct RuleNumbers {
@@ -29,7 +29,7 @@ struct RuleNumbers {
 
   T lr;
   T weight_decay;
-  T shrink; // what decoupled weight decay leaves of a weight
+  T shrink; // 1 - lr * weight_decay: decoupled weight decay
   T momentum;
   T undampened;
   T beta1;
@@ -67,7 +67,7 @@ struct RuleNumbers {
           rule.lr / (1 + static_cast<double>(step - 1) * rule.lr_decay));
     }
     if (rule.id != RuleSpec::Id::kAdam && rule.id != RuleSpec::Id::kLamb) {
-      return; // powers are slow beside a small key's sum
+      return; // powers cost more than the sum of a small key
     }
     const auto steps = static_cast<double>(step);
     const double correction1 = 1 - std::pow(rule.beta1, steps);
@@ -85,7 +85,7 @@ TORCHKV_HOST_DEVICE inline T lerp(T from, T to, T weight) {
                          : to - (to - from) * (1 - weight);
 }
 
-// Not g + 0 * w, which an infinite weight would make NaN.
+// Not g + 0 * w, which is NaN for an infinite weight.
 template <typename T>
 TORCHKV_HOST_DEVICE inline T decayed(T w, T g, T weight_decay) {
   return weight_decay != 0 ? g + weight_decay * w : g;
@@ -108,8 +108,8 @@ TORCHKV_HOST_DEVICE inline T sgd_momentum(
   return w - n.lr * (n.nesterov ? g + n.momentum * buffer : buffer);
 }
 
-// torch.optim.Adam, and AdamW (decoupled). `largest_sq` is read and written
-// only by AMSGrad, which hands over its state there.
+// torch.optim.Adam, and AdamW (decoupled). Only AMSGrad reads and writes
+// `largest_sq`.
 template <bool kDecoupled, bool kAmsgrad, typename T>
 TORCHKV_HOST_DEVICE inline T adam(
     T w,
@@ -127,7 +127,7 @@ TORCHKV_HOST_DEVICE inline T adam(
   average_sq = n.beta2 * average_sq + n.one_minus_beta2 * g * g;
   T sq = average_sq;
   if constexpr (kAmsgrad) {
-    // NaN stays, as in torch.maximum.
+    // Propagates NaN, as torch.maximum does.
     largest_sq = largest_sq < sq || sq != sq ? sq : largest_sq;
     sq = largest_sq;
   }
@@ -185,8 +185,8 @@ TORCHKV_HOST_DEVICE inline T lion(
 }
 
 // LAMB: You et al., "Large Batch Optimization for Deep Learning", 2020,
-// algorithm 2, with phi(x) = x. First the state, then, when the norms of weight
-// and direction are known, the weight.
+// algorithm 2, with phi(x) = x. The first pass updates the state; the second,
+// once the norms of weight and direction are known, the weight.
 template <typename T>
 TORCHKV_HOST_DEVICE inline void lamb_state(
     T g,

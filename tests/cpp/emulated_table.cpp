@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
 
 namespace torchkv::testing {
@@ -13,7 +14,7 @@ namespace {
 
 using namespace kernels::cuda; // NOLINT: all of it
 
-// The parameters as a kernel gets them: a copy, of so many bytes.
+// The parameters as a kernel receives them: a copy of this many bytes.
 class Copy {
  public:
   Copy(const void* params, size_t params_bytes)
@@ -48,7 +49,7 @@ void for_each_thread(uint32_t num_blocks, F f) {
   }
 }
 
-// The threads of a block in step with each other: as add_shares with a barrier.
+// add_shares for all threads of a block, as if in lockstep.
 double sum_of_shares(std::vector<double> shares) {
   for (uint32_t half = kThreads / 2; half > 0; half /= 2) {
     for (uint32_t thread = 0; thread < half; ++thread) {
@@ -100,7 +101,8 @@ bool run_sum(const Variant& variant, const Copy& params) {
   return false;
 }
 
-// Checks every pointer of every key, beyond what a copy does byte by byte.
+// Checks every pointer of every key; a copy handles its first `head` bytes
+// singly.
 std::vector<int> alignments_of(const Copy& params, bool is_norm = false) {
   const size_t num_pointers =
       (params.head().key_bytes - sizeof(KeyHead)) / sizeof(void*);

@@ -16,16 +16,16 @@ struct EmulatedLaunch {
   std::vector<int> alignments; // of the keys
 };
 
-// The CUDA kernels on the memory of the host: a launch runs the code of every
-// thread of every block, the last ones first, and is done when it returns. What
-// a GPU would trap, such as a pointer that is not aligned, fails the test.
+// The CUDA kernels on host memory: a launch runs the code of every thread of
+// every block, in reverse order, and blocks until done. Whatever traps on a
+// GPU, such as a misaligned pointer, fails the test.
 const kernels::cuda::Table& emulated_table(
     size_t params_bytes = kernels::cuda::kLargeParams);
 
-// What was launched since this was cleared.
+// The launches since this was last cleared.
 std::vector<EmulatedLaunch>& emulated_launches();
 
-// What the next launches return.
+// The error that launches return.
 int& emulated_error();
 
 } // namespace torchkv::testing

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "lines_door.h"
+#include "lines_c_api.h"
 
 namespace torchkv::testing {
 
-// The CPU kernels, compiled for one processor each.
+// The CPU kernels compiled for one instruction set.
 using Function = decltype(&torchkv_sum_line);
 
 struct Level {
@@ -30,14 +30,14 @@ inline Function load_level(const std::string& name) {
 }
 #endif
 
-// The kernels with clones, of which the processor's best one runs, and all that
-// this processor can run besides.
+// The kernels with clones, of which the loader selects the best, and those for
+// each instruction set that this processor supports.
 inline const std::vector<Level>& levels() {
   static const std::vector<Level> all = [] {
     std::vector<Level> found{{"clones", &torchkv_sum_line}};
 #ifdef TORCHKV_LINES_FOLDER
     found.push_back({"x86-64", load_level("x86-64")});
-    // By their instructions: gcc 11 does not know the levels by name here.
+    // By feature, because gcc 11 does not know the names of the levels.
     const bool v3 = __builtin_cpu_supports("avx2") &&
         __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
         __builtin_cpu_supports("bmi2");

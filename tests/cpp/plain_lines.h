@@ -15,8 +15,8 @@
 
 #include "core/rule.h"
 
-// Sums of lines as a plain loop makes them: numbers of any dtype, memory with
-// guards around it, and the loop.
+// The reference for sums of lines: numbers of any dtype, memory with guard
+// bytes, and a plain loop.
 namespace torchkv::testing {
 
 using c10::ScalarType;
@@ -103,7 +103,8 @@ inline int64_t first_difference(
 
 // --- Memory
 
-// Bytes at a chosen distance from a multiple of 64, and guards on both sides.
+// Bytes at a chosen offset from a multiple of 64, with guard bytes on both
+// sides.
 class Memory {
  public:
   Memory(int64_t num_bytes, int64_t offset)
@@ -114,7 +115,7 @@ class Memory {
     begin_ = (kLine - static_cast<int64_t>(address % kLine)) % kLine + kLine +
         offset;
   }
-  // At the same distance.
+  // With the same offset.
   Memory(const Memory& other) : Memory(other.size_, other.offset_) {
     std::copy_n(other.bytes_.data() + other.begin_, size_, data());
   }
@@ -126,7 +127,7 @@ class Memory {
   char* data() {
     return bytes_.data() + begin_;
   }
-  bool guards_are_whole() const {
+  bool guards_are_intact() const {
     const auto is_guard = [](char byte) { return byte == kGuard; };
     return std::all_of(bytes_.begin(), bytes_.begin() + begin_, is_guard) &&
         std::all_of(bytes_.begin() + begin_ + size_, bytes_.end(), is_guard);
@@ -143,8 +144,8 @@ class Memory {
   int64_t begin_ = 0;
 };
 
-// Numbers over several binades, so that the order of a sum shows in its bits;
-// every fourth of special value, or of random bits.
+// Numbers over several binades, so that the order of additions affects the
+// bits; a quarter of them special values or random bits.
 inline void fill(
     std::mt19937_64& random,
     ScalarType dtype,
@@ -283,7 +284,7 @@ std::vector<std::vector<char>> plain_sums_in(
       char* to = result.data() + i * size;
       if (k == 0 && rule.id == RuleSpec::Id::kAssign && dtypes.is_uniform() &&
           dtypes.stored != at::kBool) {
-        std::memcpy(to, address, size); // handed over, whatever its bits
+        std::memcpy(to, address, size); // copied bit by bit
         continue;
       }
       step<acc_t>(
@@ -293,7 +294,7 @@ std::vector<std::vector<char>> plain_sums_in(
   return results;
 }
 
-// What the first 1, 2, ... values make of the stored one, without gaps.
+// The results for the first 1, 2, ... values, contiguous.
 inline std::vector<std::vector<char>> plain_sums(
     const Case& dtypes,
     const RuleSpec& rule,
@@ -316,7 +317,7 @@ inline std::vector<std::vector<char>> plain_sums(
     case c10::kComplexDouble:
       return in(c10::complex<double>());
     default:
-      return in(int64_t()); // its low bits are those of any integer sum
+      return in(int64_t()); // has the low bits of any integer sum
   }
 }
 

@@ -17,7 +17,7 @@ inline void PrintTo(const RuleCase& rule, std::ostream* out) {
   *out << rule.name;
 }
 
-// Every rule with every option, and numbers that are none of the defaults.
+// Every rule with every option, and hyperparameters other than the defaults.
 inline const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = [] {
     std::vector<RuleCase> cases;
@@ -70,6 +70,22 @@ inline const std::vector<RuleCase>& rule_cases() {
     return cases;
   }();
   return all;
+}
+
+// Steps of a rule with every way to scale and clip gradients.
+inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
+  RuleStep first;
+  first.rule = rule;
+  RuleStep later = first;
+  later.step = 7;
+  later.is_first = false;
+  RuleStep scaled = later;
+  scaled.scale = 0.375;
+  RuleStep clipped = later;
+  clipped.scale = 2;
+  clipped.clip_value = 0.5;
+  clipped.last_scale = 0.3;
+  return {first, later, scaled, clipped};
 }
 
 } // namespace torchkv::testing

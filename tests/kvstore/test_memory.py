@@ -78,9 +78,20 @@ def test_a_long_list_of_keys_allocates_nothing(kv):
     assert allocated_bytes(lambda: kv.pull(keys, out=values)) < SLACK
 
 
-def test_assign_to_a_transposed_value_allocates_nothing(kv):
+def test_values_of_another_layout_are_copied_in_blocks(kv):
+    stored, value = torch.ones(4096, 4096).t(), torch.ones(4096, 4096)
+    kv.init(3, stored)
+    values = [value] * 4
+    assert peak_bytes(lambda: kv.push(3, values)) < 17 << 20
+    assert peak_bytes(lambda: kv.push(3, value)) < 17 << 20
+    kv.init(5, torch.ones(1024, 64, 3, 3))
+    values = [torch.ones(1024, 64, 3, 3).to(memory_format=torch.channels_last)] * 4
+    assert peak_bytes(lambda: kv.push(5, values)) < 2 << 20
+
+
+def test_slices_are_not_copied(kv):
     kv.init(3, torch.ones(256, 256).t())
-    values = [torch.ones(256, 256) for _ in range(4)]
+    values = [torch.ones(256, 512).t()[::2] for _ in range(4)]
     kv.push(3, values)
     assert allocated_bytes(lambda: kv.push(3, values)) < SLACK
     assert allocated_bytes(lambda: kv.push(3, values[0])) < SLACK

@@ -15,7 +15,7 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// Those that have kernels of their own.
+// Dtypes with specialized kernels.
 template <typename acc_t, typename T>
 constexpr bool kIsHalfPrecision = std::is_same_v<acc_t, float> &&
     (std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>);
@@ -37,7 +37,7 @@ template <typename T>
 T read(const char* address) {
   T value;
   if constexpr (std::is_same_v<T, bool>) {
-    value = *address != 0; // other bytes than 0 and 1 are no bool in C++
+    value = *address != 0; // a C++ bool may only be 0 or 1
   } else {
     std::memcpy(&value, address, sizeof(T));
   }
@@ -59,8 +59,8 @@ void load(
       return;
     }
   }
-  // Dense and repeated ones get loops of their own, which the compiler
-  // vectorises.
+  // Separate loops for dense and repeated numbers, which the compiler
+  // vectorizes.
   const auto each = [&](auto combine) {
     if (stride == 0) {
       const auto value = c10::convert<acc_t>(read<T>(source));

@@ -6,8 +6,8 @@
 
 namespace torchkv::kernels::cpu {
 
-// What reads and writes lines of one dtype, at any stride in bytes, when sums
-// are in acc_t. `load` sets or adds to the total.
+// Functions that read and write lines of one dtype at any stride in bytes, with
+// sums in acc_t. `load` sets the total or adds to it.
 template <typename acc_t>
 struct Access {
   void (*load)(
@@ -23,7 +23,7 @@ struct Access {
       int64_t num_elements);
 };
 
-// REQUIRES: an acc_t that at::toOpMathType makes of a dtype, or int64_t for all
+// REQUIRES: acc_t is the at::toOpMathType of some dtype, or int64_t for all
 // integers.
 template <typename acc_t>
 Access<acc_t> access(c10::ScalarType dtype);

@@ -34,13 +34,13 @@ TORCHKV_CLONES void scale_and_clip(
       clip_value > 0 ? clip_value : std::numeric_limits<T>::infinity();
   for (int64_t i = 0; i < num_numbers; ++i) {
     T value = g[i] * scale;
-    value = value > limit ? limit : value; // a NaN stays
+    value = value > limit ? limit : value; // propagates NaN
     value = value < -limit ? -limit : value;
     g[i] = value * last_scale;
   }
 }
 
-// In lanes, which the compiler vectorises without changing their order.
+// In lanes, which the compiler vectorizes without reordering additions.
 template <typename T>
 TORCHKV_CLONES double sum_of_squares(
     const T* numbers,
@@ -66,10 +66,70 @@ TORCHKV_CLONES double sum_of_squares(
   return sum;
 }
 
+// Calls `update` with Adam's formula and the states that it has. The formulas
+// capture the numbers by value: writing a weight cannot change them, as the
+// compiler must know to vectorize.
+template <bool kDecoupled, typename T, typename Update>
+void adam_each(
+    const RuleNumbers<T>& n,
+    const std::array<T*, kMaxStates>& s,
+    Update update) {
+  if (s[2] == nullptr) {
+    update(
+        [n](T w, T g, T& m, T& v) {
+          return adam<kDecoupled, false>(w, g, m, v, v, n);
+        },
+        s[0],
+        s[1]);
+  } else {
+    update(
+        [n](T w, T g, T& m, T& v, T& largest) {
+          return adam<kDecoupled, true>(w, g, m, v, largest, n);
+        },
+        s[0],
+        s[1],
+        s[2]);
+  }
+}
+
+template <typename T, typename Update>
+void rmsprop_each(
+    const RuleNumbers<T>& n,
+    const std::array<T*, kMaxStates>& s,
+    Update update) {
+  if (s[1] == nullptr && s[2] == nullptr) {
+    update(
+        [n](T w, T g, T& sq) {
+          return rmsprop<false, false>(w, g, sq, sq, sq, n);
+        },
+        s[0]);
+  } else if (s[1] == nullptr) {
+    update(
+        [n](T w, T g, T& sq, T& buffer) {
+          return rmsprop<false, true>(w, g, sq, sq, buffer, n);
+        },
+        s[0],
+        s[2]);
+  } else if (s[2] == nullptr) {
+    update(
+        [n](T w, T g, T& sq, T& mean) {
+          return rmsprop<true, false>(w, g, sq, mean, sq, n);
+        },
+        s[0],
+        s[1]);
+  } else {
+    update(
+        [n](T w, T g, T& sq, T& mean, T& buffer) {
+          return rmsprop<true, true>(w, g, sq, mean, buffer, n);
+        },
+        s[0],
+        s[1],
+        s[2]);
+  }
+}
+
 } // namespace
 
-// The formulas capture the numbers by value, so that writing a weight cannot be
-// taken for changing one.
 template <typename T>
 void apply_rule(
     const RuleStep& step,
@@ -93,8 +153,6 @@ void apply_rule(
     update_each(formula, g, w, num_numbers, used...);
   };
   T* const s0 = states[0];
-  T* const s1 = states[1];
-  T* const s2 = states[2];
   switch (rule.id) {
     case RuleSpec::Id::kSgd:
       if (s0 == nullptr) {
@@ -105,75 +163,28 @@ void apply_rule(
             s0);
       }
       break;
-    case RuleSpec::Id::kAdam: {
-      const auto adam_of = [&](auto decoupled) {
-        constexpr bool kDecoupled = decltype(decoupled)::value;
-        if (s2 == nullptr) {
-          update(
-              [n](T w, T g, T& m, T& v) {
-                return adam<kDecoupled, false>(w, g, m, v, v, n);
-              },
-              s0,
-              s1);
-        } else {
-          update(
-              [n](T w, T g, T& m, T& v, T& largest) {
-                return adam<kDecoupled, true>(w, g, m, v, largest, n);
-              },
-              s0,
-              s1,
-              s2);
-        }
-      };
-      rule.decoupled ? adam_of(std::true_type()) : adam_of(std::false_type());
+    case RuleSpec::Id::kAdam:
+      rule.decoupled ? adam_each<true>(n, states, update)
+                     : adam_each<false>(n, states, update);
       break;
-    }
     case RuleSpec::Id::kAdagrad:
       update([n](T w, T g, T& sum) { return adagrad(w, g, sum, n); }, s0);
       break;
     case RuleSpec::Id::kRmsprop:
-      if (s1 == nullptr && s2 == nullptr) {
-        update(
-            [n](T w, T g, T& sq) {
-              return rmsprop<false, false>(w, g, sq, sq, sq, n);
-            },
-            s0);
-      } else if (s1 == nullptr) {
-        update(
-            [n](T w, T g, T& sq, T& buffer) {
-              return rmsprop<false, true>(w, g, sq, sq, buffer, n);
-            },
-            s0,
-            s2);
-      } else if (s2 == nullptr) {
-        update(
-            [n](T w, T g, T& sq, T& mean) {
-              return rmsprop<true, false>(w, g, sq, mean, sq, n);
-            },
-            s0,
-            s1);
-      } else {
-        update(
-            [n](T w, T g, T& sq, T& mean, T& buffer) {
-              return rmsprop<true, true>(w, g, sq, mean, buffer, n);
-            },
-            s0,
-            s1,
-            s2);
-      }
+      rmsprop_each(n, states, update);
       break;
     case RuleSpec::Id::kLion:
       update([n](T w, T g, T& m) { return lion(w, g, m, n); }, s0);
       break;
     case RuleSpec::Id::kLamb:
-      // The first of two passes; the weights move in the second.
+      // The first of two passes; the second updates the weights.
       update(
           [n](T w, T g, T& m, T& v) {
             lamb_state(g, m, v, n);
             return w;
           },
           s0,
-          s1);
+          states[1]);
       break;
     case RuleSpec::Id::kAssign:
       TORCHKV_INTERNAL_ASSERT(false);
@@ -209,15 +220,7 @@ template void apply_rule(
     double* w,
     const std::array<double*, kMaxStates>& states,
     int64_t num_numbers);
-template double squared_norm(
-    const RuleStep& step,
-    float* g,
-    int64_t num_numbers,
-    double scale);
-template double squared_norm(
-    const RuleStep& step,
-    double* g,
-    int64_t num_numbers,
-    double scale);
+template double squared_norm(const RuleStep&, float*, int64_t, double);
+template double squared_norm(const RuleStep&, double*, int64_t, double);
 
 } // namespace torchkv::kernels::cpu

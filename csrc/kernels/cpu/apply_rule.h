@@ -7,8 +7,8 @@
 
 namespace torchkv::kernels::cpu {
 
-// A rule at work on a block of gradients `g`, weights `w` and state, all float
-// or all double. The gradients are overwritten.
+// Applies a rule to a block of gradients `g`, weights `w` and state, all float
+// or all double. Overwrites the gradients.
 template <typename T>
 void apply_rule(
     const RuleStep& step,
@@ -18,8 +18,8 @@ void apply_rule(
     const std::array<T*, kMaxStates>& states,
     int64_t num_numbers);
 
-// The squared 2-norm of gradients, as the rule would see them but for
-// `last_scale`, each multiplied by `scale` in fp64. They are overwritten.
+// The squared 2-norm of the gradients as the rule sees them before
+// `last_scale`, each multiplied by `scale` in fp64. Overwrites the gradients.
 template <typename T>
 double squared_norm(
     const RuleStep& step,

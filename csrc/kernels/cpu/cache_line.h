@@ -9,7 +9,7 @@
 
 namespace torchkv::kernels::cpu {
 
-// Cache lines: where they begin, reading ahead, and writing past the caches.
+// Cache lines: alignment, prefetching and non-temporal stores.
 
 constexpr int64_t kCacheLine = 64;
 
@@ -18,8 +18,8 @@ inline int64_t bytes_to_alignment(const char* address) {
   return past == 0 ? 0 : kCacheLine - static_cast<int64_t>(past);
 }
 
-// Asks for what a loop will read some steps from now. Conversions between the
-// loads leave the processor too few of them to look ahead at by itself.
+// Prefetches what a loop reads some iterations later. With conversions between
+// the loads, too few of them are in flight for the hardware's own prefetching.
 inline __attribute__((always_inline)) void prefetch(
     const char* data,
     int64_t num_bytes) {
@@ -29,9 +29,10 @@ inline __attribute__((always_inline)) void prefetch(
   }
 }
 
-// Writes one line past the caches; the destination is aligned to 16 bytes.
+// Writes one line bypassing the caches. REQUIRES: a destination aligned to 16
+// bytes.
 #if defined(__x86_64__)
-// A macro, because vector arguments pass differently in each clone.
+// A macro, because the ABI of vector arguments differs between clones.
 #define TORCHKV_STREAM_LINE(destination, source)                 \
   do {                                                           \
     auto* to = reinterpret_cast<__m128i*>(destination);          \
@@ -46,7 +47,7 @@ inline __attribute__((always_inline)) void prefetch(
   std::memcpy(destination, source, kCacheLine)
 #endif
 
-// Orders streamed writes of this thread before whatever it does next.
+// Orders the streamed writes of this thread before its later writes.
 inline void end_stream() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -25,7 +25,7 @@ void copy_line(
     c10::ArrayRef<char*> outs,
     int64_t num_bytes,
     bool stream) {
-  // An L1-sized piece at a time, so that the source is read from memory once.
+  // In blocks that fit into L1, so that the source is read from memory once.
   constexpr int64_t kPiece = 2048;
   const int64_t step = outs.size() == 1 ? num_bytes : kPiece;
   for (int64_t i = 0; i < num_bytes; i += step) {

@@ -6,9 +6,9 @@
 
 namespace torchkv::kernels::cpu {
 
-// Copies `num_bytes` into each of `outs`, reading them once. `stream` writes
-// past the caches, and the caller ends its writes with end_stream(). An out may
-// be `source` itself.
+// Copies `num_bytes` into each of `outs`, reading them once. `stream` bypasses
+// the caches, and the caller must call end_stream() after the last write. An
+// out may be `source` itself.
 void copy_line(
     const char* source,
     c10::ArrayRef<char*> outs,

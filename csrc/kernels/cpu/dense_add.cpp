@@ -13,7 +13,7 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// A cache line of T, anywhere in memory.
+// A cache line of T, at any address.
 template <typename T>
 struct Pack {
   using type __attribute__((vector_size(kCacheLine), aligned(1), may_alias)) =
@@ -80,8 +80,8 @@ TORCHKV_CLONES void add_dense(
   }
 }
 
-// A word of memory, as it lies there, holds two bfloat16 numbers, and these as
-// floats are `word << 16` and `word & 0xFFFF0000`.
+// A 32-bit word holds two bfloat16 numbers, which are `word << 16` and
+// `word & 0xFFFF0000` as floats.
 TORCHKV_CLONES void add_dense_bfloat16(
     const char* const* values,
     size_t num_values,
@@ -135,7 +135,7 @@ TORCHKV_CLONES void add_dense_bfloat16(
   }
 }
 
-// From `begin` on.
+// The elements [begin, num_elements).
 void add_dense_half_one_by_one(
     const char* const* values,
     size_t num_values,

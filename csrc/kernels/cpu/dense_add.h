@@ -7,9 +7,9 @@
 
 namespace torchkv::kernels::cpu {
 
-// A sum of lines without gaps, in registers. Integers are added as unsigned
-// ones: the same bits, and overflow wraps around as PyTorch's does. A complex
-// number is added as two real ones. `stream` writes past the caches.
+// The sum of dense lines in registers. Integers are added as unsigned ones: the
+// same bits, and overflow wraps around as in PyTorch. A complex number is added
+// as two real ones. `stream` bypasses the caches.
 // REQUIRES for `stream`: a result aligned to a cache line.
 struct DenseAdd {
   void (*function)(
@@ -21,7 +21,7 @@ struct DenseAdd {
   int64_t numbers_per_element = 1;
 };
 
-// No function where the dtype is added in another one.
+// The function is null if the accumulation type differs from the dtype.
 DenseAdd dense_add(c10::ScalarType dtype);
 
 } // namespace torchkv::kernels::cpu

@@ -1,5 +1,7 @@
 #include "half_precision.h"
 
+#include <type_traits>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -101,39 +103,37 @@ TORCHKV_F16C_DEFAULT void store_half(
 
 } // namespace
 
-template <>
-void load_half_precision<c10::BFloat16>(
+template <typename T>
+void load_half_precision(
     const char* source,
     bool is_add,
     float* total,
     int64_t num_elements) {
-  (is_add ? &load_bfloat16<true>
-          : &load_bfloat16<false>)(source, total, num_elements);
+  if constexpr (std::is_same_v<T, c10::Half>) {
+    load_half(source, is_add, total, num_elements);
+  } else {
+    (is_add ? &load_bfloat16<true>
+            : &load_bfloat16<false>)(source, total, num_elements);
+  }
 }
 
-template <>
-void load_half_precision<c10::Half>(
-    const char* source,
-    bool is_add,
-    float* total,
-    int64_t num_elements) {
-  load_half(source, is_add, total, num_elements);
-}
-
-template <>
-void store_half_precision<c10::BFloat16>(
+template <typename T>
+void store_half_precision(
     const float* total,
     char* result,
     int64_t num_elements) {
-  store_bfloat16(total, result, num_elements);
+  if constexpr (std::is_same_v<T, c10::Half>) {
+    store_half(total, result, num_elements);
+  } else {
+    store_bfloat16(total, result, num_elements);
+  }
 }
 
-template <>
-void store_half_precision<c10::Half>(
-    const float* total,
-    char* result,
-    int64_t num_elements) {
-  store_half(total, result, num_elements);
-}
+using c10::BFloat16;
+using c10::Half;
+template void load_half_precision<BFloat16>(const char*, bool, float*, int64_t);
+template void load_half_precision<Half>(const char*, bool, float*, int64_t);
+template void store_half_precision<BFloat16>(const float*, char*, int64_t);
+template void store_half_precision<Half>(const float*, char*, int64_t);
 
 } // namespace torchkv::kernels::cpu

@@ -8,13 +8,13 @@
 
 namespace torchkv::kernels::cpu {
 
-// bfloat16 is the upper half of a float. A macro, for vectors, too.
+// bfloat16 is the upper half of a float. A macro, so that it works on vectors.
 #define TORCHKV_ROUND_BFLOAT16(bits)             \
   (((bits) & 0x7FFFFFFFU) > 0x7F800000U          \
        ? (bits) - (bits) + 0x7FC00000U /* NaN */ \
        : (bits) + 0x7FFFU + (((bits) >> 16U) & 1U) /* to nearest, to even */)
 
-// One number, inlined into each clone.
+// One number; inlined into each clone.
 inline __attribute__((always_inline)) float read_bfloat16(const char* source) {
   uint16_t half;
   std::memcpy(&half, source, sizeof(half));
@@ -44,40 +44,17 @@ inline void write_half(float value, char* result) {
   std::memcpy(result, &half, sizeof(half));
 }
 
-// total = or += `num_elements` numbers of type T, BFloat16 or Half, without
-// gaps.
+// total = or += `num_elements` contiguous numbers of type T, BFloat16 or Half.
 template <typename T>
 void load_half_precision(
     const char* source,
     bool is_add,
     float* total,
     int64_t num_elements);
-template <>
-void load_half_precision<c10::BFloat16>(
-    const char* source,
-    bool is_add,
-    float* total,
-    int64_t num_elements);
-template <>
-void load_half_precision<c10::Half>(
-    const char* source,
-    bool is_add,
-    float* total,
-    int64_t num_elements);
 
-// The other way, rounded to nearest, to even.
+// The reverse, rounded to nearest, ties to even.
 template <typename T>
 void store_half_precision(
-    const float* total,
-    char* result,
-    int64_t num_elements);
-template <>
-void store_half_precision<c10::BFloat16>(
-    const float* total,
-    char* result,
-    int64_t num_elements);
-template <>
-void store_half_precision<c10::Half>(
     const float* total,
     char* result,
     int64_t num_elements);

@@ -11,8 +11,8 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// Sums of squares in so many lanes, which the compiler vectorises without
-// changing their order.
+// The lanes of a sum of squares, which the compiler vectorizes without
+// reordering additions.
 constexpr int64_t kLanes = 8;
 
 template <typename T>

@@ -9,15 +9,15 @@
 
 namespace torchkv::kernels::cpu {
 
-// The second half of LAMB on a line without gaps, whose state the sum has moved
-// on already: the weights move along their direction by the ratio of norms.
+// The second pass of LAMB on a dense line, whose state the sum has updated: the
+// weights move along their direction by the ratio of the norms.
 class LambLine {
  public:
   struct Norms {
     double weight = 0;
     double direction = 0;
 
-    // From the norms of a whole value, their ratio.
+    // The ratio of the norms of a whole value.
     double trust() const;
   };
 
@@ -27,7 +27,7 @@ class LambLine {
       char* stored,
       const StateLine& state);
 
-  // Each number is multiplied by its scale before it is squared.
+  // Numbers are multiplied by their scale before they are squared.
   Norms squared_norms(int64_t num_elements, const Norms& scales) const;
   void move(double trust, int64_t num_elements) const;
 

@@ -16,13 +16,12 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// Sums that are not done when they are added up (other dtypes, a rule) wait in
-// a block of this many elements: 1 KiB in fp32, in the first-level cache.
-// Longer blocks jump between replicas in strides that the hardware's
-// prefetchers follow worse.
+// Sums that need a conversion or a rule are computed in blocks of this many
+// elements: 1 KiB in fp32, in the first-level cache. With longer blocks the
+// hardware prefetchers follow the accesses less well.
 constexpr int64_t kBlock = 256;
 
-// Numbers until `address` is aligned.
+// The count of numbers before the first aligned one.
 int64_t head_of(const char* address, int64_t num_numbers, int64_t number_size) {
   return std::min(num_numbers, bytes_to_alignment(address) / number_size);
 }
@@ -48,7 +47,7 @@ SumLine::SumLine(
     look_up_rule();
   } else if (is_uniform) {
     dense_add_ = cpu::dense_add(stored);
-    // A view may give a bool other bytes than 0 and 1, which a sum does not.
+    // A view may give a bool bytes other than 0 and 1; a sum normalizes them.
     is_copy_ = values.size() == 1 && stored != c10::kBool;
     const bool needs_no_blocks = is_copy_ || dense_add_.function != nullptr;
     if (needs_no_blocks && layout == Layout::kDense) {
@@ -168,7 +167,7 @@ void SumLine::sum_blocks(
   }
 }
 
-// Of the gradients in a block, as the rule would see them.
+// Of the gradients in a block, as the rule sees them.
 template <typename acc_t>
 double SumLine::squares(acc_t* total, int64_t size, double scale) const {
   if constexpr (std::is_integral_v<acc_t>) {
@@ -178,7 +177,7 @@ double SumLine::squares(acc_t* total, int64_t size, double scale) const {
     const int64_t count = size * (c10::is_complex<acc_t>::value ? 2 : 1);
     auto* numbers = reinterpret_cast<real_t*>(total);
     if constexpr (std::is_same_v<real_t, double>) {
-      if (numbers_float_) { // fp64 gradients of a fp32 value: may overflow
+      if (numbers_float_) { // fp64 gradients of an fp32 value: may overflow
         alignas(kCacheLine) float converted[2 * kBlock];
         std::transform(numbers, numbers + count, converted, [](double number) {
           return c10::convert<float>(number);
@@ -190,8 +189,8 @@ double SumLine::squares(acc_t* total, int64_t size, double scale) const {
   }
 }
 
-// The rule on a block, in the arithmetic of the stored dtype: fp64 for fp64 and
-// complex128, else fp32. Moves `state` on.
+// Applies the rule to a block in the arithmetic of the stored dtype: fp64 for
+// fp64 and complex128, else fp32. Advances `state`.
 template <typename acc_t>
 void SumLine::update_block(
     acc_t* total,
@@ -232,7 +231,7 @@ void SumLine::update_block(
     gradients = reinterpret_cast<real_t*>(converted);
   }
 
-  // The weights where they lie, if they lie there as they are.
+  // The weights in place, if their memory has the type and alignment for it.
   alignas(kCacheLine) weight_t loaded[kBlock];
   auto* weights = reinterpret_cast<weight_t*>(state.master);
   const bool in_place = weights == nullptr &&
@@ -277,7 +276,7 @@ void SumLine::dense(
     int64_t num_elements,
     bool stream) const {
   const size_t num_values = sizes_.size();
-  // What a rule has just read is in the cache already.
+  // A rule has just read the stored value into the cache.
   stream = stream && is_assign_;
   if (is_copy_) {
     copy_line(values[0], stored, num_elements * stored_size_, stream);
@@ -337,7 +336,7 @@ void SumLine::strided(
     const StateLine& state,
     int64_t num_elements) const {
   if (num_elements == 1) {
-    stored_stride = stored_size_; // that of one element means nothing
+    stored_stride = stored_size_; // the stride of one element is arbitrary
   }
   if (stored_stride == stored_size_ &&
       std::equal(sizes_.begin(), sizes_.end(), value_strides)) {

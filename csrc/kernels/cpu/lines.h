@@ -13,27 +13,41 @@
 
 namespace torchkv::kernels::cpu {
 
-// Where the state of a rule for a line begins: fp32 or fp64 numbers (real and
-// imaginary parts, for complex ones) in the places of the stored value's
-// elements; null where there is none.
+// The state of a rule from the first element of a line: fp32 or fp64 numbers
+// (for complex ones, real and imaginary parts) in the order of the stored
+// value's elements; null if not used.
 struct StateLine {
-  char* master = nullptr; // the weight itself, of a stored value that rounds it
+  char* master = nullptr; // the unrounded stored value
   std::array<char*, kMaxStates> states{};
+
+  // The state so many bytes further on.
+  StateLine at(int64_t num_bytes) const {
+    const auto moved = [&](char* data) {
+      return data == nullptr ? nullptr : data + num_bytes;
+    };
+    StateLine result;
+    result.master = moved(master);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      result.states[i] = moved(states[i]);
+    }
+    return result;
+  }
 };
 
-// stored = rule(stored, values[0] + values[1] + ...), line by line, for values
-// and a stored value of fixed dtypes. One pass: added left to right in
-// `accumulation`, rounded once to the stored dtype. The bits do not depend on
-// the processor (except inside a NaN), nor on how a tensor is cut into lines.
+// stored = rule(stored, values[0] + values[1] + ...), line by line, for fixed
+// dtypes of the values and the stored value. One pass: values are added left to
+// right in `accumulation` and rounded once to the stored dtype. The bits depend
+// neither on the processor (except for the payload of a NaN) nor on how a
+// tensor is split into lines.
 //
-// REQUIRES: at least one value; `accumulation` is what at::toOpMathType makes
-// of a dtype to which all others convert; floating-point or complex, for a rule
-// that is not ASSIGN. A line of values may be that of the stored value itself,
-// but must not overlap it otherwise. Any alignment. Any thread. The rule
-// outlives this.
+// REQUIRES: at least one value; `accumulation` is the at::toOpMathType of a
+// dtype to which all others convert; floating-point or complex dtypes for a
+// rule other than ASSIGN. A line of values may be the stored line itself, but
+// must not overlap it otherwise. Any alignment. Any thread. The step outlives
+// this.
 class SumLine {
  public:
-  // kDense saves a small sum the look-up of what it does not need.
+  // kDense skips look-ups that dense lines do not need.
   enum class Layout : uint8_t { kDense, kAny };
 
   SumLine(
@@ -43,8 +57,8 @@ class SumLine {
       const RuleStep& step,
       Layout layout);
 
-  // Lines without gaps. `stream` writes past the caches: right where the call
-  // moves more than they hold. The caller ends its writes with end_stream().
+  // Dense lines. `stream` bypasses the caches, for calls that move more than
+  // they hold; the caller must call end_stream() after the last write.
   void dense(
       const char* const* values,
       char* stored,
@@ -52,16 +66,16 @@ class SumLine {
       int64_t num_elements,
       bool stream) const;
 
-  // The squared 2-norm of the gradients on a line without gaps, as the rule
-  // would see them but for `last_scale`, each multiplied by `scale` in fp64.
-  // REQUIRES: a rule that is not ASSIGN.
+  // The squared 2-norm of the gradients on a dense line as the rule sees them
+  // before `last_scale`, each multiplied by `scale` in fp64.
+  // REQUIRES: a rule other than ASSIGN.
   double squared_norm(
       const char* const* values,
       int64_t num_elements,
       double scale) const;
 
-  // Lines of elements so many bytes apart; 0 repeats one value.
-  // REQUIRES: Layout::kAny; a stored line without gaps where there is state.
+  // Strides in bytes; 0 repeats one value.
+  // REQUIRES: Layout::kAny; a dense stored line if there is state.
   void strided(
       const char* const* values,
       const int64_t* value_strides,
@@ -116,10 +130,10 @@ class SumLine {
   int64_t stored_size_ = 0;
   c10::SmallVector<int64_t, 8> sizes_; // of the values' elements
 
-  // The sum in registers, if this is one: ASSIGN and one dtype.
+  // The sum in registers: for ASSIGN and a single dtype.
   DenseAdd dense_add_;
 
-  // The sum in blocks. What the functions are depends on the accumulation type.
+  // The sum in blocks. The functions' types depend on the accumulation type.
   void (SumLine::*sum_blocks_)(
       Sources sources,
       const int64_t* strides,
@@ -133,7 +147,7 @@ class SumLine {
   AnyFunction store_ = nullptr;
   DenseAdd ready_add_; // if all values have the accumulation type
 
-  // A rule, in the arithmetic of the stored dtype: one of the numbers is set.
+  // A rule in the arithmetic of the stored dtype: one of the two is set.
   std::optional<RuleNumbers<float>> numbers_float_;
   std::optional<RuleNumbers<double>> numbers_double_;
   AnyFunction load_weight_ = nullptr;

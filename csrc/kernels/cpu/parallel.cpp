@@ -12,17 +12,17 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// Less than this costs less than waking a thread: a few microseconds.
+// Less work than this costs less than waking a thread: a few microseconds.
 constexpr int64_t kSerialBytes = int64_t{256} * 1024;
-// What a thread takes at a time: large enough that taking it costs nothing, and
-// small enough to end together.
+// What a thread takes at a time: large enough to amortize taking it, and small
+// enough that all threads finish at about the same time.
 constexpr int64_t kPieceBytes = int64_t{2} * 1024 * 1024;
 constexpr int64_t kPiecesPerThread = 4;
-// What a job costs besides its bytes.
+// The fixed cost of a job, in bytes.
 constexpr int64_t kJobBytes = 512;
 
-// The last-level cache that the first core reaches. Not sysconf's answer, which
-// in a virtual machine may count every such cache of the host.
+// The last-level cache of the first core. Not sysconf, which in a virtual
+// machine may count every such cache of the host.
 int64_t cache_bytes() {
   static const int64_t bytes = [] {
     constexpr int64_t kUsual = int64_t{32} * 1024 * 1024;
@@ -35,7 +35,8 @@ int64_t cache_bytes() {
   return bytes;
 }
 
-// The threads that calls in progress use, in this process.
+// The threads that a call takes, of those that concurrent calls in this process
+// leave free.
 class ThreadShare {
  public:
   explicit ThreadShare(int64_t wanted) {
@@ -70,7 +71,7 @@ struct Span {
   int64_t end = 0;
 };
 
-// Spans in the order of the jobs, and where each piece of them ends.
+// Spans in the order of the jobs, and where each piece ends.
 struct Plan {
   c10::SmallVector<Span, 16> spans;
   c10::SmallVector<size_t, 16> piece_ends;

@@ -1,4 +1,4 @@
-#include "body.h"
+#include "copy_thread.h"
 #include "launch.h"
 
 namespace torchkv::kernels::cuda {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "body.h"
+#include "sum_thread.h"
 
-// From a Variant to the Sum that it names.
+// Maps a Variant to its Sum.
 namespace torchkv::kernels::cuda {
 
 template <typename T>
@@ -27,7 +27,7 @@ constexpr Variant variant_of() {
       P::kValues};
 }
 
-// Calls `f` with the Sum of `variant`, if it is one of these and is built.
+// Calls `f` with the Sum of `variant` if it is one of these and is built.
 template <typename V, typename S, Rule kRule, int... kNumValues, typename F>
 bool dispatch_num_values(const Variant& variant, F f) {
   const auto call = [&](auto number) {

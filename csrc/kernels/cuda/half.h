@@ -1,7 +1,7 @@
 #pragma once
 
-// Half precision for code that a GPU's and a processor's compiler both read.
-// The bits are the same on both, except inside a NaN.
+// Half precision for code that is compiled for GPUs and for the host. The bits
+// are the same on both, except for the payload of a NaN.
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -2,7 +2,7 @@
 
 #include "params.h"
 
-// The launches of the .cu files; table.cu puts them into a Table.
+// The launchers of the .cu files, which table.cu puts into a Table.
 namespace torchkv::kernels::cuda {
 
 // REQUIRES: variant.value is V's dtype.
@@ -15,12 +15,12 @@ int launch_sum(
 
 int launch_copy(const void* params, size_t params_bytes, void* stream);
 
-// Whether there is code of copy.cu for the current device.
+// Whether copy.cu was compiled for the current device.
 int has_code(bool* result);
 
 #ifdef __CUDACC__
 
-// An error that was returned must not look like one of the next call.
+// Clears the error, or it would be reported again by the next call.
 inline int returned(cudaError_t error) {
   if (error != cudaSuccess) {
     cudaGetLastError();
@@ -28,8 +28,8 @@ inline int returned(cudaError_t error) {
   return error;
 }
 
-// Launches the one of three kernels whose parameters have that size. Unlike
-// <<<>>>, this returns the status of the launch itself.
+// Launches the one of three kernels with parameters of that size. Unlike
+// <<<>>>, returns the status of the launch itself.
 inline int launch_by_size(
     const void* small,
     const void* medium,

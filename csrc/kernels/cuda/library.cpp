@@ -14,7 +14,7 @@
 namespace torchkv::kernels::cuda {
 namespace {
 
-// Beside the library that this function is in.
+// In the folder of the library that contains this function.
 std::string path_of_library() {
   Dl_info here;
   TORCHKV_INTERNAL_ASSERT(
@@ -25,7 +25,7 @@ std::string path_of_library() {
 
 const Table* load_table() {
   const std::string path = path_of_library();
-  // Never closed: kernels may be under way until the process ends.
+  // Never closed: kernels may run until the process ends.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const problem = dlerror();
@@ -48,7 +48,7 @@ const Table* load_table() {
   return table;
 }
 
-// A test's, once it has set one.
+// Set by tests.
 std::atomic<bool> is_set{false};
 std::atomic<const Table*> table_of_tests{nullptr};
 
@@ -64,10 +64,10 @@ const Table* table() {
 
 namespace {
 
-// What is known of a device; the same for the life of the process.
+// Cached properties of a device.
 struct Facts {
-  std::atomic<int8_t> has_code{-1}; // -1 = not asked yet
-  std::atomic<int> num_multiprocessors{0}; // likewise 0
+  std::atomic<int8_t> has_code{-1}; // -1 = unknown
+  std::atomic<int> num_multiprocessors{0}; // 0 = unknown
 };
 
 // By device, whose index is an int8.
@@ -117,7 +117,7 @@ bool is_capturing(c10::Stream stream) {
   const Table* const kernels = table();
   void* const handle = stream.native_handle();
   if (kernels == nullptr || handle == nullptr) {
-    return false; // CUDA captures no default stream
+    return false; // CUDA cannot capture the default stream
   }
   const c10::DeviceGuard guard(stream.device());
   bool result = false;

@@ -24,7 +24,7 @@ size_t element_size(Dtype dtype) {
   }
 }
 
-// Of a key, without its values.
+// Of a key, excluding its values.
 constexpr size_t num_pointers(Rule rule) {
   return has_weight(rule) ? 1 + num_states(rule) : 0;
 }
@@ -43,7 +43,7 @@ size_t step_bytes(const Variant& variant) {
                                          : sizeof(Step<float>);
 }
 
-// The kernel for exactly so many values, if there is one, or that for any.
+// The kernel for this number of values if there is one, else that for any.
 Variant variant_of(const SumJob& job) {
   Variant variant{
       job.value,
@@ -72,7 +72,7 @@ uintptr_t address(const void* pointer) {
 
 } // namespace
 
-// Keys of one launch.
+// The keys of one launch.
 struct Launches::Packed {
   Packed(Kind kind_, const Variant& variant_, size_t num_pointers_)
       : kind(kind_),
@@ -90,23 +90,23 @@ struct Launches::Packed {
   size_t used_bytes() const {
     return num_keys * bytes_of_key + num_steps * bytes_of_step;
   }
-  // For another key with a step of its own.
+  // For another key and another step.
   bool has_room(size_t params_bytes) const {
     return used_bytes() + bytes_of_key + bytes_of_step <=
         bank_bytes(params_bytes);
   }
 
-  // Where the next key lies; its pointers follow it.
+  // The next key; its pointers follow it.
   KeyHead* next_key() {
     return reinterpret_cast<KeyHead*>(params.bank + num_keys++ * bytes_of_key);
   }
 
-  // The place of the step, which the last few keys may have had, too.
+  // The index of the step, which the last few keys may share.
   uint16_t place_of(const RuleStep& step) {
     static_assert(std::is_trivially_copyable_v<RuleStep>);
     const size_t num_recent = std::min<size_t>(num_steps, recent.size());
     for (size_t place = num_steps; place > num_steps - num_recent; --place) {
-      // Padding that differs only costs another place.
+      // Different padding only adds another step.
       // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
       if (std::memcmp(
               &recent[(place - 1) % recent.size()], &step, sizeof(step)) == 0) {
@@ -133,7 +133,7 @@ struct Launches::Packed {
   size_t num_steps = 0;
   int64_t size = 0; // of all keys
   std::array<RuleStep, 4> recent;
-  Params<kLargeParams> params; // not cleared, for that takes longer than a key
+  Params<kLargeParams> params; // uninitialized: zeroing costs more than a key
 };
 
 namespace {
@@ -179,7 +179,8 @@ Launches::Packed& Launches::packed(
     Kind kind,
     const Variant& variant,
     size_t num_pointers) {
-  // Only the newest of a kind may have room; mostly it is that of the last key.
+  // Only the newest of a kind may have room; usually it is that of the last
+  // key.
   if (last_ == nullptr || !last_->is_for(kind, variant, num_pointers)) {
     const auto found =
         std::find_if(packed_.rbegin(), packed_.rend(), [&](const auto& packed) {
@@ -254,7 +255,7 @@ void Launches::add_copy(
     void* const* outs,
     size_t num_outs,
     int64_t num_bytes) {
-  // As many outs at a time as every Params has room for.
+  // As many outs at a time as the smallest Params has room for.
   constexpr size_t kMaxOuts =
       (bank_bytes(kSmallParams) - key_bytes(0)) / sizeof(void*);
   if (num_bytes == 0) {
@@ -281,7 +282,7 @@ void Launches::add_copy(
 
 void Launches::launch(Packed& packed) {
   auto& params = packed.params;
-  // Steps lie at the end of the bank, whichever is used.
+  // Steps are at the end of the bank, whatever its size.
   const size_t steps_bytes = packed.num_steps * step_bytes(packed.variant);
   size_t params_bytes = kLargeParams;
   for (const size_t smaller : {kMediumParams, kSmallParams}) {
@@ -300,8 +301,8 @@ void Launches::launch(Packed& packed) {
                : blocks_per_multiprocessor(packed.variant));
   const int64_t unit = is_copy ? 4 : 1;
   int64_t chunk = kMaxChunk * unit;
-  // Four chunks for each block that runs at once, or the last ones would keep
-  // too few multiprocessors busy.
+  // At least four chunks for each concurrent block; with fewer, some
+  // multiprocessors would be idle at the end.
   while (chunk > kMinChunk * unit && packed.size < chunk * max_blocks * 4) {
     chunk /= 2;
   }

@@ -11,36 +11,36 @@
 namespace torchkv::kernels::cuda {
 
 // stored = rule(stored, values[0] + values[1] + ...) for one key, whose tensors
-// are dense and alike in memory, on one device. A complex number counts as two
-// elements.
+// are dense and have the same memory layout, on one device. A complex number
+// counts as two elements.
 struct SumJob {
   Dtype value = Dtype::kFloat;
   Dtype stored_dtype = Dtype::kFloat;
-  // The first value is a sum already, of the type in which halves are added up.
+  // The first value is a partial sum, in the accumulation type of halves.
   bool first_is_sum = false;
   const void* const* values = nullptr;
   size_t num_values = 0;
   void* stored = nullptr;
-  void* master = nullptr; // the weight itself, where there is one
+  void* master = nullptr; // the unrounded stored value, if there is one
   std::array<void*, kMaxStates> states{};
   int64_t num_elements = 0;
   const RuleStep* step = &kAssignStep;
 };
 
-// The work of a call on one device, packed into as few launches as it takes.
-// Nothing is launched before finish(), so that a caller knows by then what the
-// launches must wait for. What a key adds costs the host some ten nanoseconds.
+// The work of a call on one device, packed into as few launches as possible.
+// Nothing is launched before finish(), when the caller knows what the launches
+// must wait for. A key costs the host about ten nanoseconds.
 //
-// REQUIRES: no job writes what another job of the call reads or writes. A job's
-// values may be what it stores. Steps and arrays of pointers are copied; memory
-// of the device must stay until the work on the stream is done. Not for several
-// threads.
+// REQUIRES: no job writes what another job of the call reads or writes; a job's
+// value may be its stored value. Steps and arrays of pointers are copied;
+// device memory must stay valid until the work on the stream is done. Not
+// thread-safe.
 class TORCHKV_API Launches {
  public:
-  // Whether there is a kernel for the job; its pointers are not looked at.
+  // Whether there is a kernel for the job; ignores its pointers.
   static bool supports(const SumJob& job);
 
-  // `params_limit`: the bytes of parameters that a launch may have, such as
+  // `params_limit`: the maximum size of a launch's parameters in bytes;
   // kSmallParams while the stream is captured.
   Launches(
       const Table& table,
@@ -60,16 +60,16 @@ class TORCHKV_API Launches {
       size_t num_outs,
       int64_t num_bytes);
 
-  // The same for the squares of the sum as the rule would see it, but for
-  // last_scale, each number multiplied by `scale` first: one double for each
-  // chunk, num_squares(job) in all, into `squares` instead of the stored value.
-  // REQUIRES: supports_norm(job); one scale for all norms of the call.
+  // The sum of squares of the gradient as the rule sees it before last_scale,
+  // each number multiplied by `scale` first: one double per chunk,
+  // num_squares(job) in all, is written to `squares` instead of the stored
+  // value. REQUIRES: supports_norm(job); one scale for all norms of the call.
   static bool supports_norm(const SumJob& job);
   static int64_t num_squares(const SumJob& job);
   void add_norm(const SumJob& job, double scale, double* squares);
 
-  // Launches what was added. The first error of all launches, or 0; after one,
-  // nothing more is launched. REQUIRES: the device is the current one.
+  // Launches the added jobs and returns the first error, or 0; nothing is
+  // launched after an error. REQUIRES: the device is the current one.
   int finish();
 
  private:
@@ -77,7 +77,7 @@ class TORCHKV_API Launches {
 
   enum class Kind : uint8_t { kSum, kSumOnSum, kNorm, kNormOnSum, kCopy };
 
-  // One of that kind with room for another key.
+  // A launch of that kind with room for another key.
   Packed& packed(Kind kind, const Variant& variant, size_t num_pointers);
   void add(Kind kind, const Variant& variant, const SumJob& job, void* memory);
   void launch(Packed& packed);
@@ -89,7 +89,7 @@ class TORCHKV_API Launches {
   double scale_ = 1; // of norms
   int error_ = 0;
   std::vector<std::unique_ptr<Packed>> packed_;
-  Packed* last_ = nullptr; // where the last key went
+  Packed* last_ = nullptr; // the launch of the last key
 };
 
 } // namespace torchkv::kernels::cuda

@@ -6,31 +6,30 @@
 #include "../../core/export.h"
 #include "../rules.h"
 
-// What libtorchkv and libtorchkv_cuda agree on: plain data and a table of C
+// The ABI between libtorchkv and libtorchkv_cuda: plain data and a table of C
 // functions, so that the first needs no CUDA header and the second no torch.
 //
-// A launch works on many keys. Everything that it must know travels in the
-// parameters of the kernel, which lie in a constant bank of the GPU: no copy
-// and no synchronization ahead of it.
+// A launch processes many keys. All its inputs are in the parameters of the
+// kernel, which the GPU keeps in a constant bank, so it needs no copy and no
+// synchronization before it.
 //
 //   Params.bank:  Key 0 | Key 1 | ...  (free)  ... | Step 1 | Step 0
 //   Key:          KeyHead | master, states (of a rule) | values
 //   copy's Key:   KeyHead | outs
 namespace torchkv::kernels::cuda {
 
-// Raised with every change of this file.
+// Incremented with every change of this file.
 constexpr uint32_t kAbi = 2;
 
 constexpr uint32_t kThreads = 256; // of a block
 
-// A block works on one chunk of a key: a power of two of elements, chosen so
-// that all multiprocessors get some. Of a copy, of four bytes each. There are
-// as many blocks as chunks, many times more than run at once where values are
-// large: the hardware starts one wherever another ends, so that all
-// multiprocessors stay busy until the last few.
+// A block processes one chunk of a key: a power of two of elements (for a copy,
+// of four bytes each), chosen so that all multiprocessors get some. There are
+// as many blocks as chunks, for large values many more than run concurrently:
+// the hardware starts one whenever another ends, which balances the load.
 constexpr int64_t kMinChunk = 2048;
 constexpr int64_t kMaxChunk = 16384;
-// Of a norm: the same on every GPU, and so are the bits.
+// For a norm: fixed, so that the bits are the same on every GPU.
 constexpr int64_t kNormChunk = 8192;
 
 // A complex number is two real ones. Signed integers are added as unsigned.
@@ -53,8 +52,8 @@ constexpr bool is_half(Dtype dtype) {
   return dtype == Dtype::kHalf || dtype == Dtype::kBFloat16;
 }
 
-// The rules that have kernels of their own, and all the others. A norm stores
-// nothing but the sums of its chunks' squares.
+// The rules with specialized kernels, and all others. A norm stores only the
+// sum of squares of each chunk.
 enum class Rule : uint8_t { kAssign, kSgd, kAdam, kOther, kNorm };
 
 constexpr Rule rule_of(RuleSpec::Id id) {
@@ -70,7 +69,7 @@ constexpr Rule rule_of(RuleSpec::Id id) {
   }
 }
 
-// Places for state in a Key, beside that for the master.
+// The number of state pointers in a Key, besides the master.
 constexpr uint32_t num_states(Rule rule) {
   return rule == Rule::kAssign || rule == Rule::kNorm ? 0
       : rule == Rule::kSgd                            ? 1
@@ -85,15 +84,15 @@ constexpr bool has_weight(Rule rule) {
   return rule != Rule::kAssign && rule != Rule::kNorm;
 }
 
-// Which kernel.
+// Selects a kernel.
 struct Variant {
   Dtype value;
   Dtype stored;
   Rule rule;
-  uint8_t num_values; // of a key; 0 = any number
+  uint8_t num_values; // of each key; 0 = any number
 };
 
-// Whether there is such a kernel. One value that is merely assigned is a copy.
+// Whether there is such a kernel. ASSIGN of one value is a copy.
 constexpr bool is_built(const Variant& variant) {
   const bool is_any = variant.num_values == 0;
   if (!is_floating(variant.value)) {
@@ -115,8 +114,8 @@ constexpr bool is_built(const Variant& variant) {
       variant.num_values == 4 || variant.num_values == 8;
 }
 
-// Blocks of a multiprocessor in flight. The fewer, the more registers each
-// thread has: 64, 80 or 128.
+// Concurrent blocks per multiprocessor: 4, 3 or 2 leave 64, 80 or 128 registers
+// for each thread.
 constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
   if (!has_weight(variant.rule)) {
     return 4;
@@ -132,19 +131,19 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
 constexpr uint32_t kCopyBlocksPerMultiprocessor = 4;
 
 struct KeyHead {
-  uint32_t chunk_end; // in the chunks of the launch
-  uint16_t step; // which Step
-  // Of a sum: 16 where every pointer is a multiple of it, else 1. Of a copy:
-  // pointers are multiples of it, once `head` bytes are done.
+  uint32_t chunk_end; // among the chunks of the launch
+  uint16_t step; // index of the Step
+  // For a sum, 16 if every pointer is a multiple of it, else 1. For a copy, all
+  // pointers plus `head` bytes are multiples of it.
   uint8_t alignment;
   uint8_t head;
-  int64_t size; // elements of a sum, bytes of a copy
-  // What is stored by a sum; of a norm, a double for each chunk; the source of
+  int64_t size; // of a sum in elements, of a copy in bytes
+  // The stored value of a sum; for a norm, one double per chunk; the source of
   // a copy.
   void* memory;
 };
 
-// What a rule does with a key; T is the type of its arithmetic.
+// The step of a rule for a key; T is the type of its arithmetic.
 template <typename T>
 struct Step {
   explicit Step(const RuleStep& call)
@@ -170,18 +169,18 @@ struct Step {
 struct ParamsHead {
   uint32_t num_keys;
   uint32_t num_chunks;
-  uint32_t chunk; // elements of a sum, bytes of a copy
+  uint32_t chunk; // of a sum in elements, of a copy in bytes
   uint16_t key_bytes;
-  uint16_t num_values; // of a sum; of a copy, outs
-  // The first value is a sum already, in the type of the arithmetic.
+  uint16_t num_values; // for a copy, outs
+  // The first value is a partial sum, in the type of the arithmetic.
   bool first_is_sum;
-  double scale; // of a norm: what each number is multiplied by
+  double scale; // of a norm's numbers
 };
 
-// A kernel's parameters: the smallest that the keys fit into, for the host
-// copies all of it with each launch. More than 4096 bytes need a driver of R530
-// and no CUDA graph: PyTorch refuses them in a capture, and graphs with them
-// have crashed elsewhere.
+// A kernel's parameters: the smallest size that the keys fit into, because the
+// host copies all of it at each launch. More than 4096 bytes require driver
+// R530 and cannot be used in a CUDA graph: PyTorch rejects them in a capture,
+// and graphs with them have crashed elsewhere.
 template <size_t kBytes>
 struct Params {
   ParamsHead head;
@@ -189,21 +188,48 @@ struct Params {
 };
 constexpr size_t kSmallParams = 4096;
 constexpr size_t kMediumParams = 12288;
-constexpr size_t kLargeParams = 32760; // 32764 less what is no multiple of 8
+constexpr size_t kLargeParams = 32760; // 32764 rounded down to a multiple of 8
 
 static_assert(sizeof(Params<kSmallParams>) == kSmallParams);
 static_assert(sizeof(Params<kMediumParams>) == kMediumParams);
 static_assert(sizeof(Params<kLargeParams>) == kLargeParams);
 
-// libtorchkv_cuda. Functions return a cudaError_t, of what they did themselves:
-// an older error of other code that nobody has asked for stays where it is. The
-// device that they work with is the current one, `stream` a cudaStream_t of it.
+// The key of a chunk: the first one that ends after it.
+TORCHKV_HOST_DEVICE inline const KeyHead& find_key(
+    const ParamsHead& head,
+    const char* bank,
+    uint32_t chunk,
+    uint32_t& first_chunk) {
+  const auto key = [&](uint32_t i) -> const KeyHead& {
+    return *reinterpret_cast<const KeyHead*>(bank + i * head.key_bytes);
+  };
+  uint32_t low = 0;
+  uint32_t high = head.num_keys - 1;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (key(middle).chunk_end <= chunk) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  first_chunk = low == 0 ? 0 : key(low - 1).chunk_end;
+  return key(low);
+}
+
+TORCHKV_HOST_DEVICE inline void* const* pointers_of(const KeyHead& key) {
+  return reinterpret_cast<void* const*>(&key + 1);
+}
+
+// The functions of libtorchkv_cuda. They return the cudaError_t of their own
+// calls and leave older errors of other code alone. They use the current
+// device; `stream` is a cudaStream_t on it.
 struct Table {
   uint32_t abi;
   uint32_t params_bytes; // kLargeParams, or kSmallParams for an old driver
 
-  // `params` is a Params<params_bytes>, of one of the sizes, and is copied. A
-  // block for each of its chunks.
+  // `params` is a Params<params_bytes> of one of the three sizes and is copied.
+  // Launches one block per chunk.
   int (*launch_sum)(
       Variant variant,
       const void* params,
@@ -214,13 +240,13 @@ struct Table {
   // Whether the kernels were compiled for the current device.
   int (*has_code)(bool* result);
   int (*is_capturing)(void* stream, bool* result);
-  // Lets kernels on `device` use the memory of `peer`; also where they may
-  // already. cudaErrorPeerAccessUnsupported where they never can.
+  // Enables access from `device` to the memory of `peer`; succeeds if it is
+  // enabled already. cudaErrorPeerAccessUnsupported if the hardware cannot.
   int (*enable_peer)(int device, int peer);
   const char* (*error_string)(int error);
 };
 
 } // namespace torchkv::kernels::cuda
 
-// What libtorchkv_cuda exports.
+// The only export of libtorchkv_cuda.
 extern "C" TORCHKV_API const torchkv::kernels::cuda::Table* torchkv_cuda_table();

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "body.h"
 #include "dispatch.h"
 #include "launch.h"
+#include "sum_thread.h"
 
 namespace torchkv::kernels::cuda {
 
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(
   }
 }
 
-// Launches the kernel of a variant whose values are of type V.
+// Launches the kernel of a variant with values of type V.
 template <typename V>
 int launch_sum(
     Variant variant,

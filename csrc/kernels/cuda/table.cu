@@ -1,7 +1,7 @@
 #include <cuda_runtime.h>
 
-#include "body.h"
 #include "launch.h"
+#include "types.h"
 
 namespace torchkv::kernels::cuda {
 namespace {
@@ -73,7 +73,6 @@ const char* error_string(int error) {
 
 Table make_table() {
   int driver = 0;
-  // Without a driver nobody launches anything.
   const bool has_driver =
       returned(cudaDriverGetVersion(&driver)) == cudaSuccess;
   return {

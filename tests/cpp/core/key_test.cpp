@@ -1,4 +1,4 @@
-// Key: what counts as one key, and how messages name it.
+// Key: equality, and its form in error messages.
 #include "core/key.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Rules as data: names, numbers by name, and what is refused.
+// Rules as data: names, hyperparameters by name, and validation.
 #include "core/rule.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(RuleTest, NumbersThereAndBack) {
+TEST(RuleTest, NumbersRoundTrip) {
   for (const auto& [name, rule] : rule_cases()) {
     const auto numbers = numbers_of(rule);
     const RuleSpec copy = make_rule("test", name_of(rule), numbers);
@@ -37,7 +37,7 @@ TEST(RuleTest, NumbersThereAndBack) {
   }
 }
 
-// What each rule takes, besides lr, weight_decay and maximize.
+// The hyperparameters of each rule besides lr, weight_decay and maximize.
 const std::map<std::string, std::vector<std::string>>& options_by_rule() {
   static const std::map<std::string, std::vector<std::string>> options{
       {"sgd", {"momentum", "dampening", "nesterov"}},
@@ -85,8 +85,7 @@ TEST(RuleTest, EachNumberHasItsName) {
   EXPECT_EQ(adagrad.initial_accumulator_value, 9);
 }
 
-// torch.optim.AdamW is Adam with decoupled weight decay, which it has by
-// default.
+// torch.optim.AdamW is Adam with decoupled weight decay, by default 1e-2.
 TEST(RuleTest, AdamwIsAdam) {
   const RuleSpec adamw = make_rule("test", "adamw", {{"lr", 0.5}});
   EXPECT_EQ(adamw.id, RuleSpec::Id::kAdam);
@@ -100,7 +99,7 @@ TEST(RuleTest, AdamwIsAdam) {
   EXPECT_STREQ(name_of(adam), "adam");
 }
 
-TEST(RuleTest, EachRuleTakesItsNumbersOnly) {
+TEST(RuleTest, EachRuleTakesOnlyItsOwnNumbers) {
   for (const auto& [rule, own] : options_by_rule()) {
     NumbersByName numbers = numbers_of(make_rule("test", rule, {}));
     EXPECT_EQ(numbers.size(), own.size() + 3) << rule;
@@ -175,7 +174,7 @@ TEST(RuleTest, StatesByName) {
   EXPECT_EQ(names("lamb", {}), (Names{"exp_avg", "exp_avg_sq", "-"}));
 }
 
-TEST(RuleTest, UnknownNamesAreRefusedAndTheKnownOnesListed) {
+TEST(RuleTest, UnknownNamesAreErrorsThatListTheKnownOnes) {
   for (const char* name : {"", "SGD", "adamax", "assign"}) {
     const auto text = refusal(name, {});
     EXPECT_TRUE(has(text, std::string("unknown optimizer '") + name + "'"))
@@ -190,7 +189,7 @@ TEST(RuleTest, UnknownNamesAreRefusedAndTheKnownOnesListed) {
   EXPECT_TRUE(has(refusal("adam", {{"betas1", 1}}), "did you mean 'beta1'"));
 }
 
-TEST(RuleTest, InvalidNumbersAreRefused) {
+TEST(RuleTest, InvalidNumbersAreErrors) {
   const std::vector<std::pair<const char*, const char*>> numbers{
       {"sgd", "lr"},
       {"sgd", "weight_decay"},
@@ -221,7 +220,7 @@ TEST(RuleTest, InvalidNumbersAreRefused) {
   EXPECT_EQ(refusal("adam", {{"beta1", 0}, {"beta2", 0}}), "no error");
 }
 
-TEST(RuleTest, NesterovNeedsAMomentumWithoutDampening) {
+TEST(RuleTest, NesterovRequiresMomentumWithoutDampening) {
   EXPECT_TRUE(has(refusal("sgd", {{"nesterov", 1}}), "momentum 0"));
   EXPECT_TRUE(has(
       refusal("sgd", {{"nesterov", 1}, {"momentum", 0.9}, {"dampening", 0.25}}),

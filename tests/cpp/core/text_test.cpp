@@ -1,4 +1,4 @@
-// How messages show a caller's text, and what they suggest instead.
+// A caller's text in error messages, and suggestions.
 #include "core/text.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(TextTest, ShortensAbove200Characters) {
   EXPECT_EQ(Key(text).context(), "(key " + quoted(text) + ")");
 }
 
-// Characters, not bytes, are counted and left out.
+// Counts and omits characters, not bytes.
 TEST(TextTest, KeepsCharactersOfSeveralBytesWhole) {
   const std::string snowman = "\u2603";
   EXPECT_EQ(quoted(repeated(snowman, 200)), "'" + repeated(snowman, 200) + "'");
@@ -58,18 +58,18 @@ TEST(TextTest, SuggestsTheNearestOfSeveral) {
       "; did you mean 'decoder.weight'?");
 }
 
-TEST(TextTest, CountsAnExchangeOfNeighboursOnce) {
+TEST(TextTest, CountsATranspositionAsOneEdit) {
   EXPECT_EQ(did_you_mean("sdg", {"sgd"}), "; did you mean 'sgd'?");
   EXPECT_EQ(did_you_mean("gsd", {"dgs"}), "");
 }
 
-TEST(TextTest, SuggestsNothingWhereNothingIsNear) {
+TEST(TextTest, SuggestsNothingIfNothingIsNear) {
   EXPECT_EQ(did_you_mean("momentum", {"encoder.weight", "lr"}), "");
   EXPECT_EQ(did_you_mean("", {"lr"}), "");
   EXPECT_EQ(did_you_mean("lr", {}), "");
   EXPECT_EQ(did_you_mean("a", {"b"}), "");
   EXPECT_EQ(did_you_mean("ab", {"ac"}), "; did you mean 'ac'?");
-  // Too long to compare with many.
+  // Longer texts are not compared.
   const std::string longest = repeated("x", 200);
   EXPECT_NE(did_you_mean(longest, {longest + "y"}), "");
   EXPECT_EQ(did_you_mean(longest + "x", {longest + "y"}), "");

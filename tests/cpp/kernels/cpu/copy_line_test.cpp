@@ -1,4 +1,4 @@
-// Copies of lines: every length and alignment, past the caches and not.
+// Copies of lines: every length and alignment, streamed and not.
 #include "kernels/cpu/copy_line.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(CopyLineTest, EveryLengthAndAlignment) {
           EXPECT_TRUE(
               std::equal(out.data(), out.data() + num_bytes, source.data()))
               << num_bytes << " bytes into " << num_outs;
-          EXPECT_TRUE(out.guards_are_whole());
+          EXPECT_TRUE(out.guards_are_intact());
         }
       }
     }

@@ -1,6 +1,5 @@
-// The rules on lines: the bits of a plain loop over the formulas, for every
-// option, state, dtype and alignment, from every processor's clone of the
-// kernels. NaNs compare as NaN.
+// Rules on lines: the bits of a plain loop over the formulas, for every option,
+// state, dtype, alignment and instruction set. NaNs compare equal.
 #include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
 
@@ -25,12 +24,13 @@ using kernels::cpu::LambLine;
 using testing::levels;
 using testing::LineCall;
 using testing::RuleCase;
+using testing::steps_of;
 
-// Around the vectors and the blocks of 256 elements.
+// Around the vector size and the block size of 256 elements.
 constexpr int64_t kLengths[] = {0, 1, 7, 17, 255, 256, 257, 1001};
 constexpr int64_t kMaxLength = 1001;
 
-// What the rule makes of one number. LAMB: its state only.
+// The new value of one number. For LAMB, updates only the state.
 template <typename T>
 T plain_rule(
     const RuleSpec& rule,
@@ -76,7 +76,7 @@ T plain_rule(
   }
 }
 
-// Numbers of a line, and the room before it that makes it begin anywhere.
+// The numbers of a line at some offset in its memory.
 template <typename T>
 struct Numbers {
   std::vector<T> memory;
@@ -131,7 +131,7 @@ struct Line {
       int64_t length,
       int64_t offset,
       bool is_complex) {
-    // State lies as its dtype asks for; values anywhere.
+    // State is aligned to its dtype; values need not be.
     const int64_t unit = is_complex ? 2 : 1;
     for (auto* numbers : {&gradients[0], &gradients[1], &stored}) {
       *numbers = Numbers<storage_t>(length, offset);
@@ -141,7 +141,7 @@ struct Line {
     for (size_t k = 0; k < kMaxStates; ++k) {
       if (names[k] != nullptr) {
         states[k] = Numbers<real_t>(length, (offset + 3 * k) % 32 * unit);
-        // Averages of squares are not negative.
+        // Averages of squares must not be negative.
         const bool is_average = std::string(names[k]) == "exp_avg" ||
             std::string(names[k]) == "momentum_buffer" ||
             std::string(names[k]) == "grad_avg";
@@ -193,7 +193,7 @@ struct Line {
       return stored.data()[i];
     }
   }
-  // The summed gradient, as the rule sees it.
+  // The sum of the gradients as the rule sees it.
   real_t gradient(const RuleStep& step, int64_t i) {
     auto g = static_cast<real_t>(gradients[0].data()[i]) +
         static_cast<real_t>(gradients[1].data()[i]);
@@ -244,22 +244,6 @@ struct Line {
   std::array<const char*, 2> values{};
 };
 
-// Steps of a rule, whose gradients are handled in different ways.
-std::vector<RuleStep> steps_of(const RuleSpec& rule) {
-  RuleStep first;
-  first.rule = rule;
-  RuleStep later = first;
-  later.step = 7;
-  later.is_first = false;
-  RuleStep scaled = later;
-  scaled.scale = 0.375;
-  RuleStep clipped = later;
-  clipped.scale = 2;
-  clipped.clip_value = 0.5;
-  clipped.last_scale = 0.3;
-  return {first, later, scaled, clipped};
-}
-
 class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
  protected:
   template <typename storage_t>
@@ -267,7 +251,7 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
     using line_t = Line<storage_t>;
     for (const bool is_complex : {false, true}) {
       if (is_complex && std::is_same_v<storage_t, c10::BFloat16>) {
-        continue; // there is no such dtype
+        continue; // no such dtype
       }
       for (const auto& step : steps_of(GetParam().rule)) {
         for (const int64_t length : kLengths) {
@@ -278,7 +262,7 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
             line_t expected = before;
             expected.plain_update(step, count);
             if (step.rule.id == RuleSpec::Id::kLamb && line_t::kHasMaster) {
-              expected.round(count); // the sum's pass writes the old weights
+              expected.round(count); // the first pass stores the old weights
             }
             for (const auto& level : levels()) {
               line_t actual = before;
@@ -302,7 +286,7 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
     }
   }
 
-  // Gradients two apart, of a value and a state without gaps.
+  // Gradients with a stride of two; a dense value and dense state.
   template <typename storage_t>
   void strided_equals_dense() {
     using line_t = Line<storage_t>;
@@ -333,7 +317,8 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
     }
   }
 
-  // The norm of the gradients that the rule would see, in double, by all alike.
+  // The norm of the gradients as the rule sees them; the same bits from all
+  // instruction sets.
   template <typename storage_t>
   void squared_norms() {
     using line_t = Line<storage_t>;
@@ -395,7 +380,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(testing::rule_cases()),
     [](const auto& info) { return info.param.name; });
 
-// --- LAMB's second half
+// --- The second pass of LAMB
 
 template <typename storage_t>
 void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
@@ -477,7 +462,7 @@ TEST(LineLambTest, TrustIsTheRatioOfNormsOrOne) {
   EXPECT_EQ((LambLine::Norms{0, 4}.trust()), 1);
   EXPECT_EQ((LambLine::Norms{36, 0}.trust()), 1);
   EXPECT_EQ((LambLine::Norms{NAN, 4}.trust()), 1);
-  // Their product would be out of range.
+  // Their product is out of range.
   EXPECT_EQ((LambLine::Norms{1e-300, 1e-300}.trust()), 1);
   EXPECT_DOUBLE_EQ((LambLine::Norms{1e150, 1e-150}.trust()), 1e300);
 }

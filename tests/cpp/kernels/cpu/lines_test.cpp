@@ -1,5 +1,5 @@
-// Lines: the bits of a plain loop, for every dtype, length, alignment and
-// stride, and from every processor's clone of the kernels. NaNs compare as NaN.
+// Lines: the bits of a plain loop, for every dtype, length, alignment, stride
+// and instruction set. NaNs compare equal.
 #include "kernels/cpu/lines.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ using testing::size_of;
 
 constexpr int64_t kMaxValues = 9;
 constexpr int64_t kMaxLength = 5000;
-// Around the steps of the kernels, their blocks and the cache line.
+// Around the unrolling and the block size of the kernels and the cache line.
 constexpr int64_t kLengths[] = {0,   1,   7,   8,   15,  16,   17,
                                 31,  32,  33,  63,  64,  65,   127,
                                 128, 129, 255, 256, 257, 1000, kMaxLength};
@@ -39,7 +39,7 @@ RuleSpec sgd(double lr, double weight_decay) {
   return {RuleSpec::Id::kSgd, lr, weight_decay};
 }
 
-// ASSIGN for all, SGD for those that it works on.
+// ASSIGN for all dtypes, SGD for those that it supports.
 std::vector<RuleSpec> rules_of(const Case& dtypes) {
   std::vector<RuleSpec> rules{{}};
   if (!c10::isIntegralType(dtypes.stored, /*includeBool=*/true)) {
@@ -71,8 +71,8 @@ class LinesTest : public ::testing::TestWithParam<Case> {
     return memory;
   }
 
-  // Runs a dense call at every level, past the caches and not; it must make
-  // `expected` of `before`, and of nothing else anything else.
+  // Runs a dense call for every instruction set, streamed and not; it must turn
+  // `before` into `expected` and write nothing else.
   void expect_dense(
       LineCall call,
       Memory& stored,
@@ -97,7 +97,7 @@ class LinesTest : public ::testing::TestWithParam<Case> {
                 expected[call.num_values - 1].data(),
                 call.num_elements),
             -1);
-        ASSERT_TRUE(stored.guards_are_whole());
+        ASSERT_TRUE(stored.guards_are_intact());
       }
     }
   }
@@ -111,7 +111,7 @@ class LinesTest : public ::testing::TestWithParam<Case> {
   std::vector<ScalarType> value_dtypes_;
 };
 
-// Where lines begin, counted from a multiple of 64 bytes.
+// Where lines begin, as an offset from a multiple of 64 bytes.
 struct Placing {
   const char* name;
   int64_t (*value)(int64_t k, int64_t size);
@@ -125,7 +125,7 @@ const Placing kPlacings[] = {
     {"one element off",
      [](int64_t, int64_t size) { return size; },
      [](int64_t size) { return size; }},
-    {"each elsewhere, odd bytes",
+    {"different odd offsets",
      [](int64_t k, int64_t) { return (5 * k + 1) % 64; },
      [](int64_t) -> int64_t { return 3; }}};
 
@@ -187,7 +187,7 @@ TEST_P(LinesTest, RandomBits) {
   }
 }
 
-// A value may be the stored one itself, in any place of the list.
+// A value may be the stored one itself, at any position of the list.
 TEST_P(LinesTest, TheStoredValueAsAValue) {
   constexpr int64_t kLength = 1001;
   if (!dtypes_.is_uniform()) {
@@ -214,7 +214,7 @@ TEST_P(LinesTest, TheStoredValueAsAValue) {
   }
 }
 
-// Bytes from one element to the next. The values take them in turn.
+// Strides in bytes. The values take them in turn.
 using Stride = int64_t (*)(int64_t size);
 const Stride kRepeated = [](int64_t) -> int64_t { return 0; };
 const Stride kDense = [](int64_t size) { return size; };
@@ -259,7 +259,7 @@ TEST_P(LinesTest, StridedEqualsThePlainLoop) {
       const auto dtype = dtypes_.dtype(k);
       steps.push_back(
           strides.values[k % strides.values.size()](size_of(dtype)));
-      // One byte off, as no element has to be aligned.
+      // One byte off: elements need no alignment.
       memory.push_back(strided_line(dtype, steps[k], 1));
       values.push_back(memory[k].data());
       lines.push_back({values[k], steps[k]});
@@ -287,12 +287,12 @@ TEST_P(LinesTest, StridedEqualsThePlainLoop) {
               ASSERT_EQ(first_difference(dtypes_.stored, element, sum, 1), -1)
                   << level.name << ", stored stride " << step << ", element "
                   << i << " of " << length << ", " << n << " values";
-              // What is left must be as it was, gaps included.
+              // Everything else must be unchanged, including gaps.
               std::memcpy(element, before.data() + i * step, size_);
             }
             ASSERT_EQ(std::memcmp(stored.data(), before.data(), num_bytes), 0)
                 << level.name << " wrote between the elements";
-            ASSERT_TRUE(stored.guards_are_whole()) << level.name;
+            ASSERT_TRUE(stored.guards_are_intact()) << level.name;
           }
         }
       }
@@ -368,7 +368,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(mixed_cases()),
     test_name);
 
-// One sum of dense lines of one dtype, by the clones.
+// One sum of dense lines of one dtype.
 template <typename T>
 std::vector<T> sum(
     ScalarType dtype,
@@ -394,8 +394,8 @@ std::vector<T> sum(
   return stored;
 }
 
-// Numbers that one can follow by hand, against a mistake that both the kernels
-// and the plain loop above make.
+// Sums that can be checked by hand, in case the kernels and the plain loop
+// above have the same bug.
 TEST(LineValuesTest, KnownSums) {
   const RuleSpec assign;
   using Floats = std::vector<float>;
@@ -410,7 +410,7 @@ TEST(LineValuesTest, KnownSums) {
       sum<c10::Half>(
           at::kHalf, at::kFloat, {{2048, 2050}, {1, 1}}, {9, 9}, assign),
       (Halves{2048, 2052}));
-  EXPECT_EQ( // rounded once: 60000 + 60000 is no infinity on the way
+  EXPECT_EQ( // rounded once: 60000 + 60000 does not overflow
       sum<c10::Half>(
           at::kHalf, at::kFloat, {{60000}, {60000}, {-60000}}, {9}, assign),
       Halves{60000});

@@ -1,4 +1,4 @@
-// Spans in threads: every unit once, not more threads than there are to use.
+// parallel_spans: every unit once, within the limit of threads.
 #include "kernels/cpu/parallel.h"
 
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@ using kernels::cpu::Work;
 
 constexpr std::chrono::seconds kPatience(30);
 
-// The number of PyTorch's threads, for a test.
+// Sets the number of PyTorch's threads for a scope.
 class NumThreads {
  public:
   explicit NumThreads(int num_threads) : before_(at::get_num_threads()) {
@@ -41,12 +41,11 @@ class NumThreads {
   const int before_;
 };
 
-// Counts the threads that are inside a body at the same time. With `wanted`,
-// the first to come wait for as many, so that it does not depend on luck
-// whether they meet.
-class Meeting {
+// Counts the threads that are inside a body at the same time. The first ones
+// wait until `wanted` are inside, so that tests do not depend on timing.
+class Rendezvous {
  public:
-  explicit Meeting(int wanted = 0) : wanted_(wanted) {}
+  explicit Rendezvous(int wanted = 0) : wanted_(wanted) {}
 
   void enter(std::chrono::milliseconds patience = kPatience) {
     std::unique_lock lock(mutex_);
@@ -77,7 +76,6 @@ class Meeting {
   int most_ = 0;
 };
 
-// Each of `jobs` has so many units of so many bytes.
 void run(
     const std::vector<Work>& jobs,
     c10::function_ref<void(int64_t, int64_t, int64_t, bool)> body) {
@@ -87,7 +85,7 @@ void run(
       body);
 }
 
-// Work for many pieces in any number of threads, without any memory.
+// Work for many pieces for any number of threads; uses no memory.
 const std::vector<Work> kLarge{{int64_t{16} << 20, 4}};
 
 void expect_each_unit_once(const std::vector<Work>& jobs) {
@@ -118,11 +116,11 @@ TEST(ParallelTest, EachUnitOnce) {
       {},
       {{0, 4}},
       {{1, 1}},
-      {{3000001, 4}}, // one that is cut
+      {{3000001, 4}}, // split
       {{1024, 4096}, {1025, 4096}, {1023, 4096}, {1, 1 << 22}},
       {{5, 8}, {0, 8}, {2000003, 8}, {0, 8}, {0, 8}, {7, 1}, {70000, 64}},
       {{0, 4}, {3000000, 12}, {0, 4}},
-      std::vector<Work>(10000, {7, 4}), // small ones, together
+      std::vector<Work>(10000, {7, 4}), // grouped
       std::vector<Work>(300, {4097, 16}),
       std::vector<Work>(3000, {0, 16})};
   for (const int num_threads : {1, 2, 3, 8}) {
@@ -158,7 +156,7 @@ TEST(ParallelTest, LittleWorkStaysOnTheCallingThreadInOrder) {
   EXPECT_TRUE(stays_in_order({{100, 4}, {0, 4}, {1, 4}}));
 }
 
-TEST(ParallelTest, OneThreadTakesAllInOrder) {
+TEST(ParallelTest, OneThreadRunsAllInOrder) {
   const NumThreads guard(1);
   EXPECT_TRUE(stays_in_order(kLarge));
   EXPECT_TRUE(stays_in_order(std::vector<Work>(10000, {1000, 4})));
@@ -166,11 +164,11 @@ TEST(ParallelTest, OneThreadTakesAllInOrder) {
 
 TEST(ParallelTest, InsideAParallelRegionItStaysOnTheCallingThread) {
   const NumThreads guard(3);
-  Meeting meeting(2);
+  Rendezvous meeting(2);
   std::atomic<bool> in_order{true};
   std::atomic<int> nested{0};
   run(kLarge, [&](int64_t, int64_t begin, int64_t, bool) {
-    meeting.enter(); // in several threads for sure
+    meeting.enter(); // guarantees several threads
     if (begin % (1 << 22) == 0) {
       in_order = in_order && stays_in_order(kLarge);
       ++nested;
@@ -186,7 +184,7 @@ TEST(ParallelTest, InsideAParallelRegionItStaysOnTheCallingThread) {
 TEST(ParallelTest, LargeWorkTakesAsManyThreadsAsPyTorchHas) {
   for (const int num_threads : {2, 3, 5}) {
     const NumThreads guard(num_threads);
-    Meeting meeting(num_threads);
+    Rendezvous meeting(num_threads);
     run(kLarge, [&](int64_t, int64_t, int64_t, bool) {
       meeting.enter();
       meeting.leave();
@@ -196,10 +194,10 @@ TEST(ParallelTest, LargeWorkTakesAsManyThreadsAsPyTorchHas) {
   }
 }
 
-TEST(ParallelTest, MiddlingWorkTakesFewer) {
+TEST(ParallelTest, MediumWorkTakesFewerThreads) {
   const NumThreads guard(8);
-  Meeting meeting(8);
-  // Little more than what one thread does alone.
+  Rendezvous meeting(8);
+  // Little more than the limit for one thread.
   run({{300 << 10, 1}}, [&](int64_t, int64_t, int64_t, bool) {
     meeting.enter(std::chrono::milliseconds(20));
     meeting.leave();
@@ -207,9 +205,9 @@ TEST(ParallelTest, MiddlingWorkTakesFewer) {
   EXPECT_LT(meeting.most(), 8);
 }
 
-TEST(ParallelTest, ManySmallJobsAreWorkForSeveralThreads) {
+TEST(ParallelTest, ManySmallJobsTakeSeveralThreads) {
   const NumThreads guard(2);
-  Meeting meeting(2);
+  Rendezvous meeting(2);
   run(std::vector<Work>(10000, {64, 4}), [&](int64_t, int64_t, int64_t, bool) {
     meeting.enter();
     meeting.leave();
@@ -218,14 +216,14 @@ TEST(ParallelTest, ManySmallJobsAreWorkForSeveralThreads) {
 }
 #endif
 
-// Callers in threads of their own share the threads; each has at least itself.
-TEST(ParallelTest, ConcurrentCallersStayInTheBudget) {
+// Concurrent callers share the threads; each has at least its own.
+TEST(ParallelTest, ConcurrentCallersShareTheLimit) {
   constexpr int kNumThreads = 3;
   constexpr int kCallers = 4;
   const NumThreads guard(kNumThreads);
   for (int round = 0; round < 20; ++round) {
-    Meeting meeting; // who is inside, of all calls
-    Meeting start(kCallers);
+    Rendezvous meeting; // of all calls
+    Rendezvous start(kCallers);
     std::vector<std::thread> callers;
     callers.reserve(kCallers);
     for (int i = 0; i < kCallers; ++i) {
@@ -243,8 +241,8 @@ TEST(ParallelTest, ConcurrentCallersStayInTheBudget) {
     }
     ASSERT_LE(meeting.most(), kNumThreads + kCallers - 1);
   }
-  // And what they took, they gave back.
-  Meeting after(kNumThreads);
+  // All threads are released again.
+  Rendezvous after(kNumThreads);
   run(kLarge, [&](int64_t, int64_t, int64_t, bool) {
     after.enter();
     after.leave();
@@ -254,7 +252,7 @@ TEST(ParallelTest, ConcurrentCallersStayInTheBudget) {
 #endif
 }
 
-TEST(ParallelTest, StreamsOnlyWhatNoCacheHolds) {
+TEST(ParallelTest, StreamsOnlyWhatExceedsTheCaches) {
   const auto streams = [](const std::vector<Work>& jobs) {
     std::set<bool> flags;
     std::mutex mutex;
@@ -270,7 +268,7 @@ TEST(ParallelTest, StreamsOnlyWhatNoCacheHolds) {
     const NumThreads guard(num_threads);
     EXPECT_FALSE(streams({{1000, 4}}));
     EXPECT_FALSE(streams({{1 << 18, 4}}));
-    // No cache is as large, whatever the machine.
+    // Larger than any cache.
     EXPECT_TRUE(streams({{64, kGiB}}));
     EXPECT_TRUE(streams({{1, 4}, {32, kGiB}, {0, 4}, {32, kGiB}}));
     EXPECT_TRUE(streams(std::vector<Work>(1000, {1 << 10, 1 << 16})));
@@ -278,7 +276,7 @@ TEST(ParallelTest, StreamsOnlyWhatNoCacheHolds) {
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-// OpenMP in the child would wait for the threads of its parent.
+// OpenMP in the child waits for threads of the parent process.
 TEST(ParallelTest, AForkedChildStaysOnItsThread) {
   const NumThreads guard(2);
   run(kLarge, [](int64_t, int64_t, int64_t, bool) {});

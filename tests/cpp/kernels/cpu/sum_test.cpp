@@ -1,5 +1,5 @@
-// The CPU reduction: same bits as a plain loop, for every dtype, layout and mix
-// of tensors in one pass.
+// Sums on the CPU: the bits of a plain loop, for every dtype, memory layout and
+// mix of them in one batch.
 #include "kernels/cpu/sum.h"
 
 #include <ATen/ATen.h>
@@ -84,7 +84,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
        std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0);
 }
 
-// One sum of tensors that lie alike.
+// One sum of tensors of the same memory layout.
 void sum_dense(
     const RuleStep& rule,
     const Tensors& values,
@@ -143,7 +143,7 @@ class SumDtypeTest : public ::testing::TestWithParam<Dtype> {};
 TEST_P(SumDtypeTest, EqualsThePlainLoop) {
   const auto [storage, accumulation] = GetParam();
   at::manual_seed(0);
-  // Around the blocks, and with enough work for several threads.
+  // Around the block size, and with enough work for several threads.
   for (const int64_t size : {0, 1, 3, 255, 256, 257, 1023, 1025, 140001}) {
     for (const int64_t replicas : {1, 2, 3, 8}) {
       Tensors values;
@@ -196,7 +196,7 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
   for (const auto& rule : kRules) {
     std::vector<Sum> sums;
     for (int i = 0; i < 150; ++i) {
-      // Mostly small; some are cut into pieces.
+      // Mostly small; some are split into pieces.
       const auto size = static_cast<int64_t>(
           i % 30 == 7 ? 300000 + random() % 9 : random() % (i % 7 * 700 + 2));
       Sum& sum = sums.emplace_back();
@@ -234,7 +234,7 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
   }
 }
 
-TEST(SumBatchTest, NoneAndEmptyOnes) {
+TEST(SumBatchTest, EmptyBatchAndEmptyTensors) {
   SumBatch batch;
   batch.run();
   const Tensors values{at::empty({3, 0})};
@@ -253,7 +253,7 @@ TEST(SumBatchTest, MisalignedMemory) {
   }
 }
 
-// The same sum, whichever way the work is cut.
+// The same sum however the work is split.
 TEST(SumBatchTest, TheStoredValueAsAValue) {
   for_thread_counts([] {
     for (const auto dtype : {at::kFloat, at::kHalf, at::kLong}) {
@@ -271,7 +271,7 @@ TEST(SumBatchTest, TheStoredValueAsAValue) {
 
 using Random = std::mt19937_64;
 
-// A tensor of zeros of the shape, whose dimensions lie in another order.
+// Zeros with the dimensions in random order in memory.
 at::Tensor permuted(
     at::IntArrayRef shape,
     at::ScalarType dtype,
@@ -300,7 +300,7 @@ at::Tensor sliced(at::IntArrayRef shape, at::ScalarType dtype, Random& random) {
   return permuted(whole, dtype, random).slice(i, 1, whole[i], 2);
 }
 
-// A dimension repeats, so only values can be like this.
+// Only for values, because a dimension repeats its elements.
 at::Tensor expanded(
     at::IntArrayRef shape,
     at::ScalarType dtype,
@@ -311,7 +311,7 @@ at::Tensor expanded(
   return permuted(small, dtype, random).expand(shape);
 }
 
-// Dimensions of one element have strides that mean nothing.
+// Dimensions of one element have arbitrary strides.
 at::Tensor odd_strides(at::IntArrayRef shape, at::ScalarType dtype, Random&) {
   const at::Tensor tensor = at::zeros(shape, dtype);
   std::vector<int64_t> strides(tensor.strides().vec());
@@ -325,8 +325,8 @@ using Layout = at::Tensor (*)(at::IntArrayRef, at::ScalarType, Random&);
 constexpr Layout kLayouts[] =
     {permuted, contiguous, sliced, odd_strides, permuted, expanded};
 
-// Not multiples of the tile of 64 x 16 elements; with dimensions of one, of
-// none, and of none at all.
+// Matrices, and shapes above and below the size of a block of copies; with
+// dimensions of size 1 and 0.
 const std::vector<std::vector<int64_t>> kShapes{
     {65, 17, 33},
     {130, 70},
@@ -339,7 +339,7 @@ const std::vector<std::vector<int64_t>> kShapes{
     {5, 0, 3},
     {1, 1}};
 
-// All of the memory behind a tensor, gaps included, now with random numbers.
+// Fills all of a tensor's memory, including gaps, with random numbers.
 at::Tensor fill_memory(const at::Tensor& tensor) {
   const at::Tensor memory = at::empty(0, tensor.options());
   memory.set_(tensor.storage());
@@ -374,7 +374,7 @@ TEST(SumStridedTest, MixedLayoutsAndDtypes) {
       values.push_back(layout(shape, value_dtype, random));
       fill_memory(values.back());
     }
-    // Any but the last, which is for values only.
+    // Any but the last one, which is for values only.
     const Layout layout = kLayouts[random() % (std::size(kLayouts) - 1)];
     const at::Tensor stored = layout(shape, dtype, random);
     const at::Tensor memory = fill_memory(stored);
@@ -404,6 +404,36 @@ TEST(SumStridedTest, ChannelsLastAndBack) {
       sum_strided(values_of(values), stored, at::kFloat, rule);
       EXPECT_TRUE(same_bits(stored, expected));
     }
+  }
+}
+
+// Above the size of a block of copies, along an inner and an outer dimension.
+TEST(SumStridedTest, LargeTransposedValuesWithState) {
+  at::manual_seed(0);
+  RuleStep step = sgd(0.1, 0.01);
+  step.rule.momentum = 0.9;
+  step.is_first = false;
+  const auto transposed = [](at::IntArrayRef shape) {
+    return shape.size() == 2
+        ? at::randn({shape[1], shape[0]}).t()
+        : at::randn(shape).contiguous(at::MemoryFormat::ChannelsLast);
+  };
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{2100, 1101}, {601, 41, 3, 3}}) {
+    const Tensors values{transposed(shape), transposed(shape)};
+    const Tensors dense{values[0].contiguous(), values[1].contiguous()};
+    const at::Tensor stored = at::randn(shape).to(at::kHalf);
+    const at::Tensor expected = stored.clone();
+    const kernels::cpu::State state{stored.to(at::kFloat), {at::randn(shape)}};
+    const kernels::cpu::State expected_state{
+        state.master.clone(), {state.states[0].clone()}};
+    sum_strided(values_of(values), stored, at::kFloat, step, state);
+    SumBatch batch;
+    batch.add(values_of(dense), expected, at::kFloat, step, expected_state);
+    batch.run();
+    EXPECT_TRUE(same_bits(stored, expected));
+    EXPECT_TRUE(same_bits(state.master, expected_state.master));
+    EXPECT_TRUE(same_bits(state.states[0], expected_state.states[0]));
   }
 }
 
@@ -438,7 +468,7 @@ TEST(CopyBatchTest, ManyCopiesOfSeveralOuts) {
   });
 }
 
-TEST(CopyBatchTest, SmallLargePermutedAndOntoItself) {
+TEST(CopyBatchTest, PermutedAndOntoItself) {
   for (const int64_t size : {0, 5, 100000}) {
     const at::Tensor value = at::arange(3 * size, at::kInt).view({3, size}).t();
     const at::Tensor before = value.clone();
@@ -454,7 +484,7 @@ TEST(CopyBatchTest, SmallLargePermutedAndOntoItself) {
 
 // --- lie_alike
 
-TEST(LieAlikeTest, ByStridesWhereThereAreSteps) {
+TEST(LieAlikeTest, IgnoresStridesOfDimensionsOfSizeOne) {
   const at::Tensor a = at::zeros({4, 1, 3});
   EXPECT_TRUE(lie_alike(a, at::ones({4, 1, 3}, at::kDouble)));
   EXPECT_TRUE(lie_alike(a, a.as_strided({4, 1, 3}, {3, 99, 1})));

@@ -1,39 +1,25 @@
-// Keys with random values for the CUDA kernels, which run on the host here, and
-// the comparison of the results with the CPU's kernels. NaNs compare as NaN.
-#pragma once
+#include "cuda_keys.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
-#include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "emulated_table.h"
 #include "kernels/cpu/sum.h"
-#include "kernels/cuda/pack.h"
-#include "rule_cases.h"
 
-namespace torchkv::testing::cuda {
+namespace torchkv::testing {
 
 using kernels::cpu::SumBatch;
 using kernels::cuda::Dtype;
-using kernels::cuda::kLargeParams;
 using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
 
-using Random = std::mt19937_64;
+namespace {
 
-inline constexpr int kMultiprocessors = 2;
-inline constexpr int64_t kNumValues[] = {1, 2, 3, 4, 5, 8, 9, 17};
-inline constexpr int64_t kSizes[] = {0, 1, 3, 7, 4097};
-
-inline Dtype dtype_of(at::ScalarType dtype) {
+Dtype dtype_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
     case at::kComplexFloat:
@@ -59,23 +45,8 @@ inline Dtype dtype_of(at::ScalarType dtype) {
   }
 }
 
-// Memory with a tensor in it, which begins some elements after a word and has
-// something before and after it that must stay.
-struct Block {
-  at::Tensor memory;
-  int64_t offset = 0;
-  int64_t size = 0;
-
-  at::Tensor tensor() const {
-    return memory.slice(0, 16 + offset, 16 + offset + size);
-  }
-  void* data() const {
-    return memory.defined() ? tensor().mutable_data_ptr() : nullptr;
-  }
-};
-
-// Numbers to take some of: of all sizes, and special ones among them.
-inline const at::Tensor& pool_of(at::ScalarType dtype) {
+// A pool of numbers of all magnitudes, with special values among them.
+const at::Tensor& pool_of(at::ScalarType dtype) {
   static constexpr int64_t kSize = int64_t{1} << 21;
   static const at::Tensor numbers = [] {
     constexpr double kSpecial[] = {
@@ -100,7 +71,7 @@ inline const at::Tensor& pool_of(at::ScalarType dtype) {
 
 enum class Numbers : uint8_t { kAny, kNotNegative, kNan };
 
-inline Block make_block(
+Block make_block(
     Random& random,
     at::ScalarType dtype,
     int64_t size,
@@ -118,46 +89,9 @@ inline Block make_block(
   return block;
 }
 
-// One sum, and all that it touches.
-struct Key {
-  at::ScalarType value_dtype = at::kFloat;
-  std::vector<Block> values;
-  Block stored;
-  Block master;
-  std::array<Block, kMaxStates> states;
-  RuleStep step;
-  bool first_is_sum = false;
-  bool first_is_stored = false;
+} // namespace
 
-  std::vector<Block*> written() {
-    return {&stored, &master, &states[0], &states[1], &states[2]};
-  }
-  // With memory of its own for what is written.
-  Key clone() const {
-    Key copy = *this;
-    for (auto* block : copy.written()) {
-      block->memory =
-          block->memory.defined() ? block->memory.clone() : at::Tensor();
-    }
-    if (first_is_stored) {
-      copy.values[0] = copy.stored;
-    }
-    return copy;
-  }
-};
-
-struct Options {
-  at::ScalarType value = at::kFloat;
-  at::ScalarType stored = at::kFloat;
-  int64_t num_values = 1;
-  int64_t size = 0;
-  RuleStep step = kAssignStep;
-  bool has_master = true; // of a stored value that rounds
-  bool first_is_sum = false;
-  uint64_t misaligned = 0; // bits: the stored value, the master, states, values
-};
-
-inline Key make_key(Random& random, const Options& options) {
+Key make_key(Random& random, const Options& options) {
   Key key;
   auto offset = [&, place = 0]() mutable {
     return static_cast<int64_t>(options.misaligned >> (place++ % 64) & 1U);
@@ -166,7 +100,7 @@ inline Key make_key(Random& random, const Options& options) {
   key.step = options.step;
   key.first_is_sum = options.first_is_sum;
   const bool is_assign = options.step.rule.id == RuleSpec::Id::kAssign;
-  // What an assignment overwrites means nothing.
+  // ASSIGN must not read the stored value.
   key.stored = make_block(
       random,
       options.stored,
@@ -211,41 +145,23 @@ inline Key make_key(Random& random, const Options& options) {
   return key;
 }
 
-inline void run_on_cpu(const std::vector<Key>& keys) {
-  SumBatch batch;
-  std::vector<std::vector<at::Tensor>> tensors;
-  for (const auto& key : keys) {
-    auto& values = tensors.emplace_back();
-    for (const auto& value : key.values) {
-      values.push_back(value.tensor());
-    }
+std::vector<Key> momentum_keys(int num_keys, int64_t size) {
+  Random random(0);
+  RuleSpec sgd;
+  sgd.id = RuleSpec::Id::kSgd;
+  sgd.lr = 0.1;
+  sgd.momentum = 0.9;
+  Options options{at::kFloat, at::kFloat, 2, size};
+  std::vector<Key> keys;
+  for (int i = 0; i < num_keys; ++i) {
+    options.step.rule = sgd;
+    options.step.rule.weight_decay = i % 2 == 0 ? 0.01 : 0;
+    keys.push_back(make_key(random, options));
   }
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const Key& key = keys[i];
-    std::vector<Value> values;
-    for (const auto& tensor : tensors[i]) {
-      values.push_back(&tensor);
-    }
-    kernels::cpu::State state;
-    if (key.master.memory.defined()) {
-      state.master = key.master.tensor();
-    }
-    for (size_t s = 0; s < kMaxStates; ++s) {
-      if (key.states[s].memory.defined()) {
-        state.states[s] = key.states[s].tensor();
-      }
-    }
-    batch.add(
-        values,
-        key.stored.tensor(),
-        at::toOpMathType(key.value_dtype),
-        key.step,
-        state);
-  }
-  batch.run();
+  return keys;
 }
 
-inline SumJob job_of(const Key& key, std::vector<const void*>& values) {
+SumJob job_of(const Key& key, std::vector<const void*>& values) {
   SumJob job;
   job.value = dtype_of(key.value_dtype);
   job.stored_dtype = dtype_of(key.stored.memory.scalar_type());
@@ -266,10 +182,46 @@ inline SumJob job_of(const Key& key, std::vector<const void*>& values) {
   return job;
 }
 
-inline void run_on_gpu(
+namespace {
+
+void run_on_cpu(const std::vector<Key>& keys) {
+  SumBatch batch;
+  std::vector<std::vector<at::Tensor>> tensors;
+  for (const auto& key : keys) {
+    auto& values = tensors.emplace_back();
+    for (const auto& value : key.values) {
+      values.push_back(value.tensor());
+    }
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Key& key = keys[i];
+    std::vector<Value> values;
+    for (const auto& tensor : tensors[i]) {
+      values.push_back(Value(&tensor));
+    }
+    kernels::cpu::State state;
+    if (key.master.memory.defined()) {
+      state.master = key.master.tensor();
+    }
+    for (size_t s = 0; s < kMaxStates; ++s) {
+      if (key.states[s].memory.defined()) {
+        state.states[s] = key.states[s].tensor();
+      }
+    }
+    batch.add(
+        values,
+        key.stored.tensor(),
+        at::toOpMathType(key.value_dtype),
+        key.step,
+        state);
+  }
+  batch.run();
+}
+
+void run_on_gpu(
     const std::vector<Key>& keys,
-    size_t params_bytes = kLargeParams,
-    int num_multiprocessors = kMultiprocessors) {
+    size_t params_bytes,
+    int num_multiprocessors) {
   emulated_launches().clear();
   Launches launches(emulated_table(params_bytes), num_multiprocessors, nullptr);
   std::vector<const void*> values;
@@ -277,13 +229,13 @@ inline void run_on_gpu(
     const SumJob job = job_of(key, values);
     ASSERT_TRUE(Launches::supports(job));
     launches.add(job);
-    values.assign(values.size(), nullptr); // it keeps no arrays
+    values.assign(values.size(), nullptr); // add() has copied them
   }
   EXPECT_EQ(launches.finish(), 0);
 }
 
 template <typename T>
-inline bool same_numbers(const at::Tensor& a, const at::Tensor& b) {
+bool same_numbers(const at::Tensor& a, const at::Tensor& b) {
   const auto* x = a.const_data_ptr<T>();
   const auto* y = b.const_data_ptr<T>();
   for (int64_t i = 0; i < a.numel(); ++i) {
@@ -295,8 +247,8 @@ inline bool same_numbers(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// All of the memory, also around the tensor.
-inline bool same_bits(const Block& a, const Block& b) {
+// All of the memory, including that around the tensor.
+bool same_bits(const Block& a, const Block& b) {
   if (!a.memory.defined()) {
     return true;
   }
@@ -317,7 +269,7 @@ inline bool same_bits(const Block& a, const Block& b) {
   }
 }
 
-inline void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
+void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
   for (size_t i = 0; i < actual.size(); ++i) {
     const auto a = actual[i].written();
     const auto b = expected[i].written();
@@ -335,10 +287,12 @@ inline void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
   }
 }
 
-inline void gpu_equals_cpu(
+} // namespace
+
+void gpu_equals_cpu(
     const std::vector<Key>& keys,
-    size_t params_bytes = kLargeParams,
-    int num_multiprocessors = kMultiprocessors) {
+    size_t params_bytes,
+    int num_multiprocessors) {
   std::vector<Key> actual;
   std::vector<Key> expected;
   for (const auto& key : keys) {
@@ -350,56 +304,9 @@ inline void gpu_equals_cpu(
   expect_same(actual, expected);
 }
 
-// Steps of a rule, whose gradients are handled in different ways.
-inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
-  RuleStep first;
-  first.rule = rule;
-  RuleStep later = first;
-  later.step = 7;
-  later.is_first = false;
-  RuleStep scaled = later;
-  scaled.scale = 0.375;
-  RuleStep clipped = later;
-  clipped.scale = 2;
-  clipped.clip_value = 0.5;
-  clipped.last_scale = 0.3;
-  return {first, later, scaled, clipped};
-}
-
-struct Dtypes {
-  at::ScalarType value;
-  at::ScalarType stored;
-};
-
-inline void PrintTo(const Dtypes& dtypes, std::ostream* out) {
-  *out << dtypes.value << " into " << dtypes.stored;
-}
-
-inline std::string name_of_dtypes(
-    const ::testing::TestParamInfo<Dtypes>& info) {
-  return std::string(c10::toString(info.param.value)) + "Into" +
-      c10::toString(info.param.stored);
-}
-
-inline const std::vector<Dtypes> kFloating{
-    {at::kFloat, at::kFloat},
-    {at::kHalf, at::kHalf},
-    {at::kBFloat16, at::kBFloat16},
-    {at::kDouble, at::kDouble},
-    {at::kHalf, at::kFloat},
-    {at::kBFloat16, at::kFloat}};
-
-inline const std::vector<Dtypes> kIntegers{
-    {at::kBool, at::kBool},
-    {at::kByte, at::kByte},
-    {at::kChar, at::kChar},
-    {at::kShort, at::kShort},
-    {at::kInt, at::kInt},
-    {at::kLong, at::kLong}};
-
-inline std::vector<RuleCase> rules_with_kernels() {
+std::vector<RuleCase> rules_with_kernels() {
   std::vector<RuleCase> cases;
-  for (const auto& rule : testing::rule_cases()) {
+  for (const auto& rule : rule_cases()) {
     if (rule.rule.id != RuleSpec::Id::kLamb) {
       cases.push_back(rule);
     }
@@ -407,20 +314,4 @@ inline std::vector<RuleCase> rules_with_kernels() {
   return cases;
 }
 
-inline std::vector<Key> momentum_keys(int num_keys, int64_t size) {
-  Random random(0);
-  RuleSpec sgd;
-  sgd.id = RuleSpec::Id::kSgd;
-  sgd.lr = 0.1;
-  sgd.momentum = 0.9;
-  Options options{at::kFloat, at::kFloat, 2, size};
-  std::vector<Key> keys;
-  for (int i = 0; i < num_keys; ++i) {
-    options.step.rule = sgd;
-    options.step.rule.weight_decay = i % 2 == 0 ? 0.01 : 0;
-    keys.push_back(make_key(random, options));
-  }
-  return keys;
-}
-
-} // namespace torchkv::testing::cuda
+} // namespace torchkv::testing

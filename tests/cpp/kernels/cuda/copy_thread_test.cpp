@@ -1,18 +1,19 @@
-// Copies by the CUDA kernels, emulated on the host.
+// Copies of the CUDA kernels, run on the host.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "cuda_keys.h"
+#include "emulated_table.h"
 
 namespace torchkv {
 namespace {
 
+using kernels::cuda::kLargeParams;
 using kernels::cuda::kSmallParams;
-using testing::emulated_launches;
-using testing::emulated_table;
-using namespace testing::cuda; // NOLINT: all of it
+using kernels::cuda::Launches;
+using namespace testing; // NOLINT: all of it
 
 TEST(CudaCopyTest, ManyCopiesOfSeveralOuts) {
   Random random(0);
@@ -29,7 +30,7 @@ TEST(CudaCopyTest, ManyCopiesOfSeveralOuts) {
       auto& [source, outs, expected] = copies[i];
       const auto size = static_cast<int64_t>(
           i % 30 == 7 ? 70000 + random() % 100 : random() % (i % 7 * 70 + 20));
-      // Bytes that begin anywhere, often all in the same way.
+      // At any offset, often with the same alignment for all.
       const auto shift = static_cast<int64_t>(random() % 17);
       const auto unit = int64_t{1} << random() % 5;
       source = at::randint(256, size + 64, at::kByte);
@@ -67,7 +68,7 @@ TEST(CudaCopyTest, ManyCopiesOfSeveralOuts) {
   }
 }
 
-// Words as wide as source and outs allow, once they begin at one.
+// The widest words that the alignment of source and outs allows.
 TEST(CudaCopyTest, WordsAsWideAsPossible) {
   const at::Tensor bytes = at::zeros(200, at::kByte);
   auto* const data = bytes.mutable_data_ptr<uint8_t>();
@@ -98,8 +99,8 @@ TEST(CudaCopyTest, MoreOutsThanOneLaunchTakes) {
   EXPECT_TRUE(at::equal(outs, source.expand({1200, 5})));
 }
 
-// One value that is merely assigned takes no arithmetic.
-TEST(CudaCopyTest, AssignedValuesOfOneAreCopies) {
+// ASSIGN of one value needs no arithmetic.
+TEST(CudaCopyTest, AssignOfOneValueIsACopy) {
   Random random(0);
   gpu_equals_cpu({make_key(random, {at::kHalf, at::kHalf, 1, 10})});
   EXPECT_TRUE(emulated_launches().at(0).is_copy);

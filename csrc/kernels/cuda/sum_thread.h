@@ -1,195 +1,19 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
-#include "half.h"
+#include "access.h"
 #include "params.h"
+#include "types.h"
 
-#ifdef __CUDA_ARCH__
-#define TORCHKV_UNROLL _Pragma("unroll")
-#define TORCHKV_NO_UNROLL _Pragma("unroll 1")
-#else
-#define TORCHKV_UNROLL
-#define TORCHKV_NO_UNROLL
-#endif
-
-// The arithmetic of the kernels, as one thread of one block does it. Compiled
-// for GPUs by the .cu files, and for the processor by the tests, which compare
-// it with the CPU's kernels.
+// Sums, rules and norms: the code of one thread of one block, compiled
+// for GPUs by the .cu files, and for the host by the tests, which compare its
+// results with those of the CPU kernels.
 namespace torchkv::kernels::cuda {
 
-// --- Types
-
-// A byte that is true unless it is 0.
-enum class Bool : uint8_t {};
-
-template <typename T>
-struct Arithmetic {
-  using type = T;
-};
-template <>
-struct Arithmetic<Half> {
-  using type = float;
-};
-template <>
-struct Arithmetic<BFloat16> {
-  using type = float;
-};
-// The type in which values of type T are added up.
-template <typename T>
-using arithmetic_t = typename Arithmetic<T>::type;
-
-template <typename T>
-TORCHKV_HOST_DEVICE inline arithmetic_t<T> widen(T number) {
-  if constexpr (std::is_same_v<T, arithmetic_t<T>>) {
-    return number;
-  } else {
-    return to_float(number);
-  }
-}
-
-template <typename T>
-TORCHKV_HOST_DEVICE inline T narrow(arithmetic_t<T> number) {
-  if constexpr (std::is_same_v<T, Bool>) {
-    return static_cast<Bool>(number != Bool());
-  } else if constexpr (std::is_same_v<T, arithmetic_t<T>>) {
-    return number;
-  } else {
-    T result;
-    round_to(result, number);
-    return result;
-  }
-}
-
-template <typename T>
-TORCHKV_HOST_DEVICE inline T add(T a, T b) {
-  if constexpr (std::is_same_v<T, Bool>) {
-    // As torch.add.
-    return static_cast<Bool>(static_cast<uint8_t>(a) | static_cast<uint8_t>(b));
-  } else {
-    return static_cast<T>(a + b);
-  }
-}
-
-// What changes nothing when it is added.
-template <typename T>
-TORCHKV_HOST_DEVICE inline T nothing() {
-  if constexpr (std::is_floating_point_v<T>) {
-    return -T(0); // + -0.0 is -0.0, and 0.0 + -0.0 is not
-  } else {
-    return T();
-  }
-}
-
-// --- Memory
-
-constexpr int kWord = 16; // bytes, of the widest access
-
-// Neighbouring elements, which one thread moves at once.
-template <typename T, int kSize>
-struct alignas(sizeof(T) * kSize < kWord ? sizeof(T) * kSize : kWord) Pack {
-  T at[kSize];
-};
-
-#ifdef __CUDA_ARCH__
-template <size_t kBytes>
-using word_of = std::conditional_t<kBytes % kWord == 0, uint4, uint2>;
-
-// In PTX, because the compiler cuts a plain assignment into elements.
-__device__ inline void store_word(uint4* destination, uint4 word) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
-               "r"(word.x),
-               "r"(word.y),
-               "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
-__device__ inline void store_word(uint2* destination, uint2 word) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(destination),
-               "r"(word.x),
-               "r"(word.y)
-               : "memory");
-}
-#endif
-
-template <typename T, int kSize>
-TORCHKV_HOST_DEVICE inline Pack<T, kSize> load(const T* source) {
-  return *reinterpret_cast<const Pack<T, kSize>*>(source);
-}
-
-template <typename T, int kSize>
-TORCHKV_HOST_DEVICE inline void store(
-    const Pack<T, kSize>& pack,
-    T* destination) {
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(pack) % 8 == 0) {
-    using word_t = word_of<sizeof(pack)>;
-    word_t words[sizeof(pack) / sizeof(word_t)];
-    memcpy(words, &pack, sizeof(pack));
-    TORCHKV_UNROLL
-    for (size_t i = 0; i < sizeof(pack) / sizeof(word_t); ++i) {
-      store_word(reinterpret_cast<word_t*>(destination) + i, words[i]);
-    }
-    return;
-  }
-#endif
-  *reinterpret_cast<Pack<T, kSize>*>(destination) = pack;
-}
-
-// Of what nobody reads again soon: it leaves the caches first.
-template <typename T, int kSize>
-TORCHKV_HOST_DEVICE inline Pack<T, kSize> load_once(const T* source) {
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(T) * kSize % 8 == 0) {
-    Pack<T, kSize> result;
-    using word_t = word_of<sizeof(result)>;
-    word_t words[sizeof(result) / sizeof(word_t)];
-    TORCHKV_UNROLL
-    for (size_t i = 0; i < sizeof(result) / sizeof(word_t); ++i) {
-      words[i] = __ldcs(reinterpret_cast<const word_t*>(source) + i);
-    }
-    memcpy(&result, words, sizeof(result));
-    return result;
-  }
-#endif
-  return load<T, kSize>(source);
-}
-
-// --- Keys
-
-// The key of a chunk: the first that ends after it.
-TORCHKV_HOST_DEVICE inline const KeyHead& find_key(
-    const ParamsHead& head,
-    const char* bank,
-    uint32_t chunk,
-    uint32_t& first_chunk) {
-  const auto key = [&](uint32_t i) -> const KeyHead& {
-    return *reinterpret_cast<const KeyHead*>(bank + i * head.key_bytes);
-  };
-  uint32_t low = 0;
-  uint32_t high = head.num_keys - 1;
-  while (low < high) {
-    const uint32_t middle = (low + high) / 2;
-    if (key(middle).chunk_end <= chunk) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  first_chunk = low == 0 ? 0 : key(low - 1).chunk_end;
-  return key(low);
-}
-
-TORCHKV_HOST_DEVICE inline void* const* pointers_of(const KeyHead& key) {
-  return reinterpret_cast<void* const*>(&key + 1);
-}
-
-// --- Sums
-
-// A kernel: the types of values and of what is stored, the rule, and the number
-// of values (0 = any).
+// The parameters of a kernel: the types of the values and the stored value, the
+// rule, and the number of values (0 = any).
 template <typename V, typename S, Rule kRuleOfAll, int kNumValues>
 struct Sum {
   using value_t = V;
@@ -201,18 +25,17 @@ struct Sum {
   static constexpr bool kIsNorm = kRule == Rule::kNorm;
   static constexpr bool kHasWeight = has_weight(kRule);
   static constexpr int kValues = kNumValues;
-  // Any number of values is added in groups, each loaded before it is added.
+  // If the number of values is not fixed, they are loaded and added in groups.
   static constexpr int kGroup = kValues == 0 ? 4 : kValues;
   static constexpr int kStates = static_cast<int>(num_states(kRule));
   static constexpr int kPointers = kHasWeight ? 1 + kStates : 0;
-  // A word of values, but no more than a word of each state where there are
-  // several, and no more than 8 sums: registers are few.
+  // A word of values, but at most a word of each state if there are several,
+  // and at most 8 sums, to limit registers.
   static constexpr int kPackSize = kStates > 1 ? kWord / sizeof(weight_t)
       : sizeof(V) == 1                         ? 8
                                                : kWord / sizeof(V);
-  // Packs of a thread in flight. At 1024 threads, 48 to 64 bytes of each keep
-  // the memory of a multiprocessor busy. States that not every step has do not
-  // count.
+  // Packs of a thread in flight. With 1024 threads, 48 to 64 bytes per thread
+  // saturate the memory of a multiprocessor. Optional states do not count.
   static constexpr int kNeededStates = kStates > 1 ? 2 : 0;
   static constexpr int kPackBytes = kPackSize *
       static_cast<int>(kGroup * sizeof(V) +
@@ -220,7 +43,7 @@ struct Sum {
                                    : 0));
   static constexpr int kUnroll =
       kValues == 0 || kPackBytes >= 48 ? 1 : 64 / kPackBytes;
-  // Where a pack is one element: up to 16 loads, beyond which registers spill.
+  // For packs of one element: up to 16 loads, beyond which registers spill.
   static constexpr int kLoads = kGroup + (kHasWeight ? 1 + kStates : 0);
   static constexpr int kUnrollOfOne = kValues == 0 || kLoads > 8 ? 1
       : kLoads > 4                                               ? 2
@@ -228,11 +51,11 @@ struct Sum {
                                                                  : 8;
 };
 
-// The gradient that a rule sees.
+// The gradient as the rule sees it before last_scale.
 template <typename T>
 TORCHKV_HOST_DEVICE inline T clipped(const Step<T>& step, T g) {
   g = g * step.scale;
-  g = g > step.limit ? step.limit : g; // a NaN stays
+  g = g > step.limit ? step.limit : g; // propagates NaN
   return g < -step.limit ? -step.limit : g;
 }
 
@@ -272,8 +95,8 @@ TORCHKV_HOST_DEVICE inline T update(
   }
 }
 
-// One pack of a key: load() asks for memory, so that several packs are under
-// way together; finish() adds, applies the rule and stores.
+// One pack of a key: load() issues the loads, so that several packs are in
+// flight together; finish() adds, applies the rule and stores.
 template <typename P, int kSize>
 class PackOfSum {
  public:
@@ -297,7 +120,7 @@ class PackOfSum {
     }
   }
 
-  // Returns the squares of a norm, else nothing.
+  // Returns the sum of squares for a norm, else 0.
   TORCHKV_HOST_DEVICE inline double finish(
       const ParamsHead& head,
       const KeyHead& key,
@@ -386,7 +209,7 @@ class PackOfSum {
     }
   }
 
-  // `count` values, from the value `first` on.
+  // `count` values from index `first`.
   TORCHKV_HOST_DEVICE inline void load_group(
       const KeyHead& key,
       int64_t element,
@@ -471,8 +294,8 @@ class PackOfSum {
   Pack<weight_t, kSize> states_[P::kStates > 0 ? P::kStates : 1];
 };
 
-// The packs of `kSize` elements in elements [begin, end) of a key; returns what
-// finish() does.
+// This thread's packs of `kSize` elements in elements [begin, end) of a key;
+// returns the sum of what finish() returns.
 template <typename P, int kSize>
 TORCHKV_HOST_DEVICE inline double sum_packs(
     const ParamsHead& head,
@@ -504,7 +327,7 @@ TORCHKV_HOST_DEVICE inline double sum_packs(
   return squares;
 }
 
-// What one thread does with a chunk; returns its share of a norm.
+// The work of one thread on a chunk; returns its share of a norm.
 template <typename P>
 TORCHKV_HOST_DEVICE inline double sum_thread(
     const ParamsHead& head,
@@ -520,7 +343,7 @@ TORCHKV_HOST_DEVICE inline double sum_thread(
   const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
   const int64_t end =
       key.size - begin < head.chunk ? key.size : begin + head.chunk;
-  // What is left after the last whole pack, and keys that are not aligned.
+  // The remainder after the last whole pack, and keys that are not aligned.
   int64_t rest = begin;
   double squares = 0;
   if (key.alignment == kWord) {
@@ -530,8 +353,8 @@ TORCHKV_HOST_DEVICE inline double sum_thread(
   return squares + sum_packs<P, 1>(head, key, step, rest, end, thread);
 }
 
-// Makes shares[0] the sum of all threads' shares of a norm: the same bits on
-// every run. `synchronize` waits for all threads of the block.
+// Adds all threads' shares of a norm into shares[0], in a fixed order.
+// `synchronize` waits for all threads of the block.
 template <typename Synchronize>
 TORCHKV_HOST_DEVICE inline void add_shares(
     double* shares,
@@ -545,7 +368,7 @@ TORCHKV_HOST_DEVICE inline void add_shares(
   }
 }
 
-// Where a chunk's sum of squares goes.
+// The address of a chunk's sum of squares.
 TORCHKV_HOST_DEVICE inline double* squares_of(
     const ParamsHead& head,
     const char* bank,
@@ -553,88 +376,6 @@ TORCHKV_HOST_DEVICE inline double* squares_of(
   uint32_t first_chunk = 0;
   const KeyHead& key = find_key(head, bank, chunk, first_chunk);
   return static_cast<double*>(key.memory) + (chunk - first_chunk);
-}
-
-// --- Copies
-
-// Words in [begin, end) of a key, from the first that is aligned.
-template <typename Word>
-TORCHKV_HOST_DEVICE inline void copy_words(
-    const KeyHead& key,
-    int num_outs,
-    int64_t begin,
-    int64_t end,
-    uint32_t thread) {
-  constexpr int kUnroll = 4; // words of one thread in flight
-  const auto* source = reinterpret_cast<const Word*>(
-      static_cast<const char*>(key.memory) + key.head);
-  void* const* outs = pointers_of(key);
-  TORCHKV_NO_UNROLL
-  for (int64_t first = begin + thread; first < end;
-       first += int64_t{kThreads} * kUnroll) {
-    Word words[kUnroll];
-    TORCHKV_UNROLL
-    for (int u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads < end) {
-        words[u] = source[first + u * kThreads];
-      }
-    }
-    for (int k = 0; k < num_outs; ++k) {
-      auto* out =
-          reinterpret_cast<Word*>(static_cast<char*>(outs[k]) + key.head);
-      TORCHKV_UNROLL
-      for (int u = 0; u < kUnroll; ++u) {
-        if (first + u * kThreads < end) {
-          out[first + u * kThreads] = words[u];
-        }
-      }
-    }
-  }
-}
-
-// What one thread does with a chunk.
-TORCHKV_HOST_DEVICE inline void copy_thread(
-    const ParamsHead& head,
-    const char* bank,
-    uint32_t chunk,
-    uint32_t thread) {
-  uint32_t first_chunk = 0;
-  const KeyHead& key = find_key(head, bank, chunk, first_chunk);
-  const int64_t body = (key.size - key.head) / key.alignment * key.alignment;
-  const int64_t begin = int64_t{chunk - first_chunk} * head.chunk;
-  const int64_t end = body - begin < head.chunk ? body : begin + head.chunk;
-  const auto copy = [&](auto word) {
-    constexpr auto kSize = static_cast<int64_t>(sizeof(word));
-    copy_words<decltype(word)>(
-        key, head.num_values, begin / kSize, end / kSize, thread);
-  };
-  switch (key.alignment) {
-    case 16:
-      copy(Pack<uint64_t, 2>());
-      break;
-    case 8:
-      copy(uint64_t());
-      break;
-    case 4:
-      copy(uint32_t());
-      break;
-    case 2:
-      copy(uint16_t());
-      break;
-    default:
-      copy(uint8_t());
-  }
-  if (begin == 0) {
-    // What lies before and after the aligned words: fewer than 16 bytes each.
-    const int64_t tail = key.size - key.head - body;
-    if (thread < key.head + tail) {
-      const int64_t i = thread < key.head ? thread : body + thread;
-      const char byte = static_cast<const char*>(key.memory)[i];
-      for (int k = 0; k < head.num_values; ++k) {
-        static_cast<char*>(pointers_of(key)[k])[i] = byte;
-      }
-    }
-  }
 }
 
 } // namespace torchkv::kernels::cuda

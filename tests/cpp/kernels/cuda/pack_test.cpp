@@ -1,22 +1,24 @@
-// How the keys of a call are packed into launches of the CUDA kernels.
+// How the keys of a call are packed into launches.
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_keys.h"
+#include "emulated_table.h"
 
 namespace torchkv {
 namespace {
 
+using kernels::cuda::Dtype;
+using kernels::cuda::kLargeParams;
 using kernels::cuda::kMediumParams;
 using kernels::cuda::kSmallParams;
-using testing::emulated_error;
-using testing::emulated_launches;
-using testing::emulated_table;
-using namespace testing::cuda; // NOLINT: all of it
+using kernels::cuda::Launches;
+using kernels::cuda::SumJob;
+using namespace testing; // NOLINT: all of it
 
 // Keys of all kinds.
 std::vector<Key> random_keys(Random& random, int num_keys) {
@@ -64,7 +66,7 @@ TEST(CudaLaunchesTest, ManyKeysInOneLaunch) {
   EXPECT_EQ(emulated_launches().size(), 3U);
 }
 
-// The host copies them with each launch.
+// The host copies the parameters at each launch.
 TEST(CudaLaunchesTest, ParametersAreAsLargeAsTheKeysNeed) {
   for (const auto& [num_keys, params_bytes] :
        {std::pair{60, kSmallParams},
@@ -76,8 +78,8 @@ TEST(CudaLaunchesTest, ParametersAreAsLargeAsTheKeysNeed) {
   }
 }
 
-// As in a capture.
-TEST(CudaLaunchesTest, ACallMayLimitItsParameters) {
+// As during a capture.
+TEST(CudaLaunchesTest, LimitedParameters) {
   const auto keys = momentum_keys(300, 10);
   emulated_launches().clear();
   Launches launches(emulated_table(), kMultiprocessors, nullptr, kSmallParams);
@@ -93,8 +95,8 @@ TEST(CudaLaunchesTest, ACallMayLimitItsParameters) {
   }
 }
 
-// Words of 16 bytes where all pointers of a key allow them.
-TEST(CudaLaunchesTest, AlignedKeysAreWorkedOnInWords) {
+// Words of 16 bytes if all pointers of a key are aligned.
+TEST(CudaLaunchesTest, AlignedKeysUseWords) {
   Random random(0);
   Options options{at::kFloat, at::kFloat, 2, 100};
   std::vector<Key> keys;
@@ -106,7 +108,7 @@ TEST(CudaLaunchesTest, AlignedKeysAreWorkedOnInWords) {
   EXPECT_EQ(emulated_launches().at(0).alignments, (std::vector<int>{16, 1, 1}));
 }
 
-// A different step of each key, until they fill the parameters from both ends.
+// A different step for each key, until they fill the parameters from both ends.
 TEST(CudaLaunchesTest, KeysOfDifferentSteps) {
   auto keys = momentum_keys(600, 3);
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -117,10 +119,10 @@ TEST(CudaLaunchesTest, KeysOfDifferentSteps) {
   }
 }
 
-// A block for each chunk, so that the hardware balances them.
+// One block per chunk, so that the hardware balances the load.
 TEST(CudaLaunchesTest, ChunksKeepAllMultiprocessorsBusy) {
-  // Some 2 million elements: whole chunks for one multiprocessor, pieces of one
-  // for a GPU.
+  // About 2 million elements: the largest chunks for one multiprocessor, the
+  // smallest for a GPU.
   const auto keys = momentum_keys(2, 1000003);
   gpu_equals_cpu(keys, kLargeParams, 1);
   ASSERT_EQ(emulated_launches().size(), 1U);
@@ -134,7 +136,7 @@ TEST(CudaLaunchesTest, ChunksKeepAllMultiprocessorsBusy) {
   EXPECT_EQ(emulated_launches()[0].head.num_chunks, 1U);
 }
 
-TEST(CudaLaunchesTest, NothingIsLaunchedForNothing) {
+TEST(CudaLaunchesTest, EmptyJobsLaunchNothing) {
   emulated_launches().clear();
   Launches launches(emulated_table(), kMultiprocessors, nullptr);
   EXPECT_EQ(launches.finish(), 0);
@@ -164,7 +166,7 @@ TEST(CudaLaunchesTest, TheFirstErrorEndsTheCall) {
   EXPECT_EQ(emulated_launches().size(), 1U);
 }
 
-TEST(CudaLaunchesTest, WhatHasNoKernel) {
+TEST(CudaLaunchesTest, SupportedJobs) {
   const auto supports = [](Dtype value,
                            Dtype stored,
                            RuleSpec::Id id,
@@ -191,7 +193,7 @@ TEST(CudaLaunchesTest, WhatHasNoKernel) {
   EXPECT_TRUE(supports(Dtype::kInt32, Dtype::kInt32, assign));
   EXPECT_FALSE(supports(Dtype::kInt32, Dtype::kInt32, adam));
   EXPECT_FALSE(supports(Dtype::kBool, Dtype::kBool, adam));
-  // The type in which halves are added up, and floats are already of.
+  // A partial sum of halves is fp32; that of floats is an ordinary value.
   EXPECT_TRUE(supports(Dtype::kHalf, Dtype::kFloat, assign, 2, true));
   EXPECT_FALSE(supports(Dtype::kFloat, Dtype::kFloat, assign, 2, true));
   EXPECT_TRUE(supports(Dtype::kFloat, Dtype::kFloat, adam, 400));
@@ -201,7 +203,7 @@ TEST(CudaLaunchesTest, WhatHasNoKernel) {
 TEST(CudaLaunchesTest, AsManyValuesAsFit) {
   Random random(0);
   Options options{at::kBFloat16, at::kBFloat16, 400, 33};
-  options.step = steps_of(testing::rule_cases()[2].rule)[1];
+  options.step = steps_of(rule_cases()[2].rule)[1];
   gpu_equals_cpu({make_key(random, options)}, kSmallParams);
 }
 

@@ -9,8 +9,8 @@
 
 namespace torchkv::testing {
 
-// SumLine and LambLine as one plain C function, so that a test can load it once
-// more from each of the libraries that were compiled for one processor only.
+// SumLine and LambLine behind one C function, which tests load from libraries
+// that are each compiled for one instruction set.
 struct LineCall {
   enum class What : uint8_t { kSum, kSquaredNorm, kLambNorms, kLambMove };
 

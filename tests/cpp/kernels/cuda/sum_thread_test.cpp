@@ -1,20 +1,21 @@
-// Sums and optimizer rules by the CUDA kernels, emulated on the host: the bits
-// of the CPU's kernels, for every dtype, number of values, rule, size and
-// alignment.
+// Sums and rules of the CUDA kernels, run on the host: the bits of the CPU
+// kernels, for every dtype, number of values, rule, size and alignment.
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "cuda_keys.h"
+#include "emulated_table.h"
 
 namespace torchkv {
 namespace {
 
-using testing::emulated_table;
-using testing::RuleCase;
-using namespace testing::cuda; // NOLINT: all of it
+using kernels::cuda::Launches;
+using kernels::cuda::SumJob;
+using namespace testing; // NOLINT: all of it
 
 // --- Assigned sums
 
@@ -47,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(kIntegers),
     name_of_dtypes);
 
-TEST(CudaAssignTest, BytesThatAreNoBool) {
+TEST(CudaAssignTest, BoolsOfOtherBytesThanZeroAndOne) {
   Random random(0);
   std::vector<Key> keys{make_key(random, {at::kBool, at::kBool, 3, 1000})};
   for (auto& value : keys[0].values) {
@@ -74,7 +75,7 @@ TEST(CudaAssignTest, ComplexNumbersAreTwoRealOnes) {
   EXPECT_TRUE(at::equal(stored, tensors[0] + tensors[1]));
 }
 
-// A sum of halves goes on in fp32, in the place where it is.
+// A partial sum of halves continues in fp32, in place.
 TEST(CudaAssignTest, TheFirstValueIsWhatIsStored) {
   Random random(0);
   for (const auto& dtypes : kFloating) {
@@ -91,6 +92,8 @@ TEST(CudaAssignTest, TheFirstValueIsWhatIsStored) {
 }
 
 // --- Rules
+
+constexpr int64_t kSizes[] = {0, 1, 3, 7, 4097};
 
 class CudaRuleTest : public ::testing::TestWithParam<RuleCase> {};
 
@@ -139,6 +142,7 @@ TEST_P(CudaRuleTest, Large) {
     }
   }
 }
+
 INSTANTIATE_TEST_SUITE_P(
     All,
     CudaRuleTest,

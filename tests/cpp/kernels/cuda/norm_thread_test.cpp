@@ -1,21 +1,22 @@
-// Squared norms by the CUDA kernels, emulated on the host.
+// Norms of the CUDA kernels, run on the host.
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "cuda_keys.h"
+#include "emulated_table.h"
 
 namespace torchkv {
 namespace {
 
 using kernels::cuda::kNormChunk;
-using testing::emulated_launches;
-using testing::emulated_table;
-using namespace testing::cuda; // NOLINT: all of it
+using kernels::cuda::Launches;
+using kernels::cuda::SumJob;
+using namespace testing; // NOLINT: all of it
 
 double norm_on_gpu(
     const std::vector<Key>& keys,
@@ -63,7 +64,7 @@ TEST_P(CudaNormTest, EqualsTheCpu) {
             options.step.rule.id = RuleSpec::Id::kAdam;
             options.step.scale = 0.5;
             options.step.clip_value = 1.5;
-            options.step.last_scale = 100; // which is not for norms
+            options.step.last_scale = 100; // ignored by norms
             Key key = make_key(random, options);
             at::Tensor sum;
             for (auto& value : key.values) {
@@ -104,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(kFloating),
     name_of_dtypes);
 
-TEST(CudaNormTest, OfWhatIsNotFinite) {
+TEST(CudaNormTest, NonFiniteValues) {
   Random random(0);
   for (const double bad : {double(INFINITY), -double(INFINITY), double(NAN)}) {
     Options options{at::kFloat, at::kFloat, 2, 100};
@@ -125,7 +126,7 @@ TEST(CudaNormTest, ManyKeysInOneLaunch) {
   EXPECT_EQ(emulated_launches().size(), 1U);
 }
 
-TEST(CudaNormTest, OfNumbersThatHaveNone) {
+TEST(CudaNormTest, IntegersAreNotSupported) {
   Random random(0);
   std::vector<const void*> values;
   const Key key = make_key(random, {at::kInt, at::kInt, 2, 10});

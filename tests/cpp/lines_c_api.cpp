@@ -1,4 +1,4 @@
-#include "lines_door.h"
+#include "lines_c_api.h"
 
 #include "kernels/cpu/cache_line.h"
 #include "kernels/cpu/lamb.h"
