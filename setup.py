@@ -174,7 +174,8 @@ def compile_flags() -> list[str]:
         "-Wno-maybe-uninitialized",
         "-Wno-stringop-overflow",
         "-fvisibility=hidden",
-        # Exported classes hold members of hidden types, which is what we want.
+        # ATen's headers then include the operators that they need, not all.
+        "-DAT_PER_OPERATOR_HEADERS",
         # File names in error messages: csrc/key.cpp, torch/include/c10/...
         f"-ffile-prefix-map={ROOT}/=",
         f"-ffile-prefix-map={TORCH.parent}/=",

@@ -1,6 +1,5 @@
 #include "slices.h"
 
-#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 #include <ATen/ops/alias.h>
 
