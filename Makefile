@@ -43,7 +43,8 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test python-test cpp-test places-test demo bench host-time \
   bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
-  lint-format lint-python lint-types lint-spelling tidy format clean
+  lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  clean
 .DELETE_ON_ERROR:
 
 help:
@@ -58,7 +59,7 @@ help:
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
-	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, checking only'
+	@echo 'make lint        formatters, clang-tidy, mypy, codespell, headers, layout; checking only'
 	@echo 'make format      clang-format and ruff, rewriting'
 	@echo 'make clean       remove what was built; .venv/ stays'
 
@@ -88,7 +89,7 @@ $(INSTALLED): | $(BIN)/python
 env: $(INSTALLED)
 
 $(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) $(KERNELS) csrc/sources.txt \
-  $(wildcard cmake/*) setup.py tools/cuda_kernels.py pyproject.toml
+  $(wildcard cmake/*) setup.py tools/cuda_kernels.py tools/torch_flags.py pyproject.toml
 	$(PIP) install --no-build-isolation --editable '.[test,examples]'
 	@mkdir -p $(@D) && rm -f $(@D)/built-* && touch $@
 
@@ -211,11 +212,17 @@ $(LINT_TOOLS): $(BUILT) pyproject.toml
 
 # All of them, also after the first that complains.
 lint: $(LINT_TOOLS)
-	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-python lint-types \
-	  lint-spelling tidy
+	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-headers \
+	  lint-layout lint-python lint-types lint-spelling tidy
 
 lint-format:
 	clang-format --dry-run -Werror $(FORMATTED)
+
+lint-headers:
+	$(BIN)/python tools/check_headers.py
+
+lint-layout:
+	$(BIN)/python tools/check_layout.py
 
 lint-python:
 	ruff check .

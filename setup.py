@@ -96,6 +96,8 @@ if release(torch.__version__) < OLDEST_TORCH:
 from setuptools import Extension, setup  # noqa: E402
 from setuptools.command.build import build  # noqa: E402
 
+import torch_flags  # noqa: E402
+
 TORCH_MINOR = "{}.{}".format(*release(torch.__version__))
 TORCH = Path(torch.__file__).parent
 LIBRARY = "torchkv.lib.libtorchkv"
@@ -109,9 +111,7 @@ UNITS = {
     "device": "memory",
     "memory": "memory",
 }
-# One folder per torch and Python: objects of different ABIs never meet, and
-# ninja finds yesterday's objects, whoever starts the build.
-OBJECTS = ROOT / "build" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
+OBJECTS = torch_flags.objects("")
 
 
 def library_sources() -> list[str]:
