@@ -83,14 +83,14 @@ $(BIN)/python:
 comma := ,
 
 $(INSTALLED): | $(BIN)/python
-	$(PIP) install '$(TORCH)' 'setuptools>=77' ninja
+	$(PIP) install --no-compile '$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
 env: $(INSTALLED)
 
 $(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) $(KERNELS) csrc/sources.txt \
   $(wildcard cmake/*) setup.py tools/cuda_kernels.py tools/torch_flags.py pyproject.toml
-	$(PIP) install --no-build-isolation --editable '.[test,examples]'
+	$(PIP) install --no-compile --no-build-isolation --editable '.[test,examples]'
 	@mkdir -p $(@D) && rm -f $(@D)/built-* && touch $@
 
 build: $(BUILT)
