@@ -2,6 +2,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <array>
