@@ -43,7 +43,8 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test test-all python-test cpp-test places-test demo bench host-time \
   bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
-  lint-format lint-python lint-types lint-spelling tidy format clean
+  lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  clean
 .DELETE_ON_ERROR:
 
 help:
@@ -59,7 +60,7 @@ help:
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
-	@echo 'make lint        clang-format, clang-tidy, ruff, mypy and codespell, check only'
+	@echo 'make lint        formatters, clang-tidy, mypy, codespell, headers, layout; check only'
 	@echo 'make format      clang-format and ruff, in place'
 	@echo 'make clean       remove build outputs; keep .venv/'
 
@@ -83,14 +84,14 @@ $(BIN)/python:
 comma := ,
 
 $(INSTALLED): | $(BIN)/python
-	$(PIP) install '$(TORCH)' 'setuptools>=77' ninja
+	$(PIP) install --no-compile '$(TORCH)' 'setuptools>=77' ninja
 	@touch $@
 
 env: $(INSTALLED)
 
 $(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS) $(KERNELS) csrc/sources.txt \
-  $(wildcard cmake/*) setup.py tools/cuda_kernels.py pyproject.toml
-	$(PIP) install --no-build-isolation --editable '.[test,examples]'
+  $(wildcard cmake/*) setup.py tools/cuda_kernels.py tools/torch_flags.py pyproject.toml
+	$(PIP) install --no-compile --no-build-isolation --editable '.[test,examples]'
 	@mkdir -p $(@D) && rm -f $(@D)/built-* && touch $@
 
 build: $(BUILT)
@@ -221,11 +222,17 @@ $(LINT_TOOLS): $(BUILT) pyproject.toml
 
 # All of them, even if one fails.
 lint: $(LINT_TOOLS)
-	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-python lint-types \
-	  lint-spelling tidy
+	$(MAKE) --no-print-directory -k -O -j $$(nproc) lint-format lint-headers \
+	  lint-layout lint-python lint-types lint-spelling tidy
 
 lint-format:
 	clang-format --dry-run -Werror $(FORMATTED)
+
+lint-headers:
+	$(BIN)/python tools/check_headers.py
+
+lint-layout:
+	$(BIN)/python tools/check_layout.py
 
 lint-python:
 	ruff check .

@@ -8,12 +8,14 @@ torchkv/include, share           headers and the CMake package config
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
 import shutil
 import sys
 import sysconfig
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -94,12 +96,22 @@ if release(torch.__version__) < OLDEST_TORCH:
 from setuptools import Extension, setup  # noqa: E402
 from setuptools.command.build import build  # noqa: E402
 
+import torch_flags  # noqa: E402
+
 TORCH_MINOR = "{}.{}".format(*release(torch.__version__))
 TORCH = Path(torch.__file__).parent
 LIBRARY = "torchkv.lib.libtorchkv"
-# One folder per torch and Python: objects of different ABIs never meet, and
-# ninja finds yesterday's objects, whoever starts the build.
-OBJECTS = ROOT / "build" / f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
+# Which folders of csrc/ are compiled together; store/ goes with kvstore.cpp.
+UNITS = {
+    # The two that parse TorchScript's headers.
+    "bindings": "script",
+    "update": "script",
+    "comm": "comm",
+    "core": "memory",
+    "device": "memory",
+    "memory": "memory",
+}
+OBJECTS = torch_flags.objects("")
 
 
 def library_sources() -> list[str]:
@@ -109,9 +121,39 @@ def library_sources() -> list[str]:
 
 
 def public_headers() -> list[Path]:
-    """Every header of csrc/ but those of the bindings, relative to csrc/."""
-    headers = sorted(path.relative_to(CSRC) for path in CSRC.rglob("*.h"))
-    return [header for header in headers if header.parts[0] != "bindings"]
+    """kvstore.h and all that it includes, relative to csrc/."""
+    found = [CSRC / "kvstore.h"]
+    for header in found:
+        for name in re.findall(r'^#include "(.+)"', header.read_text(), re.MULTILINE):
+            included = (header.parent / name).resolve()
+            # built_for_torch.h is written by the installation.
+            if included not in found and included.is_file():
+                found.append(included)
+    return sorted(header.relative_to(CSRC) for header in found)
+
+
+def unity_sources(sources: list[str], folder: Path) -> list[str]:
+    """The sources to compile: one for each group of UNITS, and the kernels.
+
+    torch's headers take most of the time of a small source, so each group parses them
+    once. The compiler optimizes the kernels as the sources that they are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    result = []
+    groups: dict[str, list[str]] = {}
+    for source in sources:
+        part = Path(source).relative_to("csrc").parts[0]
+        if part == "kernels":
+            result.append(source)
+        else:
+            groups.setdefault(UNITS.get(part, "kvstore"), []).append(source)
+    for name, members in groups.items():
+        unit = folder / f"{name}.cpp"
+        text = "".join(f'#include "{ROOT / member}"\n' for member in members)
+        if not unit.is_file() or unit.read_text() != text:
+            unit.write_text(text)
+        result.append(str(unit.relative_to(ROOT)))
+    return result
 
 
 def compile_flags() -> list[str]:
@@ -132,7 +174,8 @@ def compile_flags() -> list[str]:
         "-Wno-maybe-uninitialized",
         "-Wno-stringop-overflow",
         "-fvisibility=hidden",
-        # Exported classes hold members of hidden types, which is what we want.
+        # ATen's headers then include the operators that they need, not all.
+        "-DAT_PER_OPERATOR_HEADERS",
         # File names in error messages: csrc/key.cpp, torch/include/c10/...
         f"-ffile-prefix-map={ROOT}/=",
         f"-ffile-prefix-map={TORCH.parent}/=",
@@ -258,6 +301,9 @@ class BuildBinaries(BuildExtension):
         """Keeps the objects: editable installs would throw them away."""
         super().finalize_options()
         self.build_temp = str(OBJECTS)
+        self.library_linked = threading.Event()
+        if os.environ.get("MAX_JOBS") != "1":
+            self.parallel = 2  # the bindings are compiled beside the library
 
     def get_ext_filename(self, name: str) -> str:
         """libtorchkv.so has no Python in its name; asked with and without package."""
@@ -265,21 +311,33 @@ class BuildBinaries(BuildExtension):
             return os.path.join(*name.split(".")) + ".so"
         return super().get_ext_filename(name)
 
+    def build_extensions(self) -> None:
+        """Without Python's headers for the library: including them is an error."""
+        python = {sysconfig.get_path(name) for name in ("include", "platinclude")}
+        kept = [d for d in self.compiler.include_dirs if d not in python]
+        self.compiler.include_dirs = kept
+        super().build_extensions()
+
     def build_extension(self, ext: Extension) -> None:
         """Builds each in a folder of its own: ninja keeps its state there."""
-        include_dirs = self.compiler.include_dirs
-        self.build_temp = str(OBJECTS / ext.name)
+        own = copy.copy(self)  # the other extension is built at the same time
+        own.build_temp = str(OBJECTS / ext.name)
         if ext.name == LIBRARY:
-            # Without Python's headers, a stray include of them is an error.
-            python = {sysconfig.get_path(name) for name in ("include", "platinclude")}
-            self.compiler.include_dirs = [d for d in include_dirs if d not in python]
+            ext.depends += ext.sources
+            ext.sources = unity_sources(ext.sources, OBJECTS / "units")
         else:
             ext.library_dirs.insert(0, os.path.join(self.build_lib, "torchkv", "lib"))
         try:
-            super().build_extension(ext)
+            super(BuildBinaries, own).build_extension(ext)
         finally:
-            self.build_temp = str(OBJECTS)
-            self.compiler.include_dirs = include_dirs
+            if ext.name == LIBRARY:
+                self.library_linked.set()
+
+    def get_libraries(self, ext: Extension) -> list[str]:
+        """Asked for just before linking: the bindings link the library."""
+        if ext.name != LIBRARY:
+            self.library_linked.wait()
+        return super().get_libraries(ext)
 
     def run(self) -> None:
         """Builds the binaries, then puts the C++ interface beside them."""

@@ -139,10 +139,8 @@ def is_fresh(target: Path, command: list[str]) -> bool:
         return False
     rule = target.with_suffix(".d").read_text().replace("\\\n", " ")
     made_at = target.stat().st_mtime
-    return all(
-        os.path.exists(name) and os.path.getmtime(name) <= made_at
-        for name in shlex.split(rule.partition(":")[2])
-    )
+    read = [ROOT / name for name in shlex.split(rule.partition(":")[2])]
+    return all(path.exists() and path.stat().st_mtime <= made_at for path in read)
 
 
 def run(command: list[str]) -> None:
@@ -153,9 +151,13 @@ def run(command: list[str]) -> None:
 
 
 def compile_object(source: Path, target: Path, nvcc: list[str]) -> None:
-    """Compiles one source, unless it is up to date."""
-    depfile = target.with_suffix(".d")
-    command = [*nvcc, "-MD", "-MF", str(depfile), "-c", str(source), "-o", str(target)]
+    """Compiles one source, unless it is up to date.
+
+    The paths are relative, so that a copy of the tree can take over the objects.
+    """
+    paths = (target.with_suffix(".d"), source, target)
+    depfile, code, made = (os.path.relpath(path, ROOT) for path in paths)
+    command = [*nvcc, "-MD", "-MF", depfile, "-c", code, "-o", made]
     if is_fresh(target, command):
         return
     made_by = target.with_suffix(".command")

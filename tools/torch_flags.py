@@ -5,6 +5,7 @@ build of PyTorch on machines without the whole CUDA toolkit.
 """
 
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def cxx_standard() -> str:
     return found.group(1) if found else "20"
 
 
+def objects(extension: str) -> Path:
+    """Where setup.py leaves the objects of an extension.
+
+    A folder per torch and Python: objects of different ABIs never meet, and ninja finds
+    those of the last build, whoever starts it.
+    """
+    root = Path(__file__).resolve().parents[1]
+    abi = f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
+    return root / "build" / abi / extension
+
+
 def main() -> None:
     """Prints one set() per fact."""
     facts = {
@@ -28,6 +40,7 @@ def main() -> None:
         "TORCH_CXX_STANDARD": cxx_standard(),
         "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
         "TORCH_OPENMP": int("backend: OpenMP" in torch.__config__.parallel_info()),
+        "TORCHKV_OBJECTS": objects("torchkv.lib.libtorchkv"),
         "PYTHON_INCLUDE_DIR": sysconfig.get_path("include"),
     }
     for name, value in facts.items():

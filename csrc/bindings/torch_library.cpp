@@ -1,7 +1,6 @@
 // The TorchScript binding: torch.classes.torchkv.KVStore. Keys and values are
 // declared as Any, so that TorchScript code reads like Python.
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 

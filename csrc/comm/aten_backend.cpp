@@ -1,6 +1,5 @@
 #include "aten_backend.h"
 
-#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 #include "cuda_backend.h"
 
-#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 #include <c10/core/DeviceGuard.h>
 

@@ -1,8 +1,8 @@
 #include "slices.h"
 
-#include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <array>

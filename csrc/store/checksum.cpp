@@ -1,6 +1,5 @@
 #include "checksum.h"
 
-#include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 // Defines its functions: to be included here only.
 #include <caffe2/serialize/crc_alt.h>
