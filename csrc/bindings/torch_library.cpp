@@ -16,7 +16,7 @@
 #include "../kvstore.h"
 #include "../store/checksum.h"
 #include "../update/script_updater.h"
-#include "argument_parser.h"
+#include "calls.h"
 #include "tracing.h"
 
 namespace torchkv {
@@ -52,109 +52,36 @@ struct ScriptObjects {
   static std::string type_name(const Object& object) {
     return object.type()->annotation_str();
   }
+  static bool is_none(const Object& object) {
+    return object.isNone();
+  }
+  static void refuse_tracing(const char* op) {
+    refuse_graph_capture(op);
+  }
+  struct Released {}; // TorchScript runs without the GIL
+
+  using Store = c10::intrusive_ptr<KVStore>;
+  using Int = int64_t;
+  using Bool = bool;
+  static CallOptions options(const char* /*op*/, Int priority, Bool async_op) {
+    return {priority, async_op};
+  }
+  static void check_bool(const char* /*op*/, const char* /*name*/, Bool) {}
+  using Work = std::optional<WorkPtr>;
+  static Work work(WorkPtr work) {
+    return work == nullptr ? Work() : std::move(work);
+  }
+  static c10::IValue result(WorkPtr pointer) {
+    return work(std::move(pointer));
+  }
+  static c10::IValue result(std::vector<at::Tensor> tensors, bool single) {
+    return single ? c10::IValue(tensors[0]) : c10::IValue(std::move(tensors));
+  }
 };
 
-using Parser = ArgumentParser<ScriptObjects>;
+using ScriptCalls = Calls<ScriptObjects>;
 using Self = c10::intrusive_ptr<KVStore>;
 using c10::IValue;
-
-void init(const Self& self, const IValue& key, const IValue& value) {
-  constexpr auto* op = "init";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  self->init(keys, parser.tensors(keys, value, "value"));
-}
-
-// None unless the call is asynchronous.
-using OptionalWork = std::optional<WorkPtr>;
-
-OptionalWork optional(WorkPtr work) {
-  return work == nullptr ? OptionalWork() : std::move(work);
-}
-
-OptionalWork push(
-    const Self& self,
-    const IValue& key,
-    const IValue& value,
-    int64_t priority,
-    bool async_op) {
-  constexpr auto* op = "push";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  const Tensors values = parser.tensors(keys, value, "value");
-  return optional(self->push(keys, values, {priority, async_op}));
-}
-
-IValue pull(
-    const Self& self,
-    const IValue& key,
-    const IValue& out,
-    int64_t priority,
-    bool /*ignore_sparse: no sparse outs yet*/,
-    bool async_op) {
-  constexpr auto* op = "pull";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  if (!out.isNone()) {
-    const Tensors outs = parser.tensors(keys, out, "out");
-    return optional(self->pull(keys, outs, {priority, async_op}));
-  }
-  parser.check_sync_without_out(keys, async_op);
-  std::vector<at::Tensor> pulled = self->pull(keys, {priority});
-  if (keys.single) {
-    return pulled[0];
-  }
-  return pulled;
-}
-
-OptionalWork pushpull(
-    const Self& self,
-    const IValue& key,
-    const IValue& value,
-    const IValue& out,
-    int64_t priority,
-    bool async_op) {
-  constexpr auto* op = "pushpull";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  const Tensors values = parser.tensors(keys, value, "value");
-  const Tensors outs = out.isNone() ? values : parser.tensors(keys, out, "out");
-  return optional(self->pushpull(keys, values, outs, {priority, async_op}));
-}
-
-OptionalWork broadcast(
-    const Self& self,
-    const IValue& key,
-    const IValue& value,
-    const IValue& out,
-    int64_t priority,
-    bool async_op) {
-  constexpr auto* op = "broadcast";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  const Tensors values = parser.tensors(keys, value, "value");
-  const Tensors outs = parser.tensors(keys, out, "out");
-  return optional(self->broadcast(keys, values, outs, {priority, async_op}));
-}
-
-void assign(const Self& self, const IValue& key, const IValue& value) {
-  constexpr auto* op = "assign";
-  refuse_graph_capture(op);
-  const Parser parser(op);
-  const Keys keys = parser.keys(key);
-  self->assign(keys, parser.tensors(keys, value, "value"));
-}
-
-void erase(const Self& self, const IValue& key) {
-  constexpr auto* op = "delete";
-  refuse_graph_capture(op);
-  self->erase(Parser(op).keys(key));
-}
 
 IValue keys(const Self& self) {
   if (self->key_kind() == KeyKind::kStr) {
@@ -169,10 +96,6 @@ IValue keys(const Self& self) {
     result.push_back(key.id());
   }
   return result;
-}
-
-bool contains(const Self& self, const IValue& key) {
-  return self->contains(Parser("in").key(key));
 }
 
 void set_updater(const Self& self, const IValue& updater) {
@@ -236,10 +159,10 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def("init", &init, "", {arg("key"), arg("value")})
+      .def("init", &ScriptCalls::init, "", {arg("key"), arg("value")})
       .def(
           "push",
-          &push,
+          &ScriptCalls::push,
           "",
           {arg("key"),
            arg("value"),
@@ -247,7 +170,7 @@ TORCH_LIBRARY(torchkv, m) {
            arg("async_op") = false})
       .def(
           "pull",
-          &pull,
+          &ScriptCalls::pull,
           "",
           {arg("key"),
            arg("out") = IValue(),
@@ -256,7 +179,7 @@ TORCH_LIBRARY(torchkv, m) {
            arg("async_op") = false})
       .def(
           "pushpull",
-          &pushpull,
+          &ScriptCalls::pushpull,
           "",
           {arg("key"),
            arg("value"),
@@ -265,17 +188,17 @@ TORCH_LIBRARY(torchkv, m) {
            arg("async_op") = false})
       .def(
           "broadcast",
-          &broadcast,
+          &ScriptCalls::broadcast,
           "",
           {arg("key"),
            arg("value"),
            arg("out"),
            arg("priority") = 0,
            arg("async_op") = false})
-      .def("assign", &assign, "", {arg("key"), arg("value")})
-      .def("delete", &erase, "", {arg("key")})
+      .def("assign", &ScriptCalls::assign, "", {arg("key"), arg("value")})
+      .def("delete", &ScriptCalls::erase, "", {arg("key")})
       .def("keys", &keys)
-      .def("__contains__", &contains, "", {arg("key")})
+      .def("__contains__", &ScriptCalls::contains, "", {arg("key")})
       .def("__len__", [](const Self& self) { return self->size(); })
       .def("__repr__", [](const Self& self) { return self->repr(); })
       .def("__str__", [](const Self& self) { return self->repr(); })

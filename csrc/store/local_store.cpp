@@ -11,23 +11,6 @@
 #include "locked_ranges.h"
 
 namespace torchkv {
-namespace {
-
-void begin_if_async(
-    std::optional<AsyncScope>& scope,
-    const CallOptions& options,
-    Streams& streams) {
-  if (options.async_op) {
-    scope.emplace(streams);
-  }
-}
-
-WorkPtr finish(std::optional<AsyncScope>& scope) {
-  return scope ? scope->finish() : nullptr;
-}
-
-} // namespace
-
 LocalStore::LocalStore(Runtime& runtime, Options options)
     : streams_(runtime),
       slices_(streams_, std::move(options.allocator)),
@@ -69,18 +52,33 @@ Entries LocalStore::make_entries(
   return entries;
 }
 
-void LocalStore::insert(
+// init, or with outs broadcast.
+WorkPtr LocalStore::insert(
     const char* op,
-    const Entries& entries,
-    const Tensors& values) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    placement_.store(*entries[i], values.of(static_cast<int64_t>(i))[0]);
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors* outs,
+    const CallOptions& options) {
+  std::optional<AsyncScope> scope;
+  const Entries entries = make_entries(op, keys, values);
+  if (outs != nullptr) {
+    check_outs(op, keys, entries, *outs);
   }
-  // Held over both, or set_updater could slip in between with an updater for
-  // the other kind of keys.
-  const std::lock_guard lock(updater_mutex_);
-  check_key_kind(op, updater_, entries[0]->key.kind());
-  table_.insert(op, entries);
+  enter(scope, options, entries, &values, outs);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    placement_.store(*entries[i], values.flat[i]);
+  }
+  {
+    // Held over both, or set_updater could slip in between with an updater for
+    // the other kind of keys.
+    const std::lock_guard lock(updater_mutex_);
+    check_key_kind(op, updater_, entries[0]->key.kind());
+    table_.insert(op, entries);
+  }
+  if (outs != nullptr) {
+    copy_out(entries, *outs);
+  }
+  return scope ? scope->finish() : nullptr;
 }
 
 // The entries of a call that writes `values` into the store, or the store into
@@ -106,17 +104,21 @@ Entries LocalStore::find(
   return entries;
 }
 
-// Where the call is asynchronous, its work goes to the store's streams from
-// here.
+// The work of an asynchronous call goes to the store's streams from here.
 void LocalStore::enter(
     std::optional<AsyncScope>& scope,
+    const CallOptions& options,
     const Entries& entries,
-    std::initializer_list<const Tensors*> tensors) const {
-  if (!scope) {
+    const Tensors* values,
+    const Tensors* outs) const {
+  if (!options.async_op) {
     return;
   }
-  for (const auto* each : tensors) {
-    scope->enter(each->flat);
+  scope.emplace(streams_);
+  for (const auto* tensors : {values, outs}) {
+    if (tensors != nullptr) {
+      scope->enter(tensors->flat);
+    }
   }
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
@@ -127,9 +129,7 @@ void LocalStore::enter(
 }
 
 void LocalStore::init(const Keys& keys, const Tensors& values) {
-  constexpr auto* op = "init";
-  const Entries entries = make_entries(op, keys, values);
-  insert(op, entries, values);
+  insert("init", keys, values, nullptr, {});
 }
 
 WorkPtr LocalStore::broadcast(
@@ -137,31 +137,30 @@ WorkPtr LocalStore::broadcast(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
-  constexpr auto* op = "broadcast";
-  std::optional<AsyncScope> scope;
-  begin_if_async(scope, options, streams_);
-  const Entries entries = make_entries(op, keys, values);
-  check_outs(op, keys, entries, outs);
-  enter(scope, entries, {&values, &outs});
-  insert(op, entries, values);
-  copy_out(entries, outs);
-  return finish(scope);
+  return insert("broadcast", keys, values, &outs, options);
 }
 
 WorkPtr LocalStore::push(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
-  constexpr auto* op = "push";
-  std::optional<AsyncScope> scope;
-  begin_if_async(scope, options, streams_);
-  const Updater updater = this->updater();
-  Entries entries = find(op, keys, &values, nullptr, updater);
-  check_expected_keys(op);
-  const auto merged = merge_repeats(entries, values);
-  enter(scope, entries, {&values});
-  update(entries, merged ? *merged : values, updater);
-  return finish(scope);
+  return merge("push", keys, values, nullptr, updater(), options);
+}
+
+WorkPtr LocalStore::pushpull(
+    const Keys& keys,
+    const Tensors& values,
+    const Tensors& outs,
+    const CallOptions& options) {
+  return merge("pushpull", keys, values, &outs, updater(), options);
+}
+
+void LocalStore::apply(
+    const Keys& keys,
+    const Tensors& values,
+    const Updater& updater,
+    const Tensors* outs) {
+  merge("push", keys, values, outs, updater, {});
 }
 
 WorkPtr LocalStore::pull(
@@ -169,12 +168,11 @@ WorkPtr LocalStore::pull(
     const Tensors& outs,
     const CallOptions& options) {
   std::optional<AsyncScope> scope;
-  begin_if_async(scope, options, streams_);
   Entries entries = find("pull", keys, nullptr, &outs, {});
   const auto merged = merge_repeats(entries, outs);
-  enter(scope, entries, {&outs});
+  enter(scope, options, entries, nullptr, &outs);
   copy_out(entries, merged ? *merged : outs);
-  return finish(scope);
+  return scope ? scope->finish() : nullptr;
 }
 
 std::vector<at::Tensor> LocalStore::pull(
@@ -195,42 +193,26 @@ std::vector<at::Tensor> LocalStore::pull(
   return result;
 }
 
-WorkPtr LocalStore::pushpull(
+// push, or with outs pushpull.
+WorkPtr LocalStore::merge(
+    const char* op,
     const Keys& keys,
     const Tensors& values,
-    const Tensors& outs,
+    const Tensors* outs,
+    const Updater& updater,
     const CallOptions& options) {
-  constexpr auto* op = "pushpull";
   std::optional<AsyncScope> scope;
-  begin_if_async(scope, options, streams_);
-  const Updater updater = this->updater();
-  Entries entries = find(op, keys, &values, &outs, updater);
+  Entries entries = find(op, keys, &values, outs, updater);
   check_expected_keys(op);
   Entries distinct = entries;
   const auto merged_values = merge_repeats(distinct, values);
-  enter(scope, distinct, {&values, &outs});
+  enter(scope, options, distinct, &values, outs);
   update(distinct, merged_values ? *merged_values : values, updater);
-  const auto merged_outs = merge_repeats(entries, outs);
-  copy_out(entries, merged_outs ? *merged_outs : outs);
-  return finish(scope);
-}
-
-void LocalStore::apply(
-    const Keys& keys,
-    const Tensors& values,
-    const Updater& updater,
-    const Tensors& outs) {
-  constexpr auto* op = "push";
-  const bool has_outs = outs.size() != 0;
-  Entries entries =
-      find(op, keys, &values, has_outs ? &outs : nullptr, updater);
-  Entries distinct = entries;
-  const auto merged_values = merge_repeats(distinct, values);
-  update(distinct, merged_values ? *merged_values : values, updater);
-  if (has_outs) {
-    const auto merged_outs = merge_repeats(entries, outs);
-    copy_out(entries, merged_outs ? *merged_outs : outs);
+  if (outs != nullptr) {
+    const auto merged_outs = merge_repeats(entries, *outs);
+    copy_out(entries, merged_outs ? *merged_outs : *outs);
   }
+  return scope ? scope->finish() : nullptr;
 }
 
 std::pair<at::Tensor, int64_t> LocalStore::lease(const Key& key) {

@@ -3,7 +3,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <atomic>
-#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -111,7 +110,7 @@ class TORCHKV_API LocalStore final : public Store {
       const Keys& keys,
       const Tensors& values,
       const Updater& updater,
-      const Tensors& outs = {});
+      const Tensors* outs = nullptr);
 
   // The value and the number of its updates, at one moment. The store does not
   // write the tensor while it, or another tensor on its storage, exists: the
@@ -133,11 +132,25 @@ class TORCHKV_API LocalStore final : public Store {
       const Updater& updater) const;
   Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
       const;
-  void insert(const char* op, const Entries& entries, const Tensors& values);
+  WorkPtr insert(
+      const char* op,
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors* outs,
+      const CallOptions& options);
+  WorkPtr merge(
+      const char* op,
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors* outs,
+      const Updater& updater,
+      const CallOptions& options);
   void enter(
       std::optional<AsyncScope>& scope,
+      const CallOptions& options,
       const Entries& entries,
-      std::initializer_list<const Tensors*> tensors) const;
+      const Tensors* values,
+      const Tensors* outs) const;
   void update(
       const Entries& entries,
       const Tensors& values,

@@ -179,7 +179,7 @@ Self from_script_object(py::handle object) {
       py::isinstance<torch::jit::Object>(object) &&
           py::detail::is_holder_constructed(object.ptr()),
       "from_script_object: expected a torch.ScriptObject, but got ",
-      PythonObjects::type_name(object.ptr()));
+      PythonObjects::type_name(object));
   const c10::IValue value(py::cast<torch::jit::Object>(object)._ivalue());
   const auto& expected = c10::getCustomClassType<Self>();
   TORCH_CHECK_TYPE(
@@ -237,17 +237,17 @@ PYBIND11_MODULE(_C, m) {
           py::arg("type"))
       .def_property_readonly(
           "type", [](const BoundStore& self) { return self->type(); })
-      .def("init", &init, py::arg("key"), py::arg("value"))
+      .def("init", &PythonCalls::init, py::arg("key"), py::arg("value"))
       .def(
           "push",
-          &push,
+          &PythonCalls::push,
           py::arg("key"),
           py::arg("value"),
           py::arg("priority"),
           py::arg("async_op") = false)
       .def(
           "pull",
-          &pull,
+          &PythonCalls::pull,
           py::arg("key"),
           py::arg("out"),
           py::arg("priority"),
@@ -255,7 +255,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("async_op") = false)
       .def(
           "pushpull",
-          &pushpull,
+          &PythonCalls::pushpull,
           py::arg("key"),
           py::arg("value"),
           py::arg("out"),
@@ -263,16 +263,16 @@ PYBIND11_MODULE(_C, m) {
           py::arg("async_op") = false)
       .def(
           "broadcast",
-          &broadcast,
+          &PythonCalls::broadcast,
           py::arg("key"),
           py::arg("value"),
           py::arg("out"),
           py::arg("priority"),
           py::arg("async_op") = false)
-      .def("assign", &assign, py::arg("key"), py::arg("value"))
-      .def("delete", &erase, py::arg("key"))
+      .def("assign", &PythonCalls::assign, py::arg("key"), py::arg("value"))
+      .def("delete", &PythonCalls::erase, py::arg("key"))
       .def("keys", &keys)
-      .def("contains", &contains, py::arg("key"))
+      .def("contains", &PythonCalls::contains, py::arg("key"))
       .def(
           "size", [](const BoundStore& self) { return self->size(); }, release)
       .def("shape", &shape, py::arg("key"))
@@ -328,7 +328,7 @@ PYBIND11_MODULE(_C, m) {
       .def_static(
           "key_of",
           [](const std::string& op, py::handle key) {
-            return to_python(Parser(op.c_str()).key(key.ptr()));
+            return to_python(Parser(op.c_str()).key(key));
           },
           py::arg("op"),
           py::arg("key"))

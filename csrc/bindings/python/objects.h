@@ -2,6 +2,7 @@
 
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -11,7 +12,10 @@
 #include <vector>
 
 #include "../../core/key.h"
-#include "../argument_parser.h"
+#include "../../kvstore.h"
+#include "../calls.h"
+#include "../tracing.h"
+#include "bound.h"
 
 namespace torchkv {
 
@@ -43,64 +47,38 @@ inline void check_fits(const char* op, bool fits, const char* actual) {
       " int");
 }
 
-struct PythonObjects {
-  using Object = PyObject*; // borrowed
-
-  // Anything with __index__ counts as int, except a bool.
-  static std::optional<Key> as_key(const char* op, Object object) {
-    if (PyUnicode_Check(object)) {
-      return Key(utf8_of(op, "key", object));
-    }
-    if (PyBool_Check(object) || !PyIndex_Check(object)) {
-      return std::nullopt;
-    }
-    if (const at::Tensor* tensor = as_tensor(object)) {
-      // Every tensor has __index__, which raises for all but these.
-      if (tensor->numel() != 1 ||
-          !c10::isIntegralType(tensor->scalar_type(), /*includeBool=*/false)) {
-        return std::nullopt;
-      }
-      if (tensor->scalar_type() == c10::kUInt64) { // __index__ overflows
-        const uint64_t id = tensor->item().toUInt64();
-        check_fits(op, id <= std::numeric_limits<int64_t>::max(), "larger");
-        return Key(static_cast<int64_t>(id));
-      }
-    }
-    // __index__ may run Python code that drops the list the object is in.
-    const auto held = py::reinterpret_borrow<py::object>(object);
-    const auto index =
-        py::reinterpret_steal<py::object>(PyNumber_Index(object));
-    if (!index) {
-      throw py::error_already_set();
-    }
-    int overflow = 0;
-    const int64_t id = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    check_fits(op, overflow == 0, overflow > 0 ? "larger" : "smaller");
-    return Key(id);
-  }
-  static const at::Tensor* as_tensor(Object object) {
-    // Not THPVariable_Check: it asks isinstance, which a mock can deceive.
-    auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
-    return PyObject_TypeCheck(object, type) ? &THPVariable_Unpack(object)
-                                            : nullptr;
-  }
-  static bool is_list(Object object) {
-    return PyList_Check(object) || PyTuple_Check(object);
-  }
-  static int64_t size(Object object) {
-    return PyList_Check(object) ? PyList_GET_SIZE(object)
-                                : PyTuple_GET_SIZE(object);
-  }
-  static Object item(Object object, int64_t i) {
-    TORCH_CHECK_VALUE(
-        i < size(object), "expected a list that does not change during a call");
-    return PyList_Check(object) ? PyList_GET_ITEM(object, i)
-                                : PyTuple_GET_ITEM(object, i);
-  }
-  static std::string type_name(Object object) {
-    return Py_TYPE(object)->tp_name;
-  }
+// What torchkv.tracing knows of torch.fx; set at import, never freed.
+struct FxTracing {
+  py::handle names; // where some thread's tracing is noted
+  py::handle flag;
+  py::handle is_symbolic_trace;
 };
+inline FxTracing fx_tracing;
+
+inline void find_fx_tracing() {
+  const auto module = py::module_::import("torchkv.tracing");
+  fx_tracing.names = module.attr("FX_NAMES").cast<py::dict>().release();
+  fx_tracing.flag = py::str("_is_fx_tracing_flag").release();
+  fx_tracing.is_symbolic_trace =
+      py::object(module.attr("is_symbolic_trace")).release();
+}
+
+inline void refuse_tracing(const char* op) {
+  if (torch::jit::tracer::isTracing()) {
+    throw_traced(op, "torch.jit.trace");
+  }
+  refuse_graph_capture(op);
+  const PyObject* some_thread_traces =
+      PyDict_GetItemWithError(fx_tracing.names.ptr(), fx_tracing.flag.ptr());
+  if (some_thread_traces == Py_True &&
+      fx_tracing.is_symbolic_trace().cast<bool>()) {
+    throw_traced(
+        op,
+        "torch.fx.symbolic_trace",
+        "from a function that torch.fx.wrap names, which is recorded as one "
+        "call and runs each time");
+  }
+}
 
 inline py::object to_python(const Key& key) {
   if (key.kind() == KeyKind::kInt) {
@@ -129,7 +107,7 @@ inline bool as_bool(const char* op, const char* name, py::handle value) {
       ": expected True or False as ",
       name,
       ", but got ",
-      PythonObjects::type_name(value.ptr()));
+      Py_TYPE(value.ptr())->tp_name);
   return value.ptr() == Py_True;
 }
 
@@ -140,7 +118,7 @@ inline int64_t as_int64(const char* op, const char* name, py::handle value) {
       ": expected an int as ",
       name,
       ", but got ",
-      PythonObjects::type_name(value.ptr()));
+      Py_TYPE(value.ptr())->tp_name);
   const auto index =
       py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
   if (!index) {
@@ -157,5 +135,100 @@ inline int64_t as_int64(const char* op, const char* name, py::handle value) {
       py::str(index).cast<std::string>());
   return result;
 }
+
+struct PythonObjects {
+  using Object = py::handle;
+
+  // Anything with __index__ counts as int, except a bool.
+  static std::optional<Key> as_key(const char* op, Object object) {
+    if (PyUnicode_Check(object.ptr())) {
+      return Key(utf8_of(op, "key", object.ptr()));
+    }
+    if (PyBool_Check(object.ptr()) || !PyIndex_Check(object.ptr())) {
+      return std::nullopt;
+    }
+    if (const at::Tensor* tensor = as_tensor(object)) {
+      // Every tensor has __index__, which raises for all but these.
+      if (tensor->numel() != 1 ||
+          !c10::isIntegralType(tensor->scalar_type(), /*includeBool=*/false)) {
+        return std::nullopt;
+      }
+      if (tensor->scalar_type() == c10::kUInt64) { // __index__ overflows
+        const uint64_t id = tensor->item().toUInt64();
+        check_fits(op, id <= std::numeric_limits<int64_t>::max(), "larger");
+        return Key(static_cast<int64_t>(id));
+      }
+    }
+    // __index__ may run Python code that drops the list the object is in.
+    const auto held = py::reinterpret_borrow<py::object>(object);
+    const auto index =
+        py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+    if (!index) {
+      throw py::error_already_set();
+    }
+    int overflow = 0;
+    const int64_t id = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    check_fits(op, overflow == 0, overflow > 0 ? "larger" : "smaller");
+    return Key(id);
+  }
+  static const at::Tensor* as_tensor(Object object) {
+    // Not THPVariable_Check: it asks isinstance, which a mock can deceive.
+    auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+    return PyObject_TypeCheck(object.ptr(), type)
+        ? &THPVariable_Unpack(object.ptr())
+        : nullptr;
+  }
+  static bool is_list(Object object) {
+    return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
+  }
+  static int64_t size(Object object) {
+    return PyList_Check(object.ptr()) ? PyList_GET_SIZE(object.ptr())
+                                      : PyTuple_GET_SIZE(object.ptr());
+  }
+  static Object item(Object object, int64_t i) {
+    TORCH_CHECK_VALUE(
+        i < size(object), "expected a list that does not change during a call");
+    return PyList_Check(object.ptr()) ? PyList_GET_ITEM(object.ptr(), i)
+                                      : PyTuple_GET_ITEM(object.ptr(), i);
+  }
+  static std::string type_name(Object object) {
+    return Py_TYPE(object.ptr())->tp_name;
+  }
+  static bool is_none(Object object) {
+    return object.is_none();
+  }
+  static void refuse_tracing(const char* op) {
+    torchkv::refuse_tracing(op);
+  }
+  using Released = py::gil_scoped_release;
+
+  using Store = Bound<KVStore>;
+  using Int = py::handle;
+  using Bool = py::handle;
+  static CallOptions options(const char* op, Int priority, Bool async_op) {
+    return {
+        as_int64(op, "priority", priority), as_bool(op, "async_op", async_op)};
+  }
+  static void check_bool(const char* op, const char* name, Bool value) {
+    as_bool(op, name, value);
+  }
+  using Work = WorkPtr; // null is None
+  static Work work(WorkPtr work) {
+    return work;
+  }
+  static py::object result(WorkPtr work) {
+    return py::cast(std::move(work));
+  }
+  static py::object result(std::vector<at::Tensor> tensors, bool single) {
+    if (single) {
+      return to_python(tensors[0]);
+    }
+    py::list list;
+    for (const auto& tensor : tensors) {
+      list.append(to_python(tensor));
+    }
+    return list;
+  }
+};
 
 } // namespace torchkv

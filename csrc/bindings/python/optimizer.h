@@ -33,7 +33,7 @@ inline uint64_t set_optimizer(
   for (const auto& [key, value] : options) {
     const auto [group, lr_mult, wd_mult] =
         value.cast<std::tuple<size_t, double, double>>();
-    optimizer.keys[parser.key(key.ptr())] = {group, lr_mult, wd_mult};
+    optimizer.keys[parser.key(key)] = {group, lr_mult, wd_mult};
   }
   optimizer.gradient = make_gradient(op, gradient);
   const py::gil_scoped_release no_gil;
@@ -46,7 +46,7 @@ inline void expect_keys(const BoundStore& self, const py::list& list) {
   const Parser parser("expect_keys");
   Keys keys;
   for (const auto& key : list) {
-    keys.list.push_back(parser.key(key.ptr()));
+    keys.list.push_back(parser.key(key));
   }
   const py::gil_scoped_release no_gil;
   self->expect_keys(keys);
@@ -109,7 +109,7 @@ inline int64_t num_skipped(const BoundStore& self) {
 }
 
 inline py::list optimizer_states(const BoundStore& self, py::handle key) {
-  const Keys keys = Parser("optimizer_states").keys(key.ptr());
+  const Keys keys = Parser("optimizer_states").keys(key);
   std::vector<KeyState> states;
   {
     const py::gil_scoped_release no_gil;
@@ -134,7 +134,7 @@ inline void set_optimizer_states(
     const std::vector<py::dict>& items) {
   constexpr auto* op = "set_optimizer_states";
   const Parser parser(op);
-  const Keys keys = parser.keys(key.ptr());
+  const Keys keys = parser.keys(key);
   std::vector<KeyState> states;
   for (const auto& item : items) {
     KeyState state;
@@ -145,14 +145,14 @@ inline void set_optimizer_states(
       } else if (text == "num_accumulated") {
         state.num_accumulated = as_int64(op, "num_accumulated", value);
       } else {
-        const at::Tensor* tensor = PythonObjects::as_tensor(value.ptr());
+        const at::Tensor* tensor = PythonObjects::as_tensor(value);
         TORCH_CHECK_TYPE(
             tensor != nullptr,
             op,
             ": expected a tensor as ",
             quoted(text),
             ", but got ",
-            PythonObjects::type_name(value.ptr()));
+            PythonObjects::type_name(value));
         state.tensors.emplace(text, *tensor);
       }
     }

@@ -18,7 +18,7 @@ inline Returned what_is_in(
     py::handle object,
     const at::Tensor& stored,
     int depth = 0) {
-  if (const at::Tensor* tensor = PythonObjects::as_tensor(object.ptr())) {
+  if (const at::Tensor* tensor = PythonObjects::as_tensor(object)) {
     return what_is(*tensor, stored);
   }
   if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0) {
@@ -26,7 +26,7 @@ inline Returned what_is_in(
     return what_is(data, stored);
   }
   Returned result = Returned::kNoTensor;
-  const bool is_list = PythonObjects::is_list(object.ptr());
+  const bool is_list = PythonObjects::is_list(object);
   if (depth == 4 || (!is_list && !PyDict_Check(object.ptr()))) {
     return result;
   }
@@ -76,7 +76,7 @@ class PythonUpdater final : public OpaqueUpdater {
         false,
         "save: expected an updater that can be copied (None, a TorchScript "
         "function or module), but got a Python callable of type ",
-        PythonObjects::type_name(callable_.ptr()),
+        PythonObjects::type_name(callable_),
         "; call set_updater(None) first and set_updater(...) on the copy");
   }
 
@@ -121,7 +121,7 @@ inline std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
       PyCallable_Check(updater.ptr()) != 0,
       "set_updater: expected None, a callable (key, input, stored) or a "
       "TorchScript function or module, but got ",
-      PythonObjects::type_name(updater.ptr()));
+      PythonObjects::type_name(updater));
   TORCH_CHECK_TYPE(
       !makes_coroutine(updater) &&
           !makes_coroutine(py::type::of(updater).attr("__call__")),

@@ -1,0 +1,155 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "../kvstore.h"
+#include "argument_parser.h"
+
+namespace torchkv {
+
+// The methods that read and write values, once for all bindings: parsed with
+// the GIL, called without it. Beside what ArgumentParser asks of it, `Objects`
+// has
+//
+//   using Store = ...;                        // a pointer to a KVStore
+//   using Int = ...; using Bool = ...;        // of the priority and async_op
+//   CallOptions options(op, Int priority, Bool async_op);
+//   void check_bool(op, name, Bool);          // throws for other types
+//   bool is_none(object);
+//   void refuse_tracing(op);                  // throws under a tracer
+//   using Released = ...;                     // RAII: without the GIL
+//   using Work = ...; Work work(WorkPtr);     // of a null pointer: None
+//   Result result(WorkPtr); Result result(std::vector<at::Tensor>, bool
+//   single);
+template <class Objects>
+class Calls {
+ public:
+  using Object = typename Objects::Object;
+  using Store = typename Objects::Store;
+  using Int = typename Objects::Int;
+  using Bool = typename Objects::Bool;
+  using Work = typename Objects::Work;
+
+  static void init(const Store& store, const Object& key, const Object& value) {
+    const Arguments arguments("init", key, value);
+    [[maybe_unused]] const Released no_gil;
+    store->init(arguments.keys, arguments.values);
+  }
+
+  static void assign(
+      const Store& store,
+      const Object& key,
+      const Object& value) {
+    const Arguments arguments("assign", key, value);
+    [[maybe_unused]] const Released no_gil;
+    store->assign(arguments.keys, arguments.values);
+  }
+
+  static Work push(
+      const Store& store,
+      const Object& key,
+      const Object& value,
+      const Int& priority,
+      const Bool& async_op) {
+    constexpr auto* op = "push";
+    const CallOptions options = Objects::options(op, priority, async_op);
+    const Arguments arguments(op, key, value);
+    [[maybe_unused]] const Released no_gil;
+    return Objects::work(
+        store->push(arguments.keys, arguments.values, options));
+  }
+
+  // Without an out, the values are pulled into.
+  static Work pushpull(
+      const Store& store,
+      const Object& key,
+      const Object& value,
+      const Object& out,
+      const Int& priority,
+      const Bool& async_op) {
+    constexpr auto* op = "pushpull";
+    const CallOptions options = Objects::options(op, priority, async_op);
+    const Arguments arguments(op, key, value);
+    const Tensors outs = Objects::is_none(out)
+        ? arguments.values
+        : arguments.parser.tensors(arguments.keys, out, "out");
+    [[maybe_unused]] const Released no_gil;
+    return Objects::work(
+        store->pushpull(arguments.keys, arguments.values, outs, options));
+  }
+
+  static Work broadcast(
+      const Store& store,
+      const Object& key,
+      const Object& value,
+      const Object& out,
+      const Int& priority,
+      const Bool& async_op) {
+    constexpr auto* op = "broadcast";
+    const CallOptions options = Objects::options(op, priority, async_op);
+    const Arguments arguments(op, key, value);
+    const Tensors outs = arguments.parser.tensors(arguments.keys, out, "out");
+    [[maybe_unused]] const Released no_gil;
+    return Objects::work(
+        store->broadcast(arguments.keys, arguments.values, outs, options));
+  }
+
+  static auto pull(
+      const Store& store,
+      const Object& key,
+      const Object& out,
+      const Int& priority,
+      const Bool& ignore_sparse,
+      const Bool& async_op) {
+    constexpr auto* op = "pull";
+    Objects::refuse_tracing(op);
+    Objects::check_bool(op, "ignore_sparse", ignore_sparse); // no sparse outs
+    const CallOptions options = Objects::options(op, priority, async_op);
+    const ArgumentParser<Objects> parser(op);
+    const Keys keys = parser.keys(key);
+    if (!Objects::is_none(out)) {
+      const Tensors outs = parser.tensors(keys, out, "out");
+      return Objects::result(
+          without_gil([&] { return store->pull(keys, outs, options); }));
+    }
+    parser.check_sync_without_out(keys, options.async_op);
+    return Objects::result(
+        without_gil([&] { return store->pull(keys, options); }), keys.single);
+  }
+
+  static void erase(const Store& store, const Object& key) {
+    Objects::refuse_tracing("delete");
+    const Keys keys = ArgumentParser<Objects>("delete").keys(key);
+    [[maybe_unused]] const Released no_gil;
+    store->erase(keys);
+  }
+
+  static bool contains(const Store& store, const Object& key) {
+    const Key parsed = ArgumentParser<Objects>("in").key(key);
+    [[maybe_unused]] const Released no_gil;
+    return store->contains(parsed);
+  }
+
+ private:
+  using Released = typename Objects::Released;
+
+  template <class Call>
+  static auto without_gil(Call call) {
+    [[maybe_unused]] const Released no_gil;
+    return call();
+  }
+
+  struct Arguments {
+    Arguments(const char* op, const Object& key, const Object& value)
+        : parser((Objects::refuse_tracing(op), op)),
+          keys(parser.keys(key)),
+          values(parser.tensors(keys, value, "value")) {}
+
+    const ArgumentParser<Objects> parser;
+    const Keys keys;
+    const Tensors values;
+  };
+};
+
+} // namespace torchkv
