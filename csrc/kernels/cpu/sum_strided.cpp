@@ -20,6 +20,8 @@ namespace {
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int64_t kLargeBlockBytes = int64_t{16} << 20;
 constexpr int64_t kMinLine = 16;
+// A smaller copy costs more than it saves.
+constexpr int64_t kMinBytes = int64_t{8} << 10;
 
 // The dimension of more than one element with the smallest (largest) stride; -1
 // if all have one.
@@ -38,6 +40,9 @@ int64_t dimension_of(const at::Tensor& tensor, bool largest) {
 // along another dimension: a channels_last gradient of a contiguous weight, for
 // example. Its cache lines would be read one element at a time.
 bool is_transposed(const at::Tensor& value, const at::Tensor& stored) {
+  if (stored.numel() * value.element_size() < kMinBytes) {
+    return false;
+  }
   const int64_t innermost = dimension_of(stored, /*largest=*/false);
   for (int64_t i = 0; i < stored.dim(); ++i) {
     if (stored.size(i) != 1 && value.stride(i) != 0 &&

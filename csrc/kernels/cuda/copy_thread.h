@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "access.h"
 #include "params.h"
+#include "types.h"
 
 // Copies, compiled for GPUs and for the host like sum_thread.h.
 namespace torchkv::kernels::cuda {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "access.h"
 #include "params.h"
 #include "types.h"
 

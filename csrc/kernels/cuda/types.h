@@ -1,11 +1,22 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "half.h"
 
-// The types of tensors and of the arithmetic on them.
+#ifdef __CUDA_ARCH__
+#define TORCHKV_UNROLL _Pragma("unroll")
+#define TORCHKV_NO_UNROLL _Pragma("unroll 1")
+#else
+#define TORCHKV_UNROLL
+#define TORCHKV_NO_UNROLL
+#endif
+
+// The types of elements and of the arithmetic on them; vectorized loads and
+// stores.
 namespace torchkv::kernels::cuda {
 
 // A byte that is true if it is not 0.
@@ -67,6 +78,78 @@ TORCHKV_HOST_DEVICE inline T nothing() {
   } else {
     return T();
   }
+}
+
+constexpr int kWord = 16; // bytes, of the widest access
+
+// Consecutive elements that one thread loads or stores together.
+template <typename T, int kSize>
+struct alignas(sizeof(T) * kSize < kWord ? sizeof(T) * kSize : kWord) Pack {
+  T at[kSize];
+};
+
+#ifdef __CUDA_ARCH__
+template <size_t kBytes>
+using word_of = std::conditional_t<kBytes % kWord == 0, uint4, uint2>;
+
+// In PTX, because the compiler splits a plain assignment into elements.
+__device__ inline void store_word(uint4* destination, uint4 word) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
+               "r"(word.x),
+               "r"(word.y),
+               "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+__device__ inline void store_word(uint2* destination, uint2 word) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(destination),
+               "r"(word.x),
+               "r"(word.y)
+               : "memory");
+}
+#endif
+
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline Pack<T, kSize> load(const T* source) {
+  return *reinterpret_cast<const Pack<T, kSize>*>(source);
+}
+
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline void store(
+    const Pack<T, kSize>& pack,
+    T* destination) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(pack) % 8 == 0) {
+    using word_t = word_of<sizeof(pack)>;
+    word_t words[sizeof(pack) / sizeof(word_t)];
+    memcpy(words, &pack, sizeof(pack));
+    TORCHKV_UNROLL
+    for (size_t i = 0; i < sizeof(pack) / sizeof(word_t); ++i) {
+      store_word(reinterpret_cast<word_t*>(destination) + i, words[i]);
+    }
+    return;
+  }
+#endif
+  *reinterpret_cast<Pack<T, kSize>*>(destination) = pack;
+}
+
+// Of data that is not read again soon: evicted from the caches first.
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline Pack<T, kSize> load_once(const T* source) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) * kSize % 8 == 0) {
+    Pack<T, kSize> result;
+    using word_t = word_of<sizeof(result)>;
+    word_t words[sizeof(result) / sizeof(word_t)];
+    TORCHKV_UNROLL
+    for (size_t i = 0; i < sizeof(result) / sizeof(word_t); ++i) {
+      words[i] = __ldcs(reinterpret_cast<const word_t*>(source) + i);
+    }
+    memcpy(&result, words, sizeof(result));
+    return result;
+  }
+#endif
+  return load<T, kSize>(source);
 }
 
 } // namespace torchkv::kernels::cuda
