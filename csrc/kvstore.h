@@ -104,9 +104,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const CallOptions& options = {});
 
   // Replaces the values of distinct keys by copies of their one tensor each,
-  // without the updater; what an optimizer keeps for them stays, but for its
-  // copies of the values. All keys or, on an error, none. ValueError for shapes
-  // that differ and repeated keys, TypeError for dtypes that do not convert.
+  // without the updater. What an optimizer keeps for them stays, except its
+  // fp32 copies of half-precision values; these stay, too, where they round to
+  // the new value of the stored dtype, as they are the same value with more
+  // bits. All keys or, on an error, none. ValueError for shapes that differ and
+  // repeated keys, TypeError for dtypes that do not convert.
   void assign(const Keys& keys, const Tensors& values);
 
   // Removes the keys; they may be initialized again, with other shapes.

@@ -2,6 +2,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
@@ -96,12 +97,25 @@ void Slices::copy_shard(
       part_of(whole, slice.begin, slice.end));
 }
 
-void Slices::assign(Entry& entry, const at::Tensor& value) {
+bool Slices::master_rounds_to(Entry& entry, const at::Tensor& value) {
+  const auto master = [](const Slice& slice) -> const at::Tensor& {
+    return slice.master;
+  };
+  if (!master(entry.slices[0]).defined() ||
+      value.scalar_type() != entry.meta.dtype) {
+    return false;
+  }
+  const PlainDispatch plain;
+  const at::Tensor whole = gathered(entry, master, value.device());
+  return at::equal(whole.to(value.scalar_type()), value);
+}
+
+void Slices::assign(Entry& entry, const at::Tensor& value, bool keep_master) {
   StreamOrder order(streams_);
   for (auto& slice : entry.slices) {
     slice.enter(order);
     copy_shard(slice, slice.value, value, order);
-    if (slice.master.defined()) {
+    if (slice.master.defined() && !keep_master) {
       // In full, where the stored dtype rounds it.
       copy_shard(slice, slice.master, value, order);
     }

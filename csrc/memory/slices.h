@@ -47,10 +47,13 @@ class TORCHKV_API Slices {
   // The tensor, or a copy of it, with the memory layout of the stored value.
   at::Tensor laid_out_as(const Entry& entry, const at::Tensor& tensor);
 
-  // Replaces the value, and the optimizer's copy of it (`master`), and keeps
-  // the rest of the state. REQUIRES: of the entry's shape and memory layout,
-  // and of a dtype that converts.
-  void assign(Entry& entry, const at::Tensor& value);
+  // Replaces the value and, unless `keep_master`, the optimizer's copy of it,
+  // and keeps the rest of the state. REQUIRES: of the entry's shape and memory
+  // layout, and of a dtype that converts.
+  void assign(Entry& entry, const at::Tensor& value, bool keep_master);
+  // Whether the optimizer's copy is the same value with more bits, which a
+  // value of the stored dtype need not replace. REQUIRES: as assign.
+  bool master_rounds_to(Entry& entry, const at::Tensor& value);
 
   // The stored value as a tensor that the store does not write any more:
   // updates go to other memory as long as the tensor, or another one on its

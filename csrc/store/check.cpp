@@ -231,17 +231,6 @@ void check_outs(
   }
 }
 
-void check_new_value(const char* op, const Key& key, const Value& value) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      value.dense() != nullptr,
-      op,
-      ": expected a dense tensor, but got a value of form '",
-      value.encoding->form,
-      "' ",
-      key.context());
-  check_storable(op, key, *value.data);
-}
-
 void check_not_empty(const char* op, const Keys& keys) {
   TORCH_CHECK_VALUE(
       keys.size() != 0, op, ": expected at least one key, but got none");
@@ -258,6 +247,15 @@ void check_one_each(const char* op, const Keys& keys, const Tensors& tensors) {
         size,
         " ",
         keys.list[i].context());
+    const Value value = tensors.value(i);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        value.dense() != nullptr,
+        op,
+        ": expected a dense tensor, but got a value of form '",
+        value.encoding->form,
+        "' ",
+        keys.list[i].context());
+    check_storable(op, keys.list[i], *value.data);
   }
 }
 

@@ -29,10 +29,6 @@ void check_shape(
 // "torch.float32"
 std::string dtype_name(c10::ScalarType dtype);
 
-// Whether the store can hold a copy of `value`: a dense tensor, as
-// check_storable.
-void check_new_value(const char* op, const Key& key, const Value& value);
-
 // A tensor or more for each key, each as check_storable, of the stored shape,
 // and of a dtype that converts to the stored one; or encoded, in a form with a
 // backend.
@@ -57,7 +53,8 @@ void check_not_empty(const char* op, const Keys& keys);
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// One tensor for each key.
+// One tensor for each key, of which the store can hold a copy: dense, and as
+// check_storable.
 void check_one_each(const char* op, const Keys& keys, const Tensors& tensors);
 
 void check_no_repeats(const char* op, const Entries& entries);

@@ -36,9 +36,6 @@ Entries LocalStore::make_entries(
   table_.check_absent(op, keys);
   check_key_kind(op, updater(), keys.list[0].kind());
   check_one_each(op, keys, values);
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    check_new_value(op, keys.list[i], values.value(i));
-  }
   Entries entries;
   for (int64_t i = 0; i < keys.size(); ++i) {
     const at::Tensor& value = values.of(i)[0];
@@ -295,18 +292,29 @@ void LocalStore::assign(const Keys& keys, const Tensors& values) {
   const Entries entries = find(op, keys, &values, nullptr, {});
   check_one_each(op, keys, values);
   check_no_repeats(op, entries);
+  struct Assigned {
+    at::Tensor value;
+    bool keep_master;
+    int64_t version;
+  };
   // All allocations first: running out of memory changes nothing.
-  std::vector<at::Tensor> laid_out;
+  std::vector<Assigned> assigned;
   for (size_t i = 0; i < entries.size(); ++i) {
-    const std::lock_guard lock(entries[i]->mutex);
-    slices_.end_leases(*entries[i]);
-    laid_out.push_back(slices_.laid_out_as(*entries[i], values.flat[i]));
+    Entry& entry = *entries[i];
+    const std::lock_guard lock(entry.mutex);
+    slices_.end_leases(entry);
+    const at::Tensor value = slices_.laid_out_as(entry, values.flat[i]);
+    assigned.push_back(
+        {value, slices_.master_rounds_to(entry, value), entry.version});
   }
   for (size_t i = 0; i < entries.size(); ++i) {
-    const std::lock_guard lock(entries[i]->mutex);
-    slices_.end_leases(*entries[i]);
-    slices_.assign(*entries[i], laid_out[i]);
-    ++entries[i]->version;
+    Entry& entry = *entries[i];
+    const auto& [value, keep_master, version] = assigned[i];
+    const std::lock_guard lock(entry.mutex);
+    slices_.end_leases(entry);
+    // A push of another thread in between has stepped the master.
+    slices_.assign(entry, value, keep_master && entry.version == version);
+    ++entry.version;
   }
 }
 
