@@ -28,11 +28,9 @@ Key: TypeAlias = SupportsIndex | str
 Keys: TypeAlias = Key | Sequence[Key]
 """A key, or a list or tuple of keys."""
 
-Values: TypeAlias = (
-    torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
-)
+Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor | Sequence[torch.Tensor]]
 """With one key: a tensor, or a list of one tensor per replica.
-With a list of keys: a list with one of these per key, all of one form."""
+With a list of keys: a list with one of these per key, tensors and lists mixed."""
 
 Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
 """What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
@@ -53,8 +51,9 @@ class KVStore(Stateful):
     is atomic per key, and the GIL is released while the store works.
 
     Every method that takes a key also takes a list or tuple of keys, with a list of
-    one value per key. A value is a tensor or a list of tensors, one per device.
-    Repeated keys are merged: all their tensors are reduced in one update.
+    one value per key. A value is a tensor or a list of tensors, one per device; one
+    call may mix them: ``push(["a", "b"], [x, [y, z]])``. Repeated keys are merged: all
+    their tensors are reduced in one update.
 
     Errors of every method, in addition to its own; none of them changes the store:
 
@@ -96,12 +95,12 @@ class KVStore(Stateful):
     @property
     def rank(self) -> int:
         """This process's number among the workers; 0 on one machine."""
-        return 0
+        return self._impl.rank()
 
     @property
     def num_workers(self) -> int:
         """The number of worker processes; 1 on one machine."""
-        return 1
+        return self._impl.num_workers()
 
     def is_capable(self, capability: str) -> bool:
         """Whether the store has a capability: ``"optimizer"``, updates on the store.
@@ -221,6 +220,23 @@ class KVStore(Stateful):
     ) -> None:
         """Pulls the given rows; NotImplementedError, not supported yet."""
         raise NotImplementedError("row_sparse_pull: not supported yet")
+
+    def assign(self, key: Keys, value: Values) -> None:
+        """Replaces values without the updater, all of them or, on an error, none.
+
+        What the optimizer keeps for the keys, such as momentum and step, is kept. An
+        fp32 master of a half-precision value is replaced, unless `value` has the
+        stored dtype and is the master rounded to it.
+
+        Args:
+            key: distinct keys of the store.
+            value: one tensor per key, of the stored shape and of any strides, device
+                and dtype that converts to the stored one.
+
+        Raises:
+            ValueError: also a repeated key, or a list of several tensors for one key.
+        """
+        self._impl.assign(key, value)
 
     # -- keys
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchkv import _C
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import StoreKey
+from torchkv.optim.groups import StoreKey, shown
 
 
 class Weights:
@@ -45,52 +43,53 @@ class Weights:
     ) -> None:
         """Stores parameters that were written since the last call or note.
 
-        Those of the first replica; the optimizer's state is kept.
+        Those of the first replica; the optimizer's state is kept. After an error or an
+        interrupt, the store has all its keys, and the next call continues.
         """
         keys = [key for key in keys if self._versions.get(key) != self._version(key)]
-        if not keys:
-            return
-        values = {key: self._parameters[key][0].detach() for key in keys}
-        known = [key for key in keys if key in self._store]
-        if known:
-            self._replace(known, values, optimizer)
-        else:
-            self._store.init(keys, list(values.values()))
+        store = self._store
+        new: dict[StoreKey, Tensor] = {}
+        assigned: dict[StoreKey, Tensor] = {}
+        of_other_dtypes: dict[StoreKey, Tensor] = {}
+        for key in keys:
+            value = self._parameters[key][0].detach()
+            if key not in store:
+                new[key] = value
+            elif value.shape != store.shape(key):
+                raise ValueError(
+                    f"Trainer: expected a weight of shape {tuple(store.shape(key))}, "
+                    f"but got shape {tuple(value.shape)} (key {shown(key)})"
+                )
+            elif value.dtype == store.dtype(key):
+                assigned[key] = value
+            else:
+                of_other_dtypes[key] = value
+        if of_other_dtypes:
+            self._store_again(of_other_dtypes, optimizer)
+        if assigned:
+            store.assign(list(assigned), list(assigned.values()))
+        if new:
+            store.init(list(new), list(new.values()))
         self.note_written(keys)
 
-    def _replace(
-        self,
-        known: list[StoreKey],
-        values: Mapping[StoreKey, Tensor],
-        optimizer: StoreOptimizer,
+    def _store_again(
+        self, values: Mapping[StoreKey, Tensor], optimizer: StoreOptimizer
     ) -> None:
-        """Replaces the values of known keys, and adds the others."""
-        store, before = self._store, self._store.pull(known)
-        saved = optimizer.state_dict()
-        states = {key: dict(saved["state"][key]) for key in known}
+        """Replaces keys by new ones of the values' dtypes, with the same state."""
+        store, keys = self._store, list(values)
+        before, saved = store.pull(keys), optimizer.state_dict()
+        states = {key: dict(saved["state"][key]) for key in keys}
         if isinstance(optimizer, BuiltIn):
-            for key, state in states.items():
-                _renew_master(state, values[key])
-        store.delete(known)
+            for state in states.values():
+                state.pop("master", None)  # the next step makes that of the new dtype
         try:
-            store.init(list(values), list(values.values()))
+            store.delete(keys)
+            store.init(keys, list(values.values()))
             optimizer.load_state_dict({**saved, "state": states}, strict=False)
-        except BaseException:  # such as a weight whose shape is not its state's
-            store.delete([key for key in values if key in store])
-            store.init(known, before)
+        except BaseException:
+            left = [key for key in keys if key in store]
+            if left:
+                store.delete(left)
+            store.init(keys, before)
             optimizer.load_state_dict(saved, strict=False)
             raise
-
-
-def _renew_master(state: dict[str, Any], value: Tensor) -> None:
-    """Replaces the fp32 master in a saved state by a new value of half precision.
-
-    A master that rounds to the value is kept: it has more bits of the same weights.
-    """
-    dtype = _C.KVStore.state_dtype(value.dtype)
-    master = state.pop("master", None)
-    if dtype == value.dtype:
-        return
-    if master is None or not torch.equal(master.to(value), value):
-        master = value.to(dtype)
-    state["master"] = master
