@@ -100,6 +100,10 @@ class KVModel:
         self.init(key, value)
         self.pull(key, out)
 
+    def assign(self, key, value):
+        for k, (tensor,) in group(key, value).items():
+            self.stored[k] = tensor.detach().to(self.stored[k].dtype, copy=True)
+
     def delete(self, key):
         for k in key if isinstance(key, (list, tuple)) else [key]:
             del self.stored[k]

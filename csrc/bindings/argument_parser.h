@@ -23,7 +23,7 @@ namespace torchkv {
 //
 //   key         value
 //   k           a tensor, or a list of tensors, one per replica
-//   [k, ...]    a list with one of these per key
+//   [k, ...]    a list with one of these per key, tensors and lists mixed
 template <class Objects>
 class ArgumentParser {
  public:

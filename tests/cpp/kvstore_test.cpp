@@ -121,6 +121,42 @@ TEST(KVStoreTest, RefusedCallsChangeNothing) {
   expect_full(store->pull(2)[0], 2);
 }
 
+TEST(KVStoreTest, AssignReplacesAllKeysOrNone) {
+  const auto store = c10::make_intrusive<KVStore>();
+  store->init({1, 2}, Tensors::one_each({full(1), full(2)}));
+  store->set_updater(std::make_shared<AddTwice>());
+  store->assign({2, 1}, {{{full(20)}, {full(10)}}});
+  store->push(1, full(1));
+  expect_full(store->pull(1)[0], 12);
+  expect_full(store->pull(2)[0], 20);
+  EXPECT_THROW(
+      store->assign({1, 2}, Tensors::one_each({full(9), at::zeros(4)})),
+      c10::ValueError);
+  EXPECT_THROW(
+      store->assign({1, 3}, Tensors::one_each({full(9), full(9)})),
+      UnknownKeyError);
+  EXPECT_THROW(
+      store->assign({1, 1}, Tensors::one_each({full(9), full(9)})),
+      c10::ValueError);
+  EXPECT_THROW(
+      store->assign(1, Tensors::replicas({full(9), full(9)})), c10::ValueError);
+  EXPECT_THROW(store->assign(1, at::Tensor()), c10::TypeError);
+  expect_full(store->pull(1)[0], 12);
+}
+
+TEST(KVStoreTest, OneMachineIsOneWorker) {
+  for (const char* type : {"local", "device"}) {
+    const auto store = c10::make_intrusive<KVStore>(type);
+    store->barrier();
+    EXPECT_EQ(store->rank(), 0);
+    EXPECT_EQ(store->num_workers(), 1);
+    store->close();
+    EXPECT_THROW(store->barrier(), c10::Error);
+    EXPECT_EQ(store->rank(), 0);
+    EXPECT_EQ(store->num_workers(), 1);
+  }
+}
+
 TEST(KVStoreTest, StateMakesAnEqualStore) {
   const auto store = c10::make_intrusive<KVStore>("device");
   store->init({5, 3}, Tensors::one_each({full(5), full(3)}));

@@ -13,6 +13,7 @@ CALLS = {
     "pull without out": lambda kv, a, b: kv.pull([3, 5]),
     "pushpull": lambda kv, a, b: kv.pushpull(3, a, out=b),
     "broadcast": lambda kv, a, b: kv.broadcast(9, a, b),
+    "assign": lambda kv, a, b: kv.assign(3, a),
     "delete": lambda kv, a, b: kv.delete(3),
     "keys": lambda kv, a, b: kv.keys(),
     "len": lambda kv, a, b: len(kv),

@@ -35,6 +35,7 @@ CALLS = {
     "pull without out": lambda kv: kv.pull(3),
     "pushpull": lambda kv: kv.pushpull(3, full(1)),
     "broadcast": lambda kv: kv.broadcast(5, full(1), full(0)),
+    "assign": lambda kv: kv.assign(3, full(1)),
     "delete": lambda kv: kv.delete(3),
     "keys": lambda kv: kv.keys(),
     "len": len,

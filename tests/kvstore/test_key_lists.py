@@ -67,6 +67,39 @@ def test_lists_of_mixed_dtypes_sizes_and_layouts(kv, binding, seed):
         assert_same(new, model.stored[key], f"key {key}")
 
 
+def test_one_call_mixes_tensors_and_lists(kv, binding):
+    model, (x, y, z) = KVModel(), (random_tensor((5,), torch.float32) for _ in "xyz")
+    keys, expected = ["a", "b", "c"], [torch.zeros(5) for _ in range(4)]
+    outs = [torch.zeros(5) for _ in range(4)]
+
+    def call(op, *arguments):  # from Python, a script object takes only tuples mixed
+        getattr(binding, op)(keys, *arguments)
+        getattr(model, op)(keys, *arguments)
+
+    def check(outs, expected):
+        for out, right in zip(outs, expected, strict=True):
+            assert_same(out, right)
+        for key in keys:
+            assert_same(stored(kv, key), model.stored[key])
+
+    call("init", (x, [y], z))
+    call("push", (x, [y, z], [x]))
+    for store, (one, two, three, four) in ((binding, outs), (model, expected)):
+        store.pull(keys, (one, [two, three], four))
+    check(outs, expected)
+    call("push", ([x, y, z], x, (y, x)))
+    for store, (one, two, three, four) in ((binding, outs), (model, expected)):
+        store.pushpull(keys, ([x, x], y, z), ([one, two], three, [four]))
+    check(outs, expected)
+    if binding is kv:
+        kv.push(["b", "a", "b"], [x, [y, z], [x, z]])
+        model.push(["b", "a", "b"], [x, [y, z], [x, z]])
+        kv.delete(keys)
+        model.delete(keys)
+        call("broadcast", [x, [y], z], [outs[0], outs[1:3], [outs[3]]])
+        check(outs, [x, y, y, z])
+
+
 def test_more_keys_than_one_pass_processes(kv, binding):
     keys = list(range(MANY))
     kv.init(keys, [torch.zeros(3)] * MANY)

@@ -12,7 +12,7 @@ from kv_model import KVModel
 SHAPES = [(), (0,), (1,), (5,), (2, 3), (4, 1, 3)]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32]
 OPS = ["init", "push", "push", "push", "pull", "pull", "pushpull", "broadcast"]
-RARE = ["delete", "set_updater", "unknown key"]
+RARE = ["delete", "assign", "set_updater", "unknown key"]
 
 
 def subtract(key, input, stored):
@@ -73,12 +73,13 @@ class Player:
         return self.form(keys), keys
 
     def values(self, key, keys, make, replicas=True):
-        """One value per key: all tensors, or all lists of tensors."""
-        nested = replicas and self.random.random() < 0.5
+        """One value per key: tensors, lists of tensors, or both mixed."""
+        nested = self.random.choice([0.0, 0.5, 1.0])
 
         def one(k):
-            if nested:
-                return self.form(make(k) for _ in range(self.random.randint(1, 4)))
+            if self.random.random() < nested:
+                count = self.random.randint(1, 4) if replicas else 1
+                return self.form(make(k) for _ in range(count))
             return make(k)
 
         if key is keys[0]:
@@ -123,6 +124,10 @@ class Player:
         elif op == "delete":
             key, _ = self.keys(used, repeats=False)
             self.both("delete", key)
+        elif op == "assign":
+            key, keys = self.keys(used, repeats=False)
+            values = self.values(key, keys, self.like_stored, replicas=False)
+            self.both("assign", key, values)
         else:
             key, keys = self.keys(used)
             value = self.values(key, keys, self.like_stored)

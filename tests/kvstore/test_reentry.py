@@ -17,6 +17,7 @@ REENTRANT = {
     "pull another key": lambda kv: kv.pull(5),
     "pushpull": lambda kv: kv.pushpull(5, full(1)),
     "broadcast": lambda kv: kv.broadcast(11, full(1), full(0)),
+    "assign": lambda kv: kv.assign(5, full(1)),
     "delete": lambda kv: kv.delete(5),
     "set_updater": lambda kv: kv.set_updater(None),
     "set_optimizer": lambda kv: kv.set_optimizer("sgd"),

@@ -17,6 +17,7 @@ CALLS = {
     "pull into an out": lambda kv, x: kv.pull(3, out=x),
     "pushpull": lambda kv, x: kv.pushpull(3, x),
     "broadcast": lambda kv, x: kv.broadcast(9, full(1), x),
+    "assign": lambda kv, x: kv.assign(3, x),
     "delete": lambda kv, x: kv.delete(3),
 }
 

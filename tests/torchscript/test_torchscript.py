@@ -58,6 +58,21 @@ def tuples(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Ten
     return [a, b]
 
 
+def mixed(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Tensor]:
+    a, b, c = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    kv.init((5, 7), (x, [x]))
+    kv.push([5, 7], (x * 2, [x, x, x]))
+    kv.pull([5, 7], (a, [b, c]))
+    d, e, f = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    kv.pushpull([5, 7], ((x, x * 4), x * 6), ([d, e], f))
+    return [a, b, c, d, e, f]
+
+
+def workers(kv: torch.classes.torchkv.KVStore) -> tuple[int, int]:
+    kv.barrier()
+    return kv.rank(), kv.num_workers()
+
+
 def named(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Tensor]:
     out, outs = torch.zeros_like(x), [torch.zeros_like(x), torch.zeros_like(x)]
     kv.init("w", x)
@@ -122,6 +137,16 @@ def test_many_keys(scripted, kv):
 
 def test_tuples(scripted):
     check(script(tuples)(scripted, full(1)), [4, 3])
+
+
+def test_tensors_and_lists_mixed(scripted):
+    check(script(mixed)(scripted, full(1)), [2, 3, 3, 5, 5, 6])
+
+
+def test_one_machine_is_one_worker(scripted):
+    assert script(workers)(scripted) == (0, 1)
+    assert (scripted.rank(), scripted.num_workers()) == (0, 1)
+    assert scripted.barrier() is None
 
 
 def test_str_keys_and_keyword_arguments(scripted, kv):
