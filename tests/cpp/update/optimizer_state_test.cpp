@@ -199,10 +199,10 @@ TEST(OptimizerStateTest, RefusedStatesChangeNothing) {
         int64_t{1} << 62,
         {{"exp_avg", good}, {"exp_avg_sq", good}, {"accumulated", good}}},
        "num_accumulated to be from 0"},
-      {{1, 0, {{"exp_avg", good}}}, "'exp_avg_sq', but got none"},
-      {{1, 0, {{"sum", good}}}, "but got 'sum'"},
+      {{1, 0, {{"exp_avg", good}}}, "missing state 'exp_avg_sq'"},
+      {{1, 0, {{"sum", good}}}, "unexpected state 'sum'"},
       {{1, 0, {{"exp_avg", good}, {"exp_avg_sq", good}, {"master", good}}},
-       "but got 'master'"}, // the value is that itself
+       "unexpected state 'master'"}, // the value is that itself
       {{1, 0, {{"exp_avg", at::ones(4)}, {"exp_avg_sq", good}}},
        "expected shape [3], but got [4]"},
       {{1,
