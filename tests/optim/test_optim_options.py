@@ -353,7 +353,7 @@ def test_torchscript_sets_an_optimizer_with_torchs_defaults(kv):
         ("momentun", "did you mean 'momentum'"),
         ("max_nrom", "did you mean 'max_norm'"),
         ("acummulate", "did you mean 'accumulate'"),
-        ("learning", "expected one of the options"),
+        ("learning", "unknown option 'learning'; expected one of"),
     ],
 )
 def test_a_misspelled_option(name, text):
