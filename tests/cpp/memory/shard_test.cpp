@@ -1,4 +1,4 @@
-// How values are shared out over places.
+// Sharding of values over places.
 #include "memory/shard.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@ int64_t bytes_of(const ValueSize& value) {
   return value.num_elements * value.element_size;
 }
 
-// Whether each value is there once, in order; what the places hold then.
+// Checks that the shards cover each value once, in order; returns the places'
+// loads.
 Loads loads_after(
     const std::vector<ValueSize>& values,
     const std::vector<Shard>& pieces,
@@ -52,7 +53,7 @@ std::vector<ValueSize> random_values(std::mt19937& random, size_t count) {
   return values;
 }
 
-TEST(CutTest, AllPlacesEndUpLevel) {
+TEST(ShardTest, AllPlacesEndUpEquallyLoaded) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 300; ++trial) {
     const auto values = random_values(random, 1 + random() % 20);
@@ -62,7 +63,7 @@ TEST(CutTest, AllPlacesEndUpLevel) {
     }
     const auto pieces = shard_all(values, loads, kGrain);
     const Loads after = loads_after(values, pieces, loads);
-    // Each place that took something may be off by half of what cannot be cut,
+    // Each place that received data may be off by half of an unshardable value,
     // the last by all of the others' together.
     Loads taken;
     for (size_t i = 0; i + 1 < after.size(); ++i) {
@@ -85,7 +86,7 @@ TEST(CutTest, AllPlacesEndUpLevel) {
   }
 }
 
-TEST(CutTest, OneLargeValueIsCutEvenly) {
+TEST(ShardTest, OneLargeValueIsShardedEvenly) {
   const std::vector<Shard> pieces =
       shard_all(ValueSize{4096, 4}, {0, 0, 0, 0}, 1024);
   ASSERT_EQ(pieces.size(), 4);
@@ -96,27 +97,27 @@ TEST(CutTest, OneLargeValueIsCutEvenly) {
   }
 }
 
-TEST(CutTest, APlaceThatHoldsMoreTakesLess) {
+TEST(ShardTest, AMoreLoadedPlaceReceivesLess) {
   const auto pieces = shard_all(ValueSize{4096, 1}, {1024, 3072, 0}, 256);
   EXPECT_EQ(
       loads_after({{4096, 1}}, pieces, {1024, 3072, 0}),
       (Loads{2560, 3072, 2560}));
 }
 
-TEST(CutTest, SmallValuesStayWholeAndGoRound) {
+TEST(ShardTest, SmallValuesStayWholeAndAreDistributed) {
   const std::vector<ValueSize> values(4, {8, 4});
   const auto pieces = shard_all(values, {0, 0, 0, 0}, kGrain);
   EXPECT_EQ(loads_after(values, pieces, {0, 0, 0, 0}), (Loads{32, 32, 32, 32}));
 }
 
-TEST(CutTest, EmptyValuesHaveAPiece) {
+TEST(ShardTest, EmptyValuesHaveAShard) {
   const std::vector<ValueSize> values{{0, 4}, {4, 4}, {0, 4}};
   for (const auto& cut : {shard_all, shard_each}) {
     EXPECT_EQ(loads_after(values, cut(values, {0}, kGrain), {0}), (Loads{16}));
   }
 }
 
-TEST(CutTest, EachIsCutIntoPiecesOfOneSize) {
+TEST(ShardTest, EachIsShardedEvenly) {
   std::mt19937 random(2);
   for (int trial = 0; trial < 200; ++trial) {
     const auto values = random_values(random, 1 + random() % 10);
@@ -141,7 +142,7 @@ TEST(CutTest, EachIsCutIntoPiecesOfOneSize) {
   }
 }
 
-TEST(CutTest, EachThatIsSmallGoesWhereTheLeastIs) {
+TEST(ShardTest, EachSmallValueGoesToTheLeastLoadedPlace) {
   const std::vector<ValueSize> values{{100, 4}, {10, 4}, {10, 4}};
   EXPECT_EQ(
       loads_after(
