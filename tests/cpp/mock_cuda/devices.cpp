@@ -89,7 +89,7 @@ void check_context(c10::Stream stream) {
             stream.device(),
             " makes a context on cuda:",
             int{thread_device},
-            ", which has none"));
+            ", which had none"));
   }
   devices().contexts.insert(stream.device_index());
 }

@@ -43,7 +43,7 @@ class Graph {
     size_t branch;
     StreamWork work;
   };
-  std::vector<c10::Stream> branches_; // [0]: replay's
+  std::vector<c10::Stream> branches_; // [0] = that of replay()
   std::vector<Node> nodes_;
   std::vector<void*> memory_;
   Clock last_replay_;

@@ -35,7 +35,7 @@ class History {
   };
 
   // Splits a cell that contains `at`.
-  void cut(uintptr_t at);
+  void split(uintptr_t at);
 
   std::map<uintptr_t, Cell> cells_; // by first byte; disjoint
 };
