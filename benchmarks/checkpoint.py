@@ -1,8 +1,8 @@
 """Speed of ``save`` relative to ``safetensors.torch.save_file`` followed by fsync.
 
 Both write the values and the optimizer's state of one store, from memory to the disk.
-``save`` takes a snapshot first, adds up checksums, and keeps the last save until the
-new one is whole. It also prints what ``load`` takes, and both for very many keys.
+``save`` takes a snapshot first, computes checksums, and keeps the last save until the
+new one is complete. Also prints the time of ``load``, and both for very many keys.
 
     python benchmarks/checkpoint.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """

@@ -98,8 +98,7 @@ class Arrays:
 def on(arrays: Arrays, call: Call, sums: Sequence[Tensor]) -> Contestant:
     """The contestant that makes this call, which must leave the sums in the arrays.
 
-    What was checked is set to zero: contestants that share arrays have to do their
-    own work.
+    Results are reset to zero after the check, because contestants may share arrays.
     """
 
     def agrees() -> bool:

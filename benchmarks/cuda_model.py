@@ -1,8 +1,8 @@
 """A training step's push and pull of real models' parameters on a GPU.
 
 ResNet-50, and a decoder of 1.3 billion parameters with as many layers as fit, in fp32:
-two replicas push all gradients in one call, SGD with momentum steps, and two pull. The
-GPU's time is told by events, and apart from it the time that the caller is kept.
+two replicas push all gradients in one call, SGD with momentum steps, and two pull.
+Prints the GPU's time, by events, and the time that calls block the host.
 
     python benchmarks/cuda_model.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -77,7 +77,7 @@ def host_timed(call: Call) -> Run:
 
 
 def measure_model(shapes: list[Shape], plan: Plan, device: str) -> dict[str, Any]:
-    """The GPU's seconds and the host's seconds of each contestant."""
+    """Seconds of the GPU and of the host for each contestant."""
     expected = stepped(MOMENTUM, shapes, torch.float32, REPLICAS, device)
     arrays = Arrays(shapes, torch.float32, REPLICAS, REPLICAS, device)
     store, keys = ways.store_for(arrays, "device")

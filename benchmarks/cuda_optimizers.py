@@ -1,8 +1,8 @@
 """Optimizers fused with the sum, on a GPU, compared with ``copy_`` and torch.optim.
 
 A push reads the replicas, and reads and writes weight and state; values of bf16 have an
-fp32 master. The bound is ``copy_`` of as many bytes. torch adds up into ``.grad`` and
-makes a step of ``torch.optim`` with ``fused=True``; it has none with a master.
+fp32 master. The bound is ``copy_`` of as many bytes. torch sums into ``.grad`` and
+makes a step of ``torch.optim`` with ``fused=True``, without a master.
 
     python benchmarks/cuda_optimizers.py [--json PATH] [--plot PATH] [--smoke]
 """
@@ -50,7 +50,7 @@ TORCH_TARGET = 1.2
 def moved_per_byte(replicas: int, num_states: int, dtype: torch.dtype) -> float:
     """Replicas are read; states and the weight are read and written.
 
-    Where it has a master, the stored weight is only written.
+    With a master, the stored weight is only written.
     """
     in_fp32 = num_states if dtype is torch.float32 else num_states + 1
     own = 2 if dtype is torch.float32 else 1

@@ -1,9 +1,9 @@
 """Other figures of a GPU: the first push, a captured step, misaligned gradients.
 
-The first push of a process loads the kernels and makes what later ones use; torch's
-first sum and fused step stand beside it, each in a process of its own. A captured step
-is a push and a pull of ResNet-50 with SGD, recorded once in a CUDA graph and replayed.
-Misaligned gradients are views into a flat buffer, one element behind its begin.
+The first push of a process loads the kernels and allocates state; it is compared with
+torch's first sum and fused step, each in a new process. A captured step is a push and a
+pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
+gradients are views into a flat buffer at an offset of one element.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """

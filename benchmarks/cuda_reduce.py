@@ -1,8 +1,8 @@
 """Throughput of a push on a GPU, compared with ``copy_`` and torch's ways to add.
 
 A push of n replicas moves n + 1 times their bytes: n are read, the sum is written. The
-bound is ``copy_`` of as many bytes. Time is the GPU's, by events. Memory takes turns:
-nothing is found in a cache.
+bound is ``copy_`` of as many bytes. Time is the GPU's, by events. Memory is rotated so
+that no cache holds it.
 
     python benchmarks/cuda_reduce.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """

@@ -33,7 +33,7 @@ def parse(doc: str, rounds: int, arguments: Sequence[str] | None) -> argparse.Na
         "--device",
         choices=["cuda", "cpu"],
         default="cuda",
-        help="cpu: the same calls without a GPU, to see whether they run",
+        help="cpu: the same calls without a GPU, to check that they run",
     )
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -67,8 +67,8 @@ def num_turns(turn_bytes: int, rotated_bytes: int) -> int:
 def timed(calls: Sequence[Call], device: str) -> Run:
     """Makes the calls in turn, and returns the device's time.
 
-    The first run makes each call once, so that what they allocate and load is there,
-    and all their results can be looked at.
+    The first run makes each call once, so that allocations and loading are done and
+    all results can be checked.
     """
     turns = itertools.cycle(calls)
     seconds = seconds_of_gpu() if device == "cuda" else seconds_of_host

@@ -1,6 +1,6 @@
 """One key of every size on a GPU: the cases and their tables.
 
-Bytes per second are told in percent of what ``copy_`` moves in the same round.
+Bytes per second are in percent of those of ``copy_`` in the same round.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def measure_cases(
     """Every size and number of replicas that memory allows, and ``copy_``.
 
     Args:
-        name: what is done, with its dtype.
+        name: the operation, with its dtype.
         sizes: the grid.
         device: ``cuda`` or ``cpu``.
         moved_per_byte: for a number of replicas, the bytes that a push must move for
             each byte of a replica.
         held_per_byte: the bytes that all contestants hold, likewise, without copy_'s.
-        contestants_of: makes them.
+        contestants_of: creates the contestants.
 
     Yields:
         Each case with its ``"seconds"``, or with an ``"error"``.

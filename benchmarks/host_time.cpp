@@ -1,5 +1,5 @@
-// What a push and a pull of a model on one GPU cost the host: the real store on
-// a fake GPU whose launches do nothing. For `make host-time`; needs no GPU.
+// Host time of a push and a pull of a model on one GPU, with a fake GPU whose
+// launches do nothing. For `make host-time`; needs no GPU.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ constexpr int kNumReplicas = 2;
 constexpr int kNumCalls = 2000;
 constexpr double kLimit = 45; // us, push and pull together
 
-// Launches are counted and not carried out, but their parameters are copied, as
-// CUDA does.
+// Counts launches without running them, but copies their parameters, as CUDA
+// does.
 int num_launches = 0;
 
 int launch(const void* params, size_t bytes) {
@@ -101,7 +101,7 @@ void run() {
   optimizer.groups.push_back(
       make_rule("host_time", "sgd", {{"lr", 0.1}, {"momentum", 0.9}}));
   store->set_optimizer(optimizer);
-  store->push(keys, gradients); // makes the state
+  store->push(keys, gradients); // creates the state
   num_launches = 0;
   const auto pushes = times([&] { store->push(keys, gradients); });
   const auto pulls = times([&] { store->pull(keys, outs); });

@@ -1,8 +1,8 @@
 """MXNet as a contestant: worker processes in its own environment, idle between turns.
 
-MXNet's speed depends on how its engine uses threads and on the store's type. All of
-these are tried on a case, and the fastest then stands for MXNet. Where its NaiveEngine,
-which MXNet's manual has for debugging, is faster still, that is timed as well.
+MXNet's speed depends on its engine's threads and on the store's type. Every
+combination is tried on a case, and the fastest represents MXNet. If NaiveEngine, which
+MXNet documents as a tool for debugging, is faster still, it is timed as well.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv" / "mxnet-1.9.1" / "bin" / "python"
 WORKER = Path(__file__).parent / "peers" / "mxnet_worker.py"
 
-# OpenMP's threads spin for up to 15 ms after their work, and then sleep; to wake them
-# takes some milliseconds on virtual machines. So each side waits for the other's to
-# sleep, and wakes its own.
+# OpenMP's threads spin for up to 15 ms after their work and then sleep; waking them
+# takes some milliseconds on virtual machines. So each side waits until the other's
+# threads sleep, and wakes its own.
 SETTLE_S = 0.03
 WAKE_S = 0.01
 TRIALS = 3
@@ -141,7 +141,7 @@ class MXNet:
     """MXNet in all configurations; one at a time has a case prepared."""
 
     def __init__(self, workers: dict[str, Worker]) -> None:
-        """Takes over the workers, by their engine's name."""
+        """Owns the workers, by their engine's name."""
         self._workers = workers
         try:
             versions = [worker.ask("versions") for worker in workers.values()]
@@ -242,7 +242,7 @@ def measure_beside(
 ) -> dict[str, Any]:
     """Times contestants and, if available, MXNet's fastest configuration, interleaved.
 
-    A faster NaiveEngine has a turn of its own.
+    A faster NaiveEngine is timed separately.
     """
     choices: dict[str, Choice] = {}
     trials: dict[Choice, float] = {}

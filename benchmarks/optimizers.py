@@ -1,6 +1,6 @@
 """Optimizers on the store: ResNet-50's gradients in, its weights out, four of each.
 
-Each push adds up the replicas' gradients and makes a step. torch does the same by
+Each push sums the replicas' gradients and makes a step. torch does the same by
 ``_foreach_`` sums and ``torch.optim`` with ``fused=True``, MXNet by its own optimizers.
 
     python benchmarks/optimizers.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]

@@ -1,10 +1,9 @@
 """The cost of a call: push and pull of 16 floats compared with ``c.copy_(a)``.
 
-All are called from Python, in one run, interleaved. The ratio is the median over
-the rounds of what a call took against ``c.copy_(a)`` in the same round, because the
-machine's own speed drifts. It also prints what ``import torchkv`` adds to ``import
-torch``, what four replicas of 16 floats cost against MXNet, and what a key costs in a
-call with very many.
+All are called from Python, in one run, interleaved. The ratio to ``c.copy_(a)`` is the
+median of the ratios within a round, because the machine's speed drifts. Also prints
+the time that ``import torchkv`` adds to ``import torch``, four replicas of 16 floats
+compared with MXNet, and the time per key in a call with very many.
 
     python benchmarks/overhead.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """

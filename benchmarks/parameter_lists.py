@@ -33,7 +33,7 @@ def resnet50() -> list[Shape]:
 def opt_1_3b(layers: int = OPT_LAYERS) -> list[Shape]:
     """OPT-1.3B, a decoder of GPT-3 XL's size: 388 tensors, 1,315,758,080 parameters.
 
-    The output layer is the embedding. Fewer layers leave a model of the same kind.
+    The output layer is the embedding. `layers` truncates the model.
     """
     width, inner, vocabulary, positions = 2048, 8192, 50272, 2050
     norm: list[Shape] = [(width,), (width,)]

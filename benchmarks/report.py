@@ -144,7 +144,9 @@ def start_mxnet(options: argparse.Namespace) -> Iterator[MXNet | None]:
     """MXNet, unless it is missing (prints a note) or disabled."""
     if options.no_mxnet or not options.mxnet.exists():
         if not options.no_mxnet:
-            print("MXNet is not here and is left out: `make bench-peers` brings it\n")
+            print(
+                "MXNet is not installed and is skipped; install: `make bench-peers`\n"
+            )
         yield None
     else:
         threads = torch.get_num_threads()
@@ -217,14 +219,14 @@ def collect(
 ) -> list[dict[str, Any]]:
     """Measures case by case, and writes the JSON after each, if requested.
 
-    Ctrl-C or an error ends the measuring, not the program: what was measured is told.
-    A case with an ``"error"`` has failed; the others go on, and `finish` fails.
+    Ctrl-C or an error ends the measurements, not the program, which still reports them.
+    A case with an ``"error"`` has failed; the others continue, and `finish` fails.
 
     Args:
         options: what `parser` parsed.
         facts: the environment.
         name: of the cases in the JSON.
-        cases: each is measured when it is asked for.
+        cases: an iterator that measures each case.
     """
     measured = []
     options.failed = []
@@ -264,8 +266,8 @@ def finish(
 
     Args:
         options: what `parser` parsed.
-        figures: what the JSON holds, the environment first; the targets come last.
-        tables: what is printed, the targets' table last.
+        figures: the content of the JSON, the environment first; targets are added.
+        tables: the tables to print; the targets' table is added.
         targets: the targets.
         draw: draws on an empty figure of Matplotlib's.
     """

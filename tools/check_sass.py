@@ -1,8 +1,8 @@
 """Compares the machine code of the CUDA kernels with limits.
 
 Reads libtorchkv_cuda.so, as setup.py built it, with cuobjdump. A kernel that spills
-registers, needs too many for its blocks to be in flight together, or reads and writes
-memory in small pieces gives right results, only slowly: no other test sees it.
+registers, needs too many for its blocks to be in flight together, or accesses memory in
+small units is correct but slow, which no other test detects.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LIMITS = {
     rf"sum<{HALF}, {HALF}, assign, [2348]> .*": Limits(64, 0, loads=3, stores=1),
     rf"sum<{HALF}, {HALF}, sgd, [1234]> .*": Limits(64, 0, loads=6, stores=5),
     rf"sum<{HALF}, {HALF}, sgd, 8> .*": Limits(80, 0, loads=13, stores=5),
-    # These read halves by 8 bytes, and what is stored beside them by 16.
+    # These read halves by 8 bytes, and fp32 tensors beside them by 16.
     rf"sum<{HALF}, {HALF}, adam, [1234]> .*": Limits(64, 0, loads=4, stores=4),
     rf"sum<{HALF}, {HALF}, adam, 8> .*": Limits(80, 0, loads=4, stores=4),
     r"sum<float, float, norm, 1> .*": Limits(64, 0, loads=4, stores=0),

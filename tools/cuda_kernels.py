@@ -81,8 +81,8 @@ def find_toolkit() -> Toolkit | None:
 def arch_flags() -> list[str]:
     """The flags for the architectures in TORCH_CUDA_ARCH_LIST.
 
-    All are assembled from one PTX, that of the oldest: one for each takes twice the
-    time, and spills registers where this does not.
+    All are assembled from one PTX, that of the oldest: one PTX for each takes twice the
+    time and spills registers that this does not.
     """
     archs = os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHS
     for name, numbers in NAMED_ARCHS.items():

@@ -1,13 +1,13 @@
 """All checks that need a GPU, within minutes: `make gpu-check`.
 
 Builds torchkv in this tree, as users get it, with the torch of this Python, and runs
-the CUDA tests, the CUDA benchmarks, the tests once more with one GPU as four places,
-some of them under compute-sanitizer, and an example. Before anything else it says what
-is missing; what can run without, runs. A step that is out of time is interrupted and
-shows what it had; what a step leaves of its time is for those after it. Leaves a
-summary.txt, results.json, log.txt and the benchmarks' JSON in the folder it is given.
+the CUDA tests, the CUDA benchmarks, the tests again with one GPU as four places, some
+of them under compute-sanitizer, and an example. Reports missing requirements first and
+skips only the steps that need them. A step that is out of time is interrupted and
+prints its results so far; unused time goes to later steps. Writes summary.txt,
+results.json, log.txt and the benchmarks' JSON into the given folder.
 
-Exit status: 0 where every step passed, 1 where not, 2 where nothing could begin.
+Exit status: 0 if every step passed, 1 if not, 2 if nothing could start.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def sanitizer_steps(folder: Path, dry: bool) -> list[Step]:
         sanitizer = ["compute-sanitizer", "--tool", tool, *options]
         sanitizer += ["--error-exitcode", "1", "--report-api-errors", "no"]
         sanitizer += ["--target-processes", "application-only"]
-        # torch's allocator would hide where an allocation ends.
+        # torch's allocator would hide the ends of allocations.
         variables = {"FAIL_WITHOUT_CUDA": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         if dry:
             sanitizer, variables = [], {}
@@ -302,7 +302,7 @@ def plan(only: Sequence[str], folder: Path, dry: bool = False) -> list[Step]:
 def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
     """Runs a step, and ends all of its processes when its time is over.
 
-    All that it says goes into the log, and what fails on the terminal at once.
+    Its output goes into the log; failures also go to the terminal immediately.
     """
     path = joined(str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH"))
     variables = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **step.variables}
@@ -450,7 +450,7 @@ def targets_table(targets: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def said_by(*command: str) -> str:
-    """What a program prints, if it is there."""
+    """The output of a program, if it is installed."""
     if not shutil.which(command[0]):
         return f"no {command[0]}"
     done = subprocess.run(command, capture_output=True, text=True)
@@ -559,7 +559,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             install(missing(NEEDS), options.wheels, Path(packages))
         absent = missing(NEEDS)
         notes = [f"missing: {need.name}: {need.advice}" for need in absent]
-        dry = {"dry run": "on the CPU, tiny: figures say nothing about speed"}
+        dry = {"dry run": "on the CPU, tiny: figures are meaningless"}
         facts = dry if options.dry_run else facts_of_gpu()
         heading = [*(f"{name:16}{value}" for name, value in facts.items()), *notes]
         print("\n".join(heading), flush=True)

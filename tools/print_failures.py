@@ -1,6 +1,6 @@
 """A pytest plugin that prints each failure immediately, not at the end.
 
-For a run that may be cut short: ``python -m pytest -p print_failures``.
+For a run that may be interrupted: ``python -m pytest -p print_failures``.
 """
 
 from __future__ import annotations

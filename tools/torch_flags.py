@@ -1,7 +1,7 @@
 """Prints the location and build options of the installed PyTorch as CMake code.
 
-CMakeLists.txt reads this in place of find_package(Torch), which refuses a CUDA
-build of PyTorch on machines without the whole CUDA toolkit.
+CMakeLists.txt uses this instead of find_package(Torch), which rejects a CUDA build
+of PyTorch on machines without the full CUDA toolkit.
 """
 
 import re
@@ -14,7 +14,7 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 
 def cxx_standard() -> str:
-    """The C++ standard of torch's headers, as its own package config has it."""
+    """The C++ standard of torch's headers, as in its package config."""
     config = Path(torch.utils.cmake_prefix_path, "Torch", "TorchConfig.cmake")
     found = re.search(r"CXX_STANDARD (\d+)", config.read_text())
     return found.group(1) if found else "20"

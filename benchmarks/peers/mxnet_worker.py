@@ -10,8 +10,8 @@ Each line of stdin is a command, each line of stdout its answer or ``{"error": .
     {"do": "check", "store": "local"}               -> {"agrees": true}
     {"do": "drop"}
 
-The engine and its threads are chosen by the environment that the process starts with.
-MXNet works asynchronously; the seconds end when all the work of the calls has ended.
+The environment of the process determines the engine and its threads. MXNet works
+asynchronously; the seconds include all the work of the calls.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Case:
     def run(self, store: str, way: str, calls: int, wake_s: float) -> dict[str, Any]:
         """Makes the calls asynchronously; the clock includes all of them.
 
-        As on torchkv's side, several calls start with one that is not counted, and
-        the threads have been woken.
+        As on torchkv's side, several calls start with one that is not timed, and the
+        threads have been woken.
         """
         kv = self.store(store)
         keys: Any = self.keys

@@ -1,8 +1,8 @@
 """Values that both sides generate: small integers, so that every sum is exact.
 
 A replica of a key repeats a short pattern. Eight replicas add up to at most 64, which
-fp16 and bf16 hold exactly in any order of adding. Needs nothing but Python: MXNet and
-torch live in environments of their own.
+fp16 and bf16 hold exactly in any order of summation. Requires only Python: MXNet and
+torch have separate environments.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ArgumentParser {
     return result;
   }
 
-  // A key by itself. TypeError where it is a list or anything else.
+  // A single key. TypeError for a list or anything else.
   Key key(const Object& object) const {
     auto result = Objects::as_key(op_, object);
     TORCH_CHECK_TYPE(

@@ -135,8 +135,7 @@ Self from_archive(Archive archive) {
   StoreState state = StoreState::from_tuple(std::move(std::get<0>(archive)));
   TORCH_CHECK_VALUE(
       checksum_of(state) == std::get<1>(archive),
-      "load: expected the store as it was saved, but its checksum differs: the "
-      "archive is damaged");
+      "load: the archive is damaged: its checksum differs");
   return KVStore::from_state(std::move(state));
 }
 

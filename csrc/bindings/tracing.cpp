@@ -10,10 +10,10 @@ void throw_traced(const char* op, const char* tracer, const char* instead) {
   TORCH_CHECK(
       false,
       op,
-      ": expected a call that runs, but got one while ",
+      ": unexpected call while ",
       tracer,
-      " records a graph, which would lose pushes and keep pulled values as "
-      "constants; call the store outside of what is traced, or ",
+      " records a graph, which would lose pushes and turn pulled values into "
+      "constants; call the store outside of the traced code, or ",
       instead);
 }
 

@@ -8,9 +8,9 @@ inline constexpr const char* kScriptInstead =
     "script the module that holds it (torch.jit.script), as the store itself "
     "or as store.script_object";
 
-// Throws RuntimeError while make_fx or torch.export records what the calling
-// thread does: a store's calls leave no trace in the graph, so pushes would be
-// lost and pulled values become constants.
+// Throws RuntimeError while make_fx or torch.export records the calling thread:
+// a store's calls are not recorded, so pushes would be lost and pulled values
+// become constants.
 TORCHKV_API void refuse_graph_capture(const char* op);
 
 // The error itself, for other tracers: `tracer` is PyTorch's name of one, and

@@ -12,10 +12,9 @@
 
 namespace torchkv {
 
-// Through PyTorch's operators: any device, and whatever the kernels do not
-// know. A step of a value in CPU memory is the CPU's kernels', once its
-// gradients are summed. On an accelerator, a step that runs out of memory may
-// be half done.
+// PyTorch's operators: any device, and everything that the kernels do not
+// support. In CPU memory, the step itself uses the CPU kernels. On an
+// accelerator, a step that runs out of memory may be half done.
 class AtenBackend final : public Backend {
  public:
   AtenBackend(CpuBackend& cpu, StreamOrder& order)
@@ -29,7 +28,7 @@ class AtenBackend final : public Backend {
 
  private:
   struct Queued {
-    Job job; // but for its values
+    Job job; // without its values
     c10::SmallVector<Value, 4> values;
   };
   at::Tensor sum_of(const Job& job, c10::ArrayRef<Value> values);

@@ -27,28 +27,28 @@ struct Job {
   }
 };
 
-// Adds up, steps and copies the values of one call, in one way. Backends are
-// tried one after another (Backends). Each decides for itself what it can do: a
-// method add*() either takes the work and returns true, or returns false and
-// has done nothing. So deciding and doing cannot disagree, and the decision,
-// most of the host's time, is made once.
+// One implementation of the sums, steps and copies of a call. Backends are
+// tried in order (Backends): add*() either accepts the work and returns true,
+// or returns false and does nothing. So the decision, most of the host's time,
+// is made once and cannot disagree with the work.
 //
 // add*() may allocate and copy, but changes no stored value; run() does. What a
-// job points to outlives run(), but for the array of its values.
+// job points to outlives run(), except the array of its values.
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual bool add(const Job& job) = 0;
   // Adds the squares of the elements of the gradient, as the rule would see
-  // them but for RuleStep::last_scale, to what squared_norm() returns.
+  // them without RuleStep::last_scale, to what squared_norm() returns.
   virtual bool add_norm(const Job& job) = 0;
   // Copies the value of a slice into an out of its shape.
   virtual bool add_copy(const Slice& source, const at::Tensor& out) = 0;
 
   virtual void run() = 0;
-  // Of what add_norm() took, each number multiplied by `scale` before it is
-  // squared. Waits for it. The same bits for any number of threads.
+  // The squared norm of all accepted by add_norm(), each number multiplied by
+  // `scale` first. Blocks until it is known. The same bits for any number of
+  // threads.
   virtual double squared_norm(double scale) = 0;
 };
 

@@ -58,7 +58,7 @@ Backend& Backends::of_form(const char* form) {
   return *others_.back().second;
 }
 
-// Only here does the form of the values decide who gets them.
+// The only place that dispatches by the form of values.
 template <class Add>
 void Backends::offer(const Job& job, Add add) {
   const auto* const encoded = std::find_if(
@@ -99,13 +99,13 @@ void Backends::add_norm(const Job& job) {
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {
-  // The last one copies whatever it is given.
+  // The last one accepts every copy.
   (void)(cpu_.add_copy(source, out) || cuda_.add_copy(source, out) ||
          aten_.add_copy(source, out));
 }
 
 void Backends::run() {
-  // Those of other forms first: they may give the dense ones work.
+  // Other forms first: they may add work to the dense backends.
   for (const auto& other : others_) {
     other.second->run();
   }

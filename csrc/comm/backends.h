@@ -58,8 +58,8 @@ class TORCHKV_API Backends {
 // on to the other backends.
 using MakeBackend = std::function<std::unique_ptr<Backend>(Backends& backends)>;
 
-// From now on values of `form` are added up by such backends; an empty function
-// ends that. Any thread.
+// Registers the backend for values of `form`; an empty function unregisters it.
+// Thread-safe.
 TORCHKV_API void register_backend(const std::string& form, MakeBackend make);
 TORCHKV_API bool has_backend(const std::string& form);
 

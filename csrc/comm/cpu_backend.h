@@ -13,8 +13,8 @@
 
 namespace torchkv {
 
-// Through the kernels of kernels/cpu: whatever is entirely in CPU memory. Any
-// dtypes and strides.
+// The kernels of kernels/cpu: all that is in CPU memory, of any dtypes and
+// strides.
 class TORCHKV_API CpuBackend final : public Backend {
  public:
   explicit CpuBackend(Runtime& runtime) : runtime_(runtime) {}
@@ -34,7 +34,7 @@ class TORCHKV_API CpuBackend final : public Backend {
 
  private:
   struct Strided {
-    Job job; // but for its values
+    Job job; // without its values
     c10::SmallVector<Value, 4> values;
   };
 

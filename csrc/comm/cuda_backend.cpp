@@ -21,10 +21,10 @@ using kernels::cuda::SumJob;
 
 struct Elements {
   Dtype dtype;
-  int64_t per_number; // 2 of a complex number
+  int64_t per_number; // 2 if complex
 };
 
-// How the kernels see a dtype, if they do.
+// A dtype as the kernels see it, if they support it.
 std::optional<Elements> elements_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kFloat:
@@ -60,7 +60,7 @@ std::optional<Elements> elements_of(c10::ScalarType dtype) {
   }
 }
 
-// The type in which the kernels add such numbers up.
+// The type in which the kernels sum such numbers.
 c10::ScalarType sum_type(c10::ScalarType dtype) {
   return c10::isIntegralType(dtype, /*includeBool=*/true)
       ? dtype
@@ -105,7 +105,7 @@ bool CudaBackend::has_kernels(c10::Device device) {
   return true;
 }
 
-// Whether kernels of the stored value's device can use the tensor as it lies.
+// Whether kernels of the stored value's device can read the tensor directly.
 bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   const c10::Device device = tensor.device();
   return device.is_cuda() && torchkv::is_plain(tensor) &&
@@ -114,7 +114,7 @@ bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
        may_use_peer(runtime_, stored.device(), device));
 }
 
-// Where kernels find the value in `dtype`: at home, or in a copy.
+// The address of the value in `dtype`: its own, or that of a copy on the home.
 const void* CudaBackend::address_of(
     const at::Tensor& value,
     const at::Tensor& stored,
@@ -145,7 +145,7 @@ bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
   packed.num_values = job.values.size();
   packed.num_elements = result.numel() * kept->per_number;
   packed.step = job.step;
-  // In the dtype that all have; or with a sum before the others; or converted.
+  // All in one dtype, or a sum before such values, or else converted.
   const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
     const auto elements = elements_of(dtype);

@@ -14,10 +14,10 @@
 
 namespace torchkv {
 
-// Through the kernels of kernels/cuda: one launch for each device, or a few
-// where dtypes differ. Values on other devices, of another layout or of another
-// dtype are copied to the home device first, which allocates; in a steady state
-// nothing else does.
+// The kernels of kernels/cuda: one launch per device, or a few if dtypes
+// differ. Values on other devices, of another layout or of another dtype are
+// copied to the home device first, which allocates; in a steady state nothing
+// else does.
 //
 // Work is enqueued on the streams of `order`. REQUIRES: the slices of jobs have
 // been entered there, and the home of the current job is the current place.
@@ -29,12 +29,12 @@ class CudaBackend final : public Backend {
   bool add(const Job& job) override;
   bool add_norm(const Job& job) override;
   bool add_copy(const Slice& source, const at::Tensor& out) override;
-  // RuntimeError where CUDA has failed.
+  // RuntimeError if CUDA has failed.
   void run() override;
   double squared_norm(double scale) override;
 
  private:
-  // The values of a key as a kernel can add them up.
+  // The values of a key, ready for a kernel.
   struct Sum {
     kernels::cuda::SumJob job;
     c10::SmallVector<const void*, 8> addresses;

@@ -18,14 +18,14 @@ namespace {
 
 using nccl::Group;
 
-// Whether NCCL can carry the tensor as it lies.
+// Whether NCCL can use the tensor directly.
 bool is_plain_cuda(const at::Tensor& tensor, const at::Tensor& stored) {
   return tensor.is_cuda() && is_plain(tensor) &&
       kernels::cpu::lie_alike(tensor, stored);
 }
 
-// The numbers of each value, where they are for NCCL: one value on each of
-// several devices, the home among them, of one dtype that it adds.
+// The numbers of each value, if NCCL can sum them: one value on each of several
+// devices including the home, all of one supported dtype.
 std::optional<nccl::Numbers> reducible(
     c10::ArrayRef<Value> values,
     const Slice& slice) {
@@ -50,9 +50,9 @@ std::optional<nccl::Numbers> reducible(
   return has_home ? nccl::numbers_of(*values[0].data) : std::nullopt;
 }
 
-// Of each part, in order, where a value is cut into pieces of one size: the one
-// tensor on its device, and all tensors are such; else nothing. The tensors are
-// those of the first part, and begin where the whole value begins.
+// For a value in equal shards, if each device has exactly one tensor: that of
+// each part's device, in order; else nothing. The tensors are those of the
+// first part and start at the beginning of the whole value.
 template <class TensorOf>
 c10::SmallVector<const at::Tensor*, 8> one_for_each(
     const Part* begin,
@@ -89,8 +89,8 @@ NcclCollective::NcclCollective(Slices& slices, Streams& streams)
     : slices_(slices), streams_(streams) {
   TORCH_CHECK(
       nccl::functions() != nullptr,
-      "create: expected NCCL for the type 'nccl', which PyTorch's CUDA builds "
-      "load, but none is loaded");
+      "create: the type 'nccl' requires NCCL, which PyTorch's CUDA builds load, "
+      "but it is not loaded");
   const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
   const bool blocks =
       blocking != nullptr && *blocking != 0 && std::string(blocking) != "0";
@@ -99,12 +99,11 @@ NcclCollective::NcclCollective(Slices& slices, Streams& streams)
       : 0;
   TORCH_CHECK(
       !blocks || num_devices < 2,
-      "create: expected launches that do not block for the type 'nccl' with ",
-      num_devices,
-      " CUDA devices, but got CUDA_LAUNCH_BLOCKING=",
+      "create: unexpected CUDA_LAUNCH_BLOCKING=",
       blocking,
-      ", with which the first operation would wait for the others for ever; "
-      "unset it, or use the type 'device'");
+      ", with which the type 'nccl' deadlocks on ",
+      num_devices,
+      " CUDA devices; unset it, or use the type 'device'");
 }
 
 void NcclCollective::reduce(Parts& parts) {

@@ -6,12 +6,12 @@
 
 namespace torchkv {
 
-// NCCL between the CUDA devices of this process. Values and outs that NCCL
-// cannot carry (other dtypes, layouts or several tensors on a device) are left
+// NCCL between the CUDA devices of this process. Values and outs that NCCL does
+// not support (other dtypes, layouts or several tensors on a device) are left
 // to the backends.
 class NcclCollective final : public Collective {
  public:
-  // RuntimeError where PyTorch has loaded no NCCL, or where launches block.
+  // RuntimeError if PyTorch has not loaded NCCL, or if launches block.
   NcclCollective(Slices& slices, Streams& streams);
 
   void reduce(Parts& parts) override;

@@ -54,10 +54,10 @@ void Group::add(Kind kind, Ranks ranks, c10::Device root, Numbers numbers) {
   for (const auto& rank : ranks) {
     TORCH_CHECK(
         !runtime_.is_capturing(runtime_.current_stream(rank.device)),
-        "expected no CUDA graph to be captured with the type 'nccl' between "
-        "several devices, but the current stream of ",
+        "unexpected CUDA graph capture on the current stream of ",
         rank.device,
-        " is; a store of type 'device' can be captured");
+        ": the type 'nccl' does not support it with several devices; use the "
+        "type 'device'");
     if (rank.device == root) {
       root_rank = static_cast<int>(devices.size());
     }

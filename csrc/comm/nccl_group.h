@@ -19,7 +19,7 @@ struct Numbers {
   int64_t count;
 };
 
-// How NCCL sees a tensor's elements; nothing for dtypes that it cannot add.
+// A tensor's elements for NCCL; nothing for dtypes that it cannot sum.
 std::optional<Numbers> numbers_of(const at::Tensor& tensor);
 
 // The operations of one call, enqueued together by run() on the current stream
@@ -40,8 +40,8 @@ class Group {
 
   // For reduce-scatter and all-gather, `numbers` are those of one rank, and
   // `root` is ignored. RuntimeError while a stream of a rank is captured into a
-  // CUDA graph: the graph would have to include all devices or none, and what
-  // NCCL refuses leaves its communicators unusable. REQUIRES: one rank for each
+  // CUDA graph: the graph would have to include all devices or none, and an
+  // error leaves NCCL's communicators unusable. REQUIRES: one rank for each
   // device, one of them `root`.
   void add(Kind kind, Ranks ranks, c10::Device root, Numbers numbers);
 

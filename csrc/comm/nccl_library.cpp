@@ -46,7 +46,7 @@ const Functions* functions() {
   if (tests != nullptr) {
     return tests;
   }
-  // Not kept where there is none: PyTorch may load it later.
+  // Not cached if missing: PyTorch may load it later.
   static std::atomic<const Functions*> loaded{nullptr};
   if (loaded == nullptr) {
     static std::mutex mutex;
@@ -73,7 +73,7 @@ namespace {
 
 struct Clique {
   std::vector<Comm> comms;
-  std::string problem; // of communicators that are not to be used again
+  std::string problem; // of unusable communicators
 };
 
 std::mutex cliques_mutex; // guards them all
@@ -92,10 +92,9 @@ c10::ArrayRef<Comm> clique(const std::vector<int>& devices) {
   Clique& known = clique_of(devices);
   TORCH_CHECK(
       known.problem.empty(),
-      "expected communicators that work between CUDA devices ",
+      "NCCL has failed before on CUDA devices ",
       c10::Join(", ", devices),
-      ", but got some that have failed before, which only a new process can "
-      "replace: ",
+      ", whose communicators only a new process can replace: ",
       known.problem);
   if (known.comms.empty()) {
     std::vector<Comm> made(devices.size());

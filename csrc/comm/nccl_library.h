@@ -12,8 +12,8 @@
 
 namespace torchkv::nccl {
 
-// NCCL's C interface, as far as it is used: the types of nccl.h, which CUDA
-// builds of PyTorch do not bring, and functions of the library, which they do.
+// The part of NCCL's C API in use: types of nccl.h, which CUDA builds of
+// PyTorch do not ship, and functions of the library, which they do.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 using Comm = struct ncclComm*;
 using Result = int; // 0 = ncclSuccess
@@ -75,24 +75,24 @@ struct Functions {
 };
 
 // Of the libnccl.so.2 that is loaded already, as PyTorch's CUDA builds do when
-// they are imported; null where none is. Not of another one: two NCCLs in a
-// process get in each other's way.
+// they are imported; null where none is. Loads no other one: two copies of NCCL
+// in a process conflict.
 TORCHKV_API const Functions* functions();
 
-// For tests: takes the library's place, from now on.
+// For tests: replaces the library.
 TORCHKV_API void set_functions(const Functions* functions);
 
 // "NCCL: ncclGroupEnd failed: unhandled cuda error"
 std::string describe(const char* what, Result result);
 
 // One communicator for each device of a list in ascending order, without
-// repeats. Made when it is first asked for, which takes seconds, and never
-// destroyed: it must not outlive the CUDA driver. RuntimeError where NCCL has
-// failed on such a list before. Any thread.
+// repeats. Created on first use, which takes seconds, and never destroyed: it
+// must not outlive the CUDA driver. RuntimeError if NCCL has failed on such a
+// list before. Any thread.
 TORCHKV_API c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
 
-// Communicators on which an operation has failed are not used again: NCCL has
-// left their ranks at different places. `problem` is what it said.
+// Marks communicators as unusable after an operation has failed, because their
+// ranks may disagree. `problem` is NCCL's message.
 TORCHKV_API void give_up(
     const std::vector<int>& devices,
     const std::string& problem);

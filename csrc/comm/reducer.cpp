@@ -8,7 +8,7 @@
 namespace torchkv {
 namespace {
 
-// Whether something that the rule needs does not exist yet.
+// Whether state that the rule needs does not exist yet.
 bool lacks_state(const Slice& slice, const RuleSpec& rule) {
   const auto stored = slice.value.scalar_type();
   const auto names = state_names(rule);
@@ -180,7 +180,7 @@ void Reducer::copy_out(c10::ArrayRef<Item> items) {
     }
     copy_parts(parts);
   } else {
-    // One after another: the last one counts.
+    // In order: the last one wins.
     for (Item item : items) {
       for (const auto& out : item.outs) {
         item.outs = out;

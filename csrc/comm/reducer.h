@@ -18,8 +18,8 @@
 
 namespace torchkv {
 
-// Adds up, steps and hands out values between the devices of one process. It
-// knows no keys, takes no locks and never runs Python; arguments have been
+// Sums, steps and copies out values between the devices of one process.
+// Independent of keys and locks, and never runs Python; arguments have been
 // checked.
 //
 // Sums run left to right in the accumulation type (at::toOpMathType of the
@@ -62,7 +62,7 @@ class TORCHKV_API Reducer {
 
   // Adds up an item's values into its entry's merge buffer, which has the
   // stored dtype, and calls `update` with it and the stored value. Both are
-  // whole, which ends a sharding; on an accelerator, their device is the
+  // whole: a sharded value is gathered. On an accelerator, their device is the
   // current one. `update` may leave the buffer undefined and replace the stored
   // value by an equal tensor.
   using Update = c10::function_ref<void(at::Tensor& input, at::Tensor& stored)>;

@@ -15,7 +15,7 @@
 namespace torchkv {
 namespace {
 
-// Real and imaginary parts are numbers of their own.
+// Real and imaginary parts count as separate numbers.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor)
                                                  : tensor;
@@ -133,7 +133,7 @@ void step_with_aten(
       if (rule.weight_decay != 0) {
         direction.add_(w, rule.weight_decay);
       }
-      // On the device: nothing waits for the norms.
+      // On the device: the host does not wait for the norms.
       const at::Tensor weight_norm = norm_of(w);
       const at::Tensor direction_norm = norm_of(direction);
       const at::Tensor trust =

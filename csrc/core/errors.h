@@ -9,9 +9,8 @@
 
 namespace torchkv {
 
-// A key that `init` has not seen. TorchScript and C++ meet it as an
-// IndexError; the Python door, which can tell it from an index error raised
-// inside an updater by this type, as a KeyError.
+// An unknown key: an IndexError in C++ and TorchScript. The Python binding
+// raises it as KeyError; this type tells it from an IndexError of an updater.
 class TORCHKV_API UnknownKeyError : public c10::IndexError {
   using c10::IndexError::IndexError;
 };
@@ -19,8 +18,8 @@ class TORCHKV_API UnknownKeyError : public c10::IndexError {
 // Throws UnknownKeyError: "<op>: expected a key of the store, but got ...".
 [[noreturn]] TORCHKV_API void throw_unknown_key(const char* op, const Key& key);
 
-// Throws UnknownKeyError for a key that options of an optimizer name.
-// `suggestion` as of did_you_mean.
+// Throws UnknownKeyError for a key in an optimizer's options. `suggestion` is a
+// result of did_you_mean.
 [[noreturn]] TORCHKV_API void throw_unknown_option_key(
     const char* op,
     const Key& key,

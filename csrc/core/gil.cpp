@@ -3,7 +3,7 @@
 namespace torchkv {
 namespace {
 
-// Written once, while the Python door is imported, before any store is made.
+// Set once, when the Python binding is imported, before any store exists.
 GilHooks& gil_hooks() {
   static GilHooks hooks;
   return hooks;

@@ -4,21 +4,20 @@
 
 namespace torchkv {
 
-// How to let go of Python's global lock, for code that knows no Python. The
-// Python door sets it at import; without it there is no lock to let go of.
+// Releases the GIL for code that does not include Python. Set by the Python
+// binding at import; not set in processes without Python.
 struct GilHooks {
-  // Releases the lock where this thread holds it; what restore() needs to take
-  // it again, or null where it was not held.
+  // Releases the GIL if this thread holds it. Returns what restore() needs to
+  // acquire it again, or null if it was not held.
   void* (*release)() = nullptr;
   void (*restore)(void* state) = nullptr;
 };
 
 TORCHKV_API void set_gil_hooks(GilHooks hooks);
 
-// Releases the lock for its life, where this thread holds it. For the calls
-// that PyTorch makes with the lock held (torch.jit.save, copy.deepcopy):
-// waiting for an entry would otherwise wait for an updater that waits for the
-// lock.
+// RAII guard: releases the GIL if this thread holds it. For calls that PyTorch
+// makes with the GIL held (torch.jit.save, copy.deepcopy), which could deadlock
+// with an updater that holds an entry and needs the GIL.
 class TORCHKV_API ReleaseGil {
  public:
   ReleaseGil();

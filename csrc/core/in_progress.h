@@ -2,9 +2,8 @@
 
 namespace torchkv {
 
-// A stack, per thread, of the objects that the thread is in the middle of. It
-// recognises a call that comes back to where it started, which would otherwise
-// wait for a lock that its own thread holds.
+// A per-thread stack of the objects in use. It detects a reentrant call, which
+// would otherwise deadlock on a lock that its own thread holds.
 template <class T>
 class InProgress {
  public:

@@ -7,8 +7,8 @@
 
 namespace torchkv {
 
-// Where a slice lives: a device, or one of several places that share a device
-// and stand for devices of their own (comm/places.h).
+// Where a slice is stored: a device, or one of several logical places on a
+// device (memory/places.h).
 struct Place {
   c10::Device device = c10::kCPU;
   int32_t index = -1; // in TORCHKV_PLACES; -1 = the device itself

@@ -5,11 +5,10 @@
 
 namespace torchkv {
 
-// While it lives, operators of this thread go straight to their kernels: below
-// autograd (nothing is recorded, no version is counted) and past whatever the
-// caller has switched on around the call, such as a FakeTensorMode or a
-// torch.func transform. The store's own work must neither be seen nor turned
-// into something else by these. An updater runs without it.
+// RAII guard: operators of this thread dispatch directly to their kernels,
+// below autograd (nothing is recorded, no version is bumped) and past modes and
+// transforms of the caller such as FakeTensorMode and torch.func, which must
+// not intercept the store's own work. Not active while an updater runs.
 class PlainDispatch {
  public:
   PlainDispatch() : excluded_(keys()) {}

@@ -5,14 +5,13 @@
 
 namespace torchkv {
 
-// The number of forks between the first process and this one. A store remembers
-// it: a lock that another thread held at the fork stays locked in the child for
-// ever, so a child must not touch any. (getpid would be a system call in every
-// push.)
+// The number of forks between the first process and this one. A store records
+// it: a lock that another thread held at the fork stays locked in the child,
+// which must not use the store. (getpid would be a system call in every push.)
 uint64_t fork_count();
 
-// The mutex of what all stores of a process share. No fork happens while it is
-// held, so a child finds it free. Nothing else is locked while it is held.
+// Guards state shared by all stores of a process. No fork happens while it is
+// held, so it is free in a child. No other lock is acquired under it.
 std::mutex& process_mutex();
 
 } // namespace torchkv

@@ -6,9 +6,9 @@
 
 namespace torchkv {
 
-// How a tensor stands for the elements of a value other than by holding them:
-// the tensor is then a payload, which the backend registered for `form`
-// (comm/backends.h) decodes. Forms with parameters of their own derive from it.
+// How a tensor encodes the elements of a value: it is a payload, which the
+// backend registered for `form` (comm/backends.h) decodes. Forms with
+// parameters derive from it.
 struct Encoding {
   virtual ~Encoding() = default;
 
@@ -22,16 +22,16 @@ struct Value {
   const at::Tensor* data =
       nullptr; // the elements or, with an encoding, payload
   const Encoding* encoding = nullptr; // null: dense
-  // Of an encoded value, the first element that is asked for; how many, the
-  // tensor to which it is added says.
+  // First element to decode of an encoded value; the result's size says how
+  // many.
   int64_t begin = 0;
 
   Value() = default;
   Value(const at::Tensor* data_, const Encoding* encoding_ = nullptr)
       : data(data_), encoding(encoding_) {}
 
-  // The tensor of the elements; null where they are encoded. Whoever reads
-  // elements asks this, and nothing else looks at the form.
+  // The tensor of the elements; null if they are encoded. Elements are read
+  // only through this.
   const at::Tensor* dense() const {
     return encoding == nullptr ? data : nullptr;
   }

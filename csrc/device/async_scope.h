@@ -15,7 +15,7 @@ namespace torchkv {
 // Makes a synchronous call asynchronous: between enter() and finish(), a
 // store's streams are the calling thread's current ones, so that whatever is
 // enqueued goes there. Without a finish() (an error), the caller's streams wait
-// for it when the scope ends, as a synchronous call's would have. One thread.
+// for it when the scope ends, as in a synchronous call. Not thread-safe.
 class TORCHKV_API AsyncScope {
  public:
   explicit AsyncScope(Streams& streams) : streams_(streams) {}
@@ -25,12 +25,12 @@ class TORCHKV_API AsyncScope {
   AsyncScope(AsyncScope&&) = delete;
   AsyncScope& operator=(AsyncScope&&) = delete;
 
-  // On an accelerator, or on those of tensors, which the Work will hold. The
-  // store's streams go on after what the caller's hold now.
+  // Enters an accelerator, or those of `tensors`, which the Work will hold. The
+  // store's streams wait for the work already on the caller's.
   void enter(c10::Device device);
   void enter(c10::ArrayRef<at::Tensor> tensors);
 
-  // The caller's streams are the current ones again.
+  // Makes the caller's streams current again.
   WorkPtr finish();
 
  private:

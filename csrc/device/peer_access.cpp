@@ -13,7 +13,7 @@ namespace {
 
 enum class Access : uint8_t { kUnknown, kNone, kDirect };
 
-// By both devices, whose indices are int8.
+// Indexed by both devices, whose indices are int8.
 std::atomic<Access>& access_of(c10::Device device, c10::Device peer) {
   static std::array<std::array<std::atomic<Access>, 128>, 128> known{};
   return known.at(static_cast<unsigned char>(device.index()))
@@ -23,10 +23,10 @@ std::atomic<Access>& access_of(c10::Device device, c10::Device peer) {
 bool enable(Runtime& runtime, c10::Device device, c10::Device peer) {
   if (!may_copy_directly() ||
       kernels::cuda::table()->enable_peer(device.index(), peer.index()) != 0) {
-    return false; // copies through the host it is
+    return false; // copies go through the host
   }
-  // PyTorch's allocator keeps accounts of its own, by which it maps segments
-  // that grow: its copies let the source's device at the destination.
+  // PyTorch's allocator maps expandable segments for the peers that it knows
+  // of: a copy by PyTorch gives the source's device access to the destination.
   const auto one_byte = [&](c10::Device on) {
     return runtime.allocate({1}, {1}, c10::kByte, on);
   };
@@ -42,7 +42,7 @@ bool may_use_peer(Runtime& runtime, c10::Device device, c10::Device peer) {
   }
   auto& known = access_of(device, peer);
   if (known == Access::kUnknown) {
-    static std::mutex mutex; // no two threads ask at once
+    static std::mutex mutex; // serializes queries
     const std::lock_guard lock(mutex);
     if (known == Access::kUnknown) {
       known = enable(runtime, device, peer) ? Access::kDirect : Access::kNone;

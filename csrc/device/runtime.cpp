@@ -45,9 +45,8 @@ class C10Runtime final : public Runtime {
     return std::make_unique<C10Event>(device.type());
   }
 
-  // Both make the stream's device the current one and then restore the other:
-  // by CUDA's own function, which makes a context where there is none. With a
-  // guard, whose restoring does not, they find nothing to restore.
+  // c10 restores the previous device with a CUDA call that creates a context
+  // there. Under a guard, which does not, there is nothing to restore.
   void record(RuntimeEvent& event, c10::Stream stream) override {
     const c10::DeviceGuard guard(stream.device());
     static_cast<C10Event&>(event).event.record(stream);
@@ -84,8 +83,8 @@ class C10Runtime final : public Runtime {
     const PlainDispatch plain;
     if (destination.is_cuda() && source.is_cuda() &&
         destination.device() != source.device() && !may_copy_directly()) {
-      // PyTorch's own copy would be direct. Like that one, the way through the
-      // host comes after what the destination's stream holds.
+      // PyTorch's own copy would be direct. Like that one, the copy through the
+      // host runs after the work on the destination's stream.
       const auto event = make_event(destination.device());
       record(*event, current_stream(destination.device()));
       wait(*event, current_stream(source.device()));
@@ -97,7 +96,7 @@ class C10Runtime final : public Runtime {
       return;
     }
     // Some of PyTorch's conversions (float to half, say) drop the negative bit,
-    // so none of them is given a tensor with one.
+    // so it is resolved first.
     const at::Tensor resolved = source.resolve_conj().resolve_neg();
     if (destination.is_neg() || destination.is_conj()) {
       destination.copy_(resolved.to(destination.scalar_type()));

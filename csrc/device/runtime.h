@@ -12,76 +12,74 @@
 
 namespace torchkv {
 
-// A point in a stream that other streams can wait for. Each Runtime has its
+// A point in a stream that other streams can wait for. Each Runtime derives its
 // own.
 struct RuntimeEvent {
   virtual ~RuntimeEvent() = default;
 };
 
 // The seam between the store and devices: streams, events, memory, copies.
-// Arithmetic is elsewhere: kernels/, and ATen operators. The real one goes
-// through c10's generic guards, so that one binary serves CPU and CUDA builds
-// of torch; tests have a recording one. Any thread may call it.
+// Arithmetic is elsewhere: kernels/, and ATen operators. The default one uses
+// c10's generic guards, so that one binary serves CPU and CUDA builds of torch;
+// tests have a recording one. Thread-safe.
 class TORCHKV_API Runtime {
  public:
   virtual ~Runtime() = default;
 
   // The calling thread's current stream on `device`, an accelerator.
   virtual c10::Stream current_stream(c10::Device device) = 0;
-  // A stream that is not the current one of any thread that did not ask for it.
-  // It is to be kept: devices have a few dozen of them, which take turns.
+  // A stream of PyTorch's pool. Keep it: the pool has a few dozen streams,
+  // which it hands out round-robin.
   virtual c10::Stream new_stream(c10::Device device) = 0;
   // Makes `stream` the calling thread's current one on its device, and returns
-  // the one before.
+  // the previous one.
   virtual c10::Stream exchange_stream(c10::Stream stream) = 0;
-  // Whether work on `stream` goes into a graph instead of being done.
+  // Whether `stream` is being captured into a graph.
   virtual bool is_capturing(c10::Stream stream) = 0;
   virtual std::unique_ptr<RuntimeEvent> make_event(c10::Device device) = 0;
-  // Work enqueued on `stream` so far is what a later wait(event) waits for.
-  // Does not block the host. REQUIRES: a stream of the event's device.
+  // Records the work enqueued on `stream` so far. Does not block the host.
+  // REQUIRES: a stream of the event's device.
   virtual void record(RuntimeEvent& event, c10::Stream stream) = 0;
-  // Work enqueued on `stream` from now on runs after what `event` recorded.
-  // Does not block the host.
+  // Makes later work on `stream` wait for what `event` recorded. Does not block
+  // the host.
   virtual void wait(RuntimeEvent& event, c10::Stream stream) = 0;
-  // Whether what `event` recorded is done. Does not block the host.
+  // Whether the work recorded by `event` is done. Does not block the host.
   virtual bool is_done(RuntimeEvent& event) = 0;
-  // `tensor`, when freed, is not reused before what `stream` holds is done.
+  // Once freed, `tensor`'s memory is not reused until `stream`'s work is done.
   virtual void keep_until_done(
       const at::Tensor& tensor,
       c10::Stream stream) = 0;
 
-  // Uninitialised memory; a normal tensor in inference mode, too.
+  // Uninitialised memory; a normal tensor even in inference mode.
   virtual at::Tensor allocate(
       c10::IntArrayRef sizes,
       c10::IntArrayRef strides,
       c10::ScalarType dtype,
       c10::Device device) = 0;
-  // Converts, broadcasts nothing, crosses devices. Ordered on the current
-  // streams of both; blocks the host only where a CPU tensor is on one side, or
-  // two devices must not reach each other's memory.
+  // Copies across dtypes and devices, without broadcasting. Ordered on the
+  // current streams of both; blocks the host only if one tensor is on the CPU
+  // or two devices must not use peer access.
   virtual void copy(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
 };
 
-// Makes it an error to resize the tensor's memory, through whatever tensor
-// shares it. An updater could otherwise take the memory away from under a
-// stored value.
+// Makes the tensor's storage, however it is shared, impossible to resize. An
+// updater could otherwise free the memory of a stored value.
 TORCHKV_API void forbid_resize(const at::Tensor& tensor);
 
-// Whether CUDA devices may reach each other's memory where they can: not with
-// TORCHKV_P2P=0, for machines whose IOMMU lets such accesses go astray. Read at
-// each call.
+// Whether CUDA devices may use peer access. TORCHKV_P2P=0 disables it, for
+// machines whose IOMMU misdirects such accesses. Read at each call.
 TORCHKV_API bool may_copy_directly();
 
-// The real runtime; lives as long as the process.
+// The default runtime; lives as long as the process.
 TORCHKV_API Runtime& default_runtime();
 
-// Where the last work on a slice of an entry was enqueued: the streams of
-// several threads take turns. Guarded by the entry's mutex.
+// Where the last work on a slice was enqueued: threads may use different
+// streams. Guarded by the entry's mutex.
 struct Timeline {
   std::optional<c10::Stream> stream; // none yet, or on the CPU
-  std::shared_ptr<RuntimeEvent> event; // recorded there when it was
+  std::shared_ptr<RuntimeEvent> event; // recorded there after it
 };
 
 } // namespace torchkv

@@ -61,7 +61,7 @@ void StreamOrder::make_current(const Home& home) {
 
 bool StreamOrder::enter_anew(const Place& place, Timeline* timeline) {
   if (place.device.is_cpu()) {
-    // Copies between accelerators and the CPU are the caller's stream's.
+    // Copies between accelerators and the CPU run on the caller's stream.
     show_callers_stream();
     return false;
   }
@@ -97,15 +97,15 @@ void StreamOrder::use_other(const Place& place, c10::Device device) {
       place.device,
       " and ",
       device,
-      " to take part in one CUDA graph, or in none");
+      " to be captured into one CUDA graph, or neither of them");
   home.others.push_back(other);
   if (home.is_capturing) {
-    sync(); // a stream that waits for one that is captured is captured, too:
-            // what is allocated there from now on is the graph's
+    sync(); // a stream that waits for a captured one is captured, too, and
+            // later allocations there belong to the graph
   }
 }
 
-// The event of a caller's stream: everything that was there before this call.
+// The event of a caller's stream: all work enqueued before this call.
 const StreamOrder::Source& StreamOrder::source_of(c10::Stream caller) {
   for (const auto& known : callers_) {
     if (known.stream == caller) {
@@ -117,8 +117,8 @@ const StreamOrder::Source& StreamOrder::source_of(c10::Stream caller) {
   return callers_.back();
 }
 
-// Directly, or where that takes fewer waits by way of one of the streams, the
-// hub, which waits for all others, and then they for it.
+// Directly or, if that takes fewer waits, through one of the streams: this hub
+// waits for all others, and then they wait for it.
 void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
   c10::SmallVector<const Source*, 8> sources;
   c10::SmallVector<c10::Stream, 8> targets;
@@ -139,7 +139,7 @@ void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
               return source->stream == target;
             });
       });
-  // Graphs have edges for nothing, and streams of several may be here.
+  // Waits cost nothing in a graph, and these may be streams of several graphs.
   const bool is_capturing =
       std::any_of(homes_.begin(), homes_.end(), [](const Home& home) {
         return home.is_capturing;
@@ -166,7 +166,7 @@ void StreamOrder::wait_all(c10::ArrayRef<Wait> waits) {
 }
 
 void StreamOrder::sync() {
-  // All events first: a stream that waits already would make others wait, too.
+  // Record all events first: an event recorded after a wait includes that wait.
   c10::SmallVector<Wait, 8> waits;
   for (auto& home : homes_) {
     for (; home.num_synced < home.others.size(); ++home.num_synced) {

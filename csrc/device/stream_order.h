@@ -24,21 +24,20 @@ namespace torchkv {
 // Orders one call's work on accelerators with all other work on the same
 // memory, and makes the right device the current one.
 //
-// A slice is worked on on the current stream of its home or, where that is one
-// of several places of a device, on the place's own. Where its last work was on
-// another stream, that stream is waited for. Tensors of the caller on other
-// devices are ordered with the current streams there, before the work and after
-// it, as PyTorch's own copies between devices do: the caller may write or free
-// them right after the call. The host waits for nothing.
+// Work on a slice runs on the current stream of its home device (on a logical
+// place: on the place's stream), after earlier work on other streams. Tensors
+// of the caller on other devices are ordered with the current streams there,
+// before and after the work, as in PyTorch's copies between devices: the caller
+// may write or free them right after the call. Does not block the host.
 //
-// While the home's stream is captured into a CUDA graph, nothing outside of the
-// capture is waited for: that is up to who replays the graph, as with PyTorch's
-// operators.
+// While the home's stream is captured into a CUDA graph, it does not wait for
+// work outside of the capture. As with PyTorch's operators, that is up to the
+// caller that replays the graph.
 //
 // REQUIRES: the mutexes of all entries whose slices are entered, until it is
 // destroyed; a slice is entered for one place only, and by no other StreamOrder
-// of that time: its event is recorded at the end; sync() between use() and the
-// work that is meant. One thread.
+// at the time: its event is recorded at the end; sync() between use() and the
+// work. Not thread-safe.
 class TORCHKV_API StreamOrder {
  public:
   explicit StreamOrder(Streams& streams)
@@ -49,25 +48,23 @@ class TORCHKV_API StreamOrder {
   StreamOrder(StreamOrder&&) = delete;
   StreamOrder& operator=(StreamOrder&&) = delete;
 
-  // Work enqueued on `place` from now on may touch the memory of `timeline`.
-  // The place's device and stream are the current ones until the next enter().
-  // Returns whether the memory was last used on another stream, so that its
-  // tensors must be kept until that of the place is done (Runtime). Nothing to
-  // do on the CPU, where work is done when a call returns.
+  // Orders later work on `place` after the last use of `timeline`'s memory, and
+  // makes the place's device and stream current until the next enter(). Returns
+  // whether the last use was on another stream: then the tensors must be kept
+  // until the work is done (Runtime::keep_until_done). Does nothing on the CPU.
   bool enter(const Place& place, Timeline& timeline) {
     const bool is_entered = current_ < homes_.size() &&
         homes_[current_].place == place && homes_[current_].done != nullptr &&
         homes_[current_].done == timeline.event;
     return !is_entered && enter_anew(place, &timeline);
   }
-  // The same for memory without a timeline, in CPU memory, or for a place that
-  // was entered before.
+  // The same without a timeline: for CPU memory, or a place entered before.
   void enter(const Place& place) {
     enter_anew(place, nullptr);
   }
 
-  // Work of `home`, which has been entered, may touch memory of a caller on
-  // `device` after the next sync(). Nothing to do where one of them is the CPU.
+  // Work on `home`, which has been entered, may use the caller's memory on
+  // `device` after the next sync(). Does nothing if either is the CPU.
   void use(const Place& home, c10::Device device) {
     const bool is_home = device == home.device && home.index < 0;
     if (!is_home && !device.is_cpu() && !home.device.is_cpu()) {
@@ -75,10 +72,10 @@ class TORCHKV_API StreamOrder {
     }
   }
 
-  // Lets homes wait for the callers' streams that use() has named since the
-  // last sync(). All of them at once, because that takes fewer events: each
-  // stream of a caller records one in a call, and where every home waits for
-  // every caller, one of the homes waits first and the others wait for it.
+  // Makes homes wait for the callers' streams named by use() since the last
+  // sync(). All at once, which takes fewer events: each caller's stream records
+  // one per call, and if every home waits for every caller, one home waits for
+  // all of them and the others wait for it.
   void sync();
 
   Runtime& runtime() const {
@@ -96,14 +93,14 @@ class TORCHKV_API StreamOrder {
  private:
   struct Home {
     Place place;
-    c10::Stream caller; // the current one there, but for this order
+    c10::Stream caller; // current there outside of this order
     c10::Stream stream; // of the work
     bool is_capturing;
     std::shared_ptr<RuntimeEvent> done; // recorded at the end
-    c10::SmallVector<c10::Stream, 8> others; // which it waits for, and they for
-    size_t num_synced; // of the others, it waits for so many already
+    c10::SmallVector<c10::Stream, 8> others; // waits are mutual
+    size_t num_synced; // of the others: already waited for
   };
-  // A stream, and what others wait for that wait for it.
+  // A stream, and the event by which others wait for it.
   struct Source {
     c10::Stream stream;
     std::shared_ptr<RuntimeEvent> event;
@@ -128,7 +125,7 @@ class TORCHKV_API StreamOrder {
   size_t current_ = SIZE_MAX; // the home whose device and stream are current
   std::deque<Source> callers_; // which have recorded their events
   c10::OptionalDeviceGuard device_;
-  // While a place's own stream is the current one: the caller's there.
+  // The caller's stream while a place's stream is current.
   std::optional<c10::Stream> hidden_;
   c10::OptionalStreamGuard stream_;
 };

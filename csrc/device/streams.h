@@ -20,13 +20,13 @@ class TORCHKV_API Streams {
   explicit Streams(Runtime& runtime_)
       : runtime(runtime_), events_(std::make_shared<Events>(runtime_)) {}
 
-  // The store's stream of a place on an accelerator, created when it is first
-  // asked for. That of a device itself (index -1) serves asynchronous calls,
-  // that of a logical place all work there.
+  // The store's stream of a place on an accelerator, created on first use. That
+  // of a device itself (index -1) is for asynchronous calls, that of a logical
+  // place for all its work.
   c10::Stream of(const Place& place);
 
-  // An event for streams of `device`. It returns to the pool with its last
-  // owner: making one takes as long as recording it.
+  // An event for streams of `device`. Returns to the pool with its last owner:
+  // creating one takes as long as recording it.
   std::shared_ptr<RuntimeEvent> event(c10::Device device);
 
   Runtime& runtime;

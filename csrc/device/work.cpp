@@ -45,7 +45,7 @@ void Work::wait() {
     tensors.swap(tensors_);
   }
   for (const auto& tensor : tensors) {
-    // Its memory is the calling stream's, which may not have waited.
+    // Its memory belongs to the calling stream, which may not have waited.
     const Part& part = part_on(tensor.device());
     if (runtime_.current_stream(tensor.device()) != part.caller) {
       runtime_.keep_until_done(tensor, part.comm);

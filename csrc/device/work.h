@@ -17,39 +17,37 @@
 
 namespace torchkv {
 
-// What an asynchronous call has enqueued on its store's streams, as c10d's
-// Work. Until wait() the caller must not overwrite what was pushed, nor use the
-// outs, but may free both. On the CPU all is done when the call returns, and
-// there is nothing to wait for.
+// The work that an asynchronous call has enqueued on its store's streams, like
+// c10d's Work. Until wait(), do not overwrite pushed tensors or use the outs;
+// freeing them is safe. On the CPU the work is done when the call returns.
 //
 // Thread safety: any thread may call any method at any time.
 class TORCHKV_API Work final : public torch::CustomClassHolder {
  public:
   // What is enqueued on one accelerator.
   struct Part {
-    c10::Stream caller; // that was the current one at the call
+    c10::Stream caller; // current at the call
     c10::Stream comm; // the store's
     std::shared_ptr<RuntimeEvent> done; // recorded there
-    bool is_captured; // into a graph, instead of being done
+    bool is_captured; // into a CUDA graph
   };
   using Parts = c10::SmallVector<Part, 1>;
 
   // Holds the tensors until wait(). They are on the parts' devices. The runtime
   // outlives the work.
   Work(Runtime& runtime, Parts parts, std::vector<at::Tensor> tensors);
-  // The work goes on; memory that is freed by this is used again only after it.
+  // Does not cancel the work; memory freed by this is reused only after it.
   ~Work() override;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   Work(Work&&) = delete;
   Work& operator=(Work&&) = delete;
 
-  // What the calling thread enqueues on its current streams from now on runs
-  // after the work. Does not block the host. May be repeated, on other streams,
-  // too.
+  // Makes the calling thread's current streams wait for the work. Does not
+  // block the host. May be called again, also on other streams.
   void wait();
 
-  // Whether all is done. Does not block the host. False for work that was
+  // Whether the work is done. Does not block the host. False for work that was
   // captured into a graph.
   bool is_completed() const;
 

@@ -5,9 +5,8 @@
 namespace torchkv {
 namespace {
 
-// PyTorch promotes fp8 with nothing but itself, and uint16, uint32 and uint64
-// with no integer. int64 holds the same bits of a sum of integers as any of
-// them.
+// PyTorch promotes fp8 only with itself, and uint16, uint32 and uint64 with no
+// other integers. A sum in int64 has the same bits as in any of these.
 c10::ScalarType promotable(c10::ScalarType dtype) {
   if (c10::isFloat8Type(dtype)) {
     return c10::kFloat;

@@ -7,7 +7,7 @@
 
 namespace torchkv {
 
-// In which dtype values are added up for a stored value of dtype `stored`:
+// The dtype in which values are summed for a stored value of dtype `stored`:
 // at::toOpMathType of the promotion of them all; fp8 counts as fp32.
 c10::ScalarType accumulation_type(
     c10::ArrayRef<Value> values,

@@ -19,9 +19,8 @@
 
 namespace torchkv {
 
-// A shard of a stored value, in one place. A value that is not sharded has one
-// slice, whose tensors have the value's shape; the slices of a sharded value
-// have one dimension each.
+// A shard of a stored value on one place. A value that is not sharded has one
+// slice, with the value's shape; slices of a sharded value are one-dimensional.
 struct TORCHKV_API Slice {
   int64_t begin =
       0; // elements [begin, end), in the order of the value's memory
@@ -32,7 +31,7 @@ struct TORCHKV_API Slice {
   // For an optimizer, all with the memory layout of `value`, in fp32 or, for
   // fp64 values, fp64 (or complex numbers of these); undefined where not
   // needed.
-  at::Tensor master; // the value itself, where its dtype rounds it
+  at::Tensor master; // the value, if its dtype rounds it
   std::array<at::Tensor, kMaxStates> states;
   at::Tensor accumulated; // the sum of the pushes since the last step
   bool is_leased = false; // `value` may have been handed out (Slices::lease)
@@ -40,14 +39,14 @@ struct TORCHKV_API Slice {
   // RAII token: subtracts this slice's bytes from its device's load.
   std::shared_ptr<void> load;
 
-  // Work of the home that is enqueued from now on may touch the tensors.
+  // Later work on the home may use the tensors.
   void enter(StreamOrder& order) {
     if (order.enter(home, timeline)) {
       keep(order, home);
     }
   }
-  // The same for work of another place, which is an accelerator unless the
-  // slice is in CPU memory.
+  // The same for work on another place, an accelerator unless the slice is in
+  // CPU memory.
   void enter(StreamOrder& order, const Place& place) {
     if (home.device.is_cpu()) {
       order.enter(place);
@@ -68,12 +67,12 @@ enum class Placing : uint8_t {
   kSharded, // over the devices, or whole because it is small
 };
 
-// One key of the store. `delete` unlinks it from the table; calls under way
+// One key of the store. `delete` unlinks it from the table; calls in flight
 // keep it alive.
 //
 // Invariants:
-// 1. No tensor of `slices` aliases a tensor of the caller, except what an
-//    updater is handed while it runs.
+// 1. No tensor of `slices` aliases a tensor of the caller, except those passed
+//    to a running updater.
 // 2. The slices are ordered, disjoint and cover the value. There is at least
 //    one.
 struct Entry : c10::intrusive_ptr_target {
@@ -83,8 +82,8 @@ struct Entry : c10::intrusive_ptr_target {
   const Meta meta;
   int64_t ordinal = 0; // order of init; set once by the key table
 
-  // Guards everything below. Taken with the GIL released, one at a time by each
-  // call, and before an updater's mutex.
+  // Guards everything below. Acquired with the GIL released, as for_each_locked
+  // does, and before an updater's mutex.
   std::mutex mutex;
   c10::SmallVector<Slice, 1> slices;
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense

@@ -9,9 +9,8 @@
 
 namespace torchkv {
 
-// What one call does to one key: the values to add up, or the tensors to fill.
-// It owns neither and ends with the call. Whoever hands an item to Comm holds
-// the mutex of its entry.
+// What one call does to one key: the values to sum, or the tensors to fill.
+// Owns neither and is valid during the call. REQUIRES: the entry's mutex.
 struct Item {
   Entry* entry = nullptr;
   c10::ArrayRef<Value> values;

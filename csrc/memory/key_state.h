@@ -8,9 +8,8 @@
 
 namespace torchkv {
 
-// What an optimizer keeps for a key: copies that share nothing with the store.
-// The tensors are those of state_names, and "master" and "accumulated" where
-// the key has them.
+// A copy of an optimizer's state for a key. The tensors are those of
+// state_names, and "master" and "accumulated" if the key has them.
 struct KeyState {
   int64_t step = 0;
   int64_t num_accumulated = 0;

@@ -11,7 +11,7 @@
 
 namespace torchkv {
 
-// Whether the tensor's memory holds its numbers as they are.
+// Whether the memory holds the elements themselves, without lazy operations.
 inline bool is_plain(const at::Tensor& tensor) {
   return !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
 }
@@ -24,7 +24,7 @@ inline bool is_plain_cpu(const at::Tensor& tensor) {
 // in it. A storage can be shrunk while tensors use it.
 size_t needed_storage_bytes(const at::Tensor& tensor);
 
-// Whether the CPU's kernels can copy one into the other. Both have one shape.
+// Whether the CPU kernels can copy one into the other. REQUIRES: equal shapes.
 inline bool is_plain_cpu_copy(const at::Tensor& source, const at::Tensor& out) {
   return is_plain_cpu(source) && is_plain_cpu(out) &&
       source.scalar_type() == out.scalar_type() &&
@@ -32,14 +32,13 @@ inline bool is_plain_cpu_copy(const at::Tensor& source, const at::Tensor& out) {
       source.is_non_overlapping_and_dense();
 }
 
-// Whether a tensor of an entry's shape lies in memory as the stored value does.
-inline bool lies_as(const Entry& entry, const at::Tensor& tensor) {
+// Whether a tensor of an entry's shape has the stored value's memory layout.
+inline bool has_layout_of(const Entry& entry, const at::Tensor& tensor) {
   return is_plain(tensor) &&
       kernels::cpu::lie_alike(tensor.sizes(), tensor.strides(), entry.strides);
 }
 
-// The elements [begin, end) as the tensor lies in memory, which it shares.
-// REQUIRES: a dense tensor.
+// A view of the elements [begin, end) in memory order. REQUIRES: dense.
 inline at::Tensor part_of(
     const at::Tensor& tensor,
     int64_t begin,

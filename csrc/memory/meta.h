@@ -7,8 +7,7 @@
 
 namespace torchkv {
 
-// What a key's values are checked against. It never changes, so checks need no
-// lock.
+// What a key's values are checked against. Immutable, so checks need no lock.
 struct Meta {
   c10::SmallVector<int64_t, 4> sizes;
   c10::ScalarType dtype = c10::kFloat;

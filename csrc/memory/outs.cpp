@@ -7,7 +7,7 @@
 namespace torchkv {
 namespace {
 
-// The memory from a tensor's first element to behind its last.
+// The memory from a tensor's first element to the end of its last.
 struct Span {
   const char* begin = nullptr;
   const char* end = nullptr;

@@ -7,13 +7,12 @@
 
 namespace torchkv {
 
-// Whether two outs may share memory, by the extents that they span. Then they
-// are written one after another: the last one counts.
+// Whether the memory extents of two outs overlap. Outs are then written in
+// order, and the last one wins.
 bool may_overlap(c10::ArrayRef<Item> items);
 
-// To be called for the outs of a call, which have been written below autograd,
-// which does not count versions: an autograd graph that saved one must still
-// notice.
+// Bumps the version counters of a call's outs, which are written below
+// autograd, so that an autograd graph that saved one reports the change.
 void bump_versions(c10::ArrayRef<Item> items);
 
 } // namespace torchkv

@@ -48,7 +48,7 @@ Value Parts::laid_out_as(
     const Entry& entry,
     const Value& value) {
   const at::Tensor* const tensor = value.dense();
-  if (tensor == nullptr || lies_as(entry, *tensor)) {
+  if (tensor == nullptr || has_layout_of(entry, *tensor)) {
     return value;
   }
   const at::Tensor& copy = storage().tensors.emplace_back(runtime.allocate(
@@ -57,7 +57,7 @@ Value Parts::laid_out_as(
       tensor->scalar_type(),
       tensor->device()));
   if (is_plain_cpu(*tensor)) {
-    // Also in a forked child, where PyTorch's copy waits for lost threads.
+    // Not PyTorch's copy, which hangs in a forked child.
     kernels::cpu::sum_strided(
         value, copy, accumulation_type(value, tensor->scalar_type()));
   } else {
@@ -74,7 +74,7 @@ void Parts::add_sharded(Runtime& runtime, const Item& item) {
   }
   c10::SmallVector<const at::Tensor*, 8> outs;
   for (const auto& out : item.outs) {
-    if (out.scalar_type() == entry.meta.dtype && lies_as(entry, out)) {
+    if (out.scalar_type() == entry.meta.dtype && has_layout_of(entry, out)) {
       outs.push_back(&out);
     } else {
       whole_outs_.push_back({&entry, &out});

@@ -32,9 +32,9 @@ struct WholeOut {
 };
 
 // The parts of a call's items. Those of a sharded value are views of the call's
-// tensors. A value of another memory layout than the stored one is copied
-// first, ordered with the current stream of its device; such an out, or one of
-// another dtype, has no parts. Encoded values are passed on as they are.
+// tensors. A value whose memory layout differs from the stored one's is copied
+// first, ordered with the current stream of its device; an out of another
+// layout or dtype has no parts. Encoded values are passed through unchanged.
 // REQUIRES: outlives the StreamOrder of the call.
 class Parts {
  public:
@@ -69,7 +69,7 @@ class Parts {
     return whole_outs_;
   }
 
-  // Replaces what a part adds up by one tensor, and what it fills.
+  // Replace a part's values by one tensor, and its outs.
   const at::Tensor& set_value(Part& part, at::Tensor value);
   void set_outs(Part& part, c10::SmallVector<at::Tensor, 4> outs);
 
@@ -77,7 +77,7 @@ class Parts {
   void add_sharded(Runtime& runtime, const Item& item);
   Value laid_out_as(Runtime& runtime, const Entry& entry, const Value& value);
 
-  // What parts point to, other than the call's own tensors.
+  // Owns what parts point to, except the call's tensors.
   struct Storage {
     std::deque<at::Tensor> tensors;
     std::deque<c10::SmallVector<Value, 4>> values;

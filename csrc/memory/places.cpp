@@ -15,7 +15,7 @@ std::optional<c10::Device> parse_device(const std::string& name) {
   try {
     const c10::Device device(name);
     if (device.is_cpu()) {
-      return c10::Device(c10::kCPU); // as its tensors say, without an index
+      return c10::Device(c10::kCPU); // without an index, as in tensors
     }
     return device.has_index() ? device : c10::Device(device.type(), 0);
   } catch (const c10::Error&) {

@@ -15,25 +15,23 @@ namespace torchkv {
 // The places over which stored values are sharded. By default these are the
 // accelerators of a call's tensors.
 //
-// TORCHKV_PLACES="cuda:0,cuda:0,cuda:0,cuda:0" lets one device stand for
-// several, for tests of the store type "device": the first tensor of a list is
-// at the first place of its device, the second at the second, and so on; those
-// beyond the last place are at the last. Each place has a stream of its own
+// TORCHKV_PLACES="cuda:0,cuda:0,cuda:0,cuda:0" makes one device act as several,
+// to test the store type "device": the n-th tensor of a list on a device is at
+// its n-th place or, beyond that, at the last. Each place has its own stream
 // (Streams). "cpu,cpu" works, too. Immutable.
 class TORCHKV_API Places {
  public:
-  // From the text of TORCHKV_PLACES. ValueError where it is no list of devices
-  // that torch.device knows.
+  // Parses TORCHKV_PLACES. ValueError unless it is a list of valid devices.
   explicit Places(const std::string& text = {});
-  // TORCHKV_PLACES, or nothing.
+  // The value of TORCHKV_PLACES, or an empty string.
   static std::string environment();
 
-  // Whether one device stands for several.
+  // Whether one device acts as several.
   bool are_logical() const {
     return !listed_.empty();
   }
 
-  // The distinct places of the tensors of an item; none where all are in CPU
+  // The distinct places of the tensors of an item; none if all are in CPU
   // memory.
   using List = c10::SmallVector<Place, 8>;
   List of(const Item& item) const;

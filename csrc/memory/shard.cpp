@@ -10,7 +10,7 @@ int64_t bytes_of(const ValueSize& value) {
   return value.num_elements * value.element_size;
 }
 
-// What each place takes of `bytes`, so that the places end up level.
+// How many of `bytes` each place receives so that all end up equally full.
 std::vector<int64_t> rooms_of(c10::ArrayRef<int64_t> loads, int64_t bytes) {
   std::vector<int64_t> sorted = loads.vec();
   std::sort(sorted.begin(), sorted.end());

@@ -10,7 +10,7 @@
 
 namespace torchkv {
 
-// A stored value that is to be sharded.
+// A stored value to shard.
 struct ValueSize {
   int64_t num_elements = 0;
   int64_t element_size = 1; // bytes
@@ -24,9 +24,9 @@ struct Shard {
   int64_t end = 0;
 };
 
-// Distributes values over places that hold `loads` bytes already, as evenly as
-// possible: the elements of all values, one after another, are divided where a
-// place is full. Within a value, boundaries are multiples of `grain` bytes, a
+// Distributes values as evenly as possible over places that already hold
+// `loads` bytes: a place is filled with the elements of the values, in order,
+// before the next. Within a value, boundaries are multiples of `grain` bytes, a
 // power of two of at least 16; smaller values stay whole. Returns the shards in
 // the order of the values and their elements. REQUIRES: at least one place.
 TORCHKV_API std::vector<Shard> shard_all(

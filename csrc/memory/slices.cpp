@@ -116,7 +116,7 @@ void Slices::assign(Entry& entry, const at::Tensor& value, bool keep_master) {
     slice.enter(order);
     copy_shard(slice, slice.value, value, order);
     if (slice.master.defined() && !keep_master) {
-      // In full, where the stored dtype rounds it.
+      // In full precision, which the stored dtype rounds.
       copy_shard(slice, slice.master, value, order);
     }
   }
@@ -135,7 +135,7 @@ at::Tensor Slices::lease(Entry& entry) {
 void Slices::end_lease(Slice& slice) {
   slice.is_leased = false;
   if (slice.value.storage().use_count() == 1) {
-    // What the last reader has read happens before the update.
+    // Reads by the last reader happen before the update.
     std::atomic_thread_fence(std::memory_order_acquire);
   } else {
     const at::Tensor leased = slice.value;
@@ -152,7 +152,7 @@ void Slices::end_lease(Slice& slice) {
 void Slices::copy_common(Slice& from, Slice& to, StreamOrder& order) {
   const int64_t begin = std::max(from.begin, to.begin);
   const int64_t end = std::min(from.end, to.end);
-  if (begin >= end && from.begin != from.end) { // of an empty value, all
+  if (begin >= end && from.begin != from.end) { // except of an empty value
     return;
   }
   from.enter(order, to.home.device.is_cpu() ? from.home : to.home);
@@ -208,7 +208,7 @@ bool Slices::prepare_state(
   for (size_t i = 0; i < kMaxStates; ++i) {
     if (names[i] != nullptr && !slice.states[i].defined()) {
       at::Tensor state = allocate_like(slice.value, dtype);
-      // Real and imaginary parts are numbers of their own.
+      // Real and imaginary parts count as separate numbers.
       (state.is_complex() ? at::view_as_real(state) : state)
           .fill_(
               rule.id == RuleSpec::Id::kAdagrad ? rule.initial_accumulator_value
@@ -228,7 +228,7 @@ at::Tensor Slices::empty_like(
   return runtime_.allocate(entry.meta.sizes, entry.strides, dtype, device);
 }
 
-// What a member of all slices holds, ordered with the current stream of
+// A member of all slices as one tensor, ordered with the current stream of
 // `device`.
 at::Tensor Slices::gathered(
     Entry& entry,
@@ -339,7 +339,7 @@ void Slices::clear_state(Entry& entry) {
 }
 
 at::Tensor Slices::laid_out_as(const Entry& entry, const at::Tensor& tensor) {
-  if (lies_as(entry, tensor)) {
+  if (has_layout_of(entry, tensor)) {
     return tensor;
   }
   at::Tensor result = empty_like(entry, tensor.scalar_type(), tensor.device());

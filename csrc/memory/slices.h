@@ -27,15 +27,15 @@ using Allocator = std::function<at::Tensor(
     c10::ScalarType dtype,
     c10::Device device)>;
 
-// The memory of stored values and of what optimizers keep with them: creates it
-// and copies it in and out.
+// Allocates stored values and the state of optimizers, and copies them in and
+// out.
 //
 // Thread safety: any thread, REQUIRES the mutex of each entry. Work on
 // accelerators is ordered as StreamOrder says; no other StreamOrder of the
 // thread has entered the entry.
 class TORCHKV_API Slices {
  public:
-  // Without an allocator, stored values are the runtime's.
+  // Without an allocator, stored values are allocated by the runtime.
   explicit Slices(Streams& streams, Allocator allocator = {})
       : streams_(streams),
         runtime_(streams.runtime),
@@ -55,12 +55,11 @@ class TORCHKV_API Slices {
   // value of the stored dtype need not replace. REQUIRES: as assign.
   bool master_rounds_to(Entry& entry, const at::Tensor& value);
 
-  // The stored value as a tensor that the store does not write any more:
-  // updates go to other memory as long as the tensor, or another one on its
-  // storage, exists. For values in CPU memory that are not sharded; others are
-  // copied. REQUIRES: readers do not write it.
+  // The stored value as a tensor that the store no longer writes: updates use
+  // new memory while the tensor's storage is in use. Sharded values and values
+  // on accelerators are copied. REQUIRES: readers do not write it.
   at::Tensor lease(Entry& entry);
-  // Before an update: moves values that are leased to other memory.
+  // Before an update: moves leased values to new memory.
   void end_leases(Entry& entry) {
     for (auto& slice : entry.slices) {
       if (slice.is_leased) {
@@ -77,22 +76,22 @@ class TORCHKV_API Slices {
       int64_t begin,
       int64_t end,
       StreamOrder& order);
-  // Copies what both slices hold, with what an optimizer keeps.
+  // Copies the elements that both slices hold, with the optimizer's state.
   void copy_common(Slice& from, Slice& to, StreamOrder& order);
 
   // The tensors of a slice, created if needed. REQUIRES: a StreamOrder has
   // entered the slice.
   at::Tensor& merge_buffer(Slice& slice);
   at::Tensor& accumulated(Slice& slice);
-  // What the rule needs; appends what is new to `made`. Returns whether all
-  // states existed.
+  // Creates missing state of the rule and appends it to `made`. Returns whether
+  // all states existed.
   bool prepare_state(
       Slice& slice,
       const RuleSpec& rule,
       std::vector<at::Tensor*>& made);
 
-  // Copies of what an optimizer keeps for an entry. REQUIRES for set_state:
-  // tensors of the shape of the value, named as the rule names them.
+  // Copies of an entry's optimizer state. REQUIRES for set_state: the rule's
+  // names, and tensors of the value's shape.
   KeyState state_of(Entry& entry, const RuleSpec& rule);
   void set_state(Entry& entry, const RuleSpec& rule, const KeyState& state);
   void clear_state(Entry& entry);
@@ -109,8 +108,8 @@ class TORCHKV_API Slices {
   // merge_buffer, or both are in CPU memory.
   void copy(const at::Tensor& destination, const at::Tensor& source);
 
-  // Whether values must stay in the memory that they are in: an updater's
-  // replacement does not have the allocator's.
+  // Whether values must stay in the allocator's memory: an updater's
+  // replacement would be elsewhere.
   bool has_allocator() const {
     return allocator_ != nullptr;
   }

@@ -30,9 +30,9 @@ class TORCHKV_API Batch {
   ~Batch() = default;
 
   // Splits the items into those that make a step of the optimizer now and those
-  // whose values are accumulated for a later one. A key that an optimizer set
-  // after `optimizer` has updated makes a step of `current()` instead: its
-  // state is that optimizer's. Clears the state of earlier optimizers.
+  // whose values are accumulated for a later one. A key already updated by a
+  // later optimizer makes a step of `current()` instead, which owns its state.
+  // Clears the state of earlier optimizers.
   void plan(
       const Optimizer& optimizer,
       c10::function_ref<OptimizerPtr()> current,

@@ -6,11 +6,11 @@ namespace torchkv {
 
 // Options of push, pull, pushpull and broadcast.
 struct CallOptions {
-  // A larger priority goes first among operations that wait; in a store on one
-  // machine none waits.
+  // Larger priorities go first among queued operations; a store on one machine
+  // queues none.
   int64_t priority = 0;
-  // Returns when the arguments are checked and the work is enqueued, with a
-  // Work (device/work.h).
+  // Return a Work (device/work.h) once arguments are checked and work is
+  // enqueued.
   bool async_op = false;
 };
 

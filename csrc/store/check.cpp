@@ -16,7 +16,7 @@
 namespace torchkv {
 namespace {
 
-// Quantised, packed (fp4) and bits dtypes have no sum.
+// Quantised, packed (fp4) and bits dtypes cannot be summed.
 bool can_add(c10::ScalarType dtype) {
   return c10::isIntegralType(dtype, /*includeBool=*/true) ||
       c10::isComplexType(dtype) || c10::isFloat8Type(dtype) ||
@@ -24,9 +24,8 @@ bool can_add(c10::ScalarType dtype) {
       dtype == c10::kDouble;
 }
 
-// Whether it is what nearly all tensors are, to which nothing below objects:
-// plain, contiguous, of the stored dtype and shape. Checks take a fifth of a
-// call's time on the host otherwise.
+// Fast path for tensors that pass every check below: plain, contiguous, of the
+// stored dtype and shape. The checks take a fifth of a call's host time.
 bool is_usual(const Meta& meta, const at::Tensor& tensor) {
   using c10::DispatchKey;
   constexpr c10::DispatchKeySet kUsual{
@@ -52,7 +51,7 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
       return false;
     }
   }
-  // No memory has so many; fewer, times their size, are a number of 64 bits.
+  // More than fit in memory; fewer, in bytes, do not overflow 64 bits.
   constexpr int64_t kMany = 1'000'000'000'000'000;
   const int64_t end = impl.storage_offset() + meta.num_elements;
   return end < kMany &&
@@ -99,9 +98,9 @@ void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
           !tensor.key_set().has(c10::DispatchKey::Functionalize) &&
           tensor.has_storage() && !tensor.is_nested(),
       op,
-      ": expected a plain tensor with memory of its own, but got a wrapper "
+      ": expected a plain tensor with its own memory, but got a wrapper "
       "(such as a FakeTensor, DTensor, nested tensor or a tensor under torch.func); "
-      "hand over the tensor inside it ",
+      "pass the tensor inside it ",
       key.context());
   const c10::Device device = tensor.device();
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -117,7 +116,7 @@ void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       can_add(dtype),
       op,
-      ": expected a dtype that can be added, but got ",
+      ": expected a dtype that can be summed, but got ",
       dtype_name(dtype),
       " ",
       key.context());
@@ -195,8 +194,8 @@ void check_out(
   TORCH_CHECK_VALUE(
       at::has_internal_overlap(out) != at::MemOverlap::Yes,
       op,
-      ": expected an out whose elements lie apart in memory, but got an "
-      "expanded one of strides ",
+      ": expected an out without overlapping elements, but got an expanded one "
+      "of strides ",
       out.strides(),
       "; clone it first ",
       key.context());
@@ -296,8 +295,7 @@ void check_known(
         op,
         ": expected options of ",
         name(*kind),
-        " keys, as this store's first init fixed them, but the optimizer has "
-        "some of a key of kind ",
+        " keys, the kind of this store, but got a key of kind ",
         name(key.kind()),
         " ",
         key.context());

@@ -14,10 +14,10 @@ namespace torchkv {
 
 // The checks of a call's tensors, made before anything is written. All throw
 // c10::ValueError, TypeError or NotImplementedError with a message that names
-// the operation `op`, what was expected, what came, and the key.
+// the operation `op`, what was expected, what was given, and the key.
 
-// Whether the store can hold a tensor like this: dense, with memory of its own,
-// on a device that PyTorch can run on.
+// Whether the store can hold a tensor like this: dense, with its own memory, on
+// a device that PyTorch can run on.
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
 
 void check_shape(
@@ -29,8 +29,8 @@ void check_shape(
 // "torch.float32"
 std::string dtype_name(c10::ScalarType dtype);
 
-// A tensor or more for each key, each as check_storable, of the stored shape,
-// and of a dtype that converts to the stored one; or encoded, in a form with a
+// One or more tensors per key, each as check_storable, of the stored shape and
+// of a dtype that converts to the stored one; or encoded, in a form with a
 // backend.
 void check_values(
     const char* op,
@@ -38,9 +38,8 @@ void check_values(
     const Entries& entries,
     const Tensors& values);
 
-// A tensor or more for each key, each as check_storable, of the stored shape,
-// of a dtype that the stored one converts to, and with no two elements in one
-// place in memory.
+// One or more tensors per key, each as check_storable, of the stored shape, of
+// a dtype that the stored one converts to, and without overlapping elements.
 void check_outs(
     const char* op,
     const Keys& keys,
@@ -49,7 +48,7 @@ void check_outs(
 
 void check_not_empty(const char* op, const Keys& keys);
 
-// As many groups as keys, none of them empty. Bindings make sure of it; C++
+// As many groups as keys, none of them empty. Bindings ensure this; C++
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
@@ -59,8 +58,8 @@ void check_one_each(const char* op, const Keys& keys, const Tensors& tensors);
 
 void check_no_repeats(const char* op, const Entries& entries);
 
-// Throws UnknownKeyError where one of the keys, which options were set for, is
-// not in the table.
+// Throws UnknownKeyError if one of the keys, which have options, is not in the
+// table.
 void check_known(
     const char* op,
     const KeyTable& table,

@@ -27,7 +27,7 @@ void check_counter(
     const Key& key,
     const char* name,
     int64_t count) {
-  constexpr int64_t kMost = 9007199254740992; // 2^53: fp64 counts so far
+  constexpr int64_t kMost = 9007199254740992; // 2^53: exact in fp64
   TORCH_CHECK_VALUE(
       count >= 0 && count <= kMost,
       op,
@@ -65,7 +65,7 @@ void check_state(
   TORCH_CHECK_VALUE(
       (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
       op,
-      ": expected the state 'accumulated' exactly where num_accumulated is not "
+      ": expected the state 'accumulated' if and only if num_accumulated is not "
       "0, but got num_accumulated ",
       state.num_accumulated,
       " ",
@@ -74,11 +74,11 @@ void check_state(
     TORCH_CHECK_VALUE(
         is_known(name),
         op,
-        ": expected a state of the optimizer '",
-        name_of(rule),
-        "', but got ",
+        ": unexpected state ",
         quoted(name),
-        " ",
+        " for optimizer '",
+        name_of(rule),
+        "' ",
         key.context());
     check_storable(op, key, tensor);
     check_shape(op, key, meta, tensor.sizes());
@@ -92,17 +92,17 @@ void check_state(
         " ",
         key.context());
   }
-  // What options ask for (AMSGrad, a momentum) is not there yet where they were
-  // switched on after the last step.
+  // State of options (AMSGrad, momentum) enabled after the last step does not
+  // exist yet.
   RuleSpec plain;
   plain.id = rule.id;
   for (const char* name : state_names(plain)) {
     TORCH_CHECK_VALUE(
         name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
         op,
-        ": expected the state '",
+        ": missing state '",
         name,
-        "', but got none ",
+        "' ",
         key.context());
   }
 }

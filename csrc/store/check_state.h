@@ -9,21 +9,20 @@
 
 namespace torchkv {
 
-// The checks of what an optimizer keeps for a key, as those of check.h.
+// The checks of an optimizer's state for a key, like those of check.h.
 
-// Whether an optimizer can work on the key's value: TypeError where its dtype
-// is neither floating-point nor complex.
+// TypeError unless the dtype of the key's value is floating-point or complex,
+// as optimizers require.
 void check_optimizable(const char* op, const Key& key, const Meta& meta);
 
-// Whether a count of updates, as `name`, leaves room to count on: ValueError
-// where not.
+// ValueError unless `count`, named `name`, is a count of updates that can grow.
 void check_counter(
     const char* op,
     const Key& key,
     const char* name,
     int64_t count);
 
-// Whether `state` is one that the rule has of the key: ValueError where not.
+// ValueError unless `state` is a valid state of the rule for the key.
 void check_state(
     const char* op,
     const Key& key,

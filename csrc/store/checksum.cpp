@@ -69,7 +69,7 @@ class Checksum {
       add(numbers_of(rule));
     }
     add(numbers_of(optimizer.gradient));
-    // The order of a hash table is not that of another.
+    // Hash tables of equal content may differ in order.
     std::map<std::pair<int64_t, std::string>, KeyOptions> by_key;
     for (const auto& [key, options] : optimizer.keys) {
       const bool is_int = key.kind() == KeyKind::kInt;

@@ -14,7 +14,7 @@ void expect_kind(const char* op, KeyKind kind, const Key& key) {
       op,
       ": expected ",
       name(kind),
-      " keys, as this store's first init fixed them, but got a key of kind ",
+      " keys, the kind of this store, but got a key of kind ",
       name(key.kind()),
       " ",
       key.context());
@@ -24,7 +24,7 @@ void expect_new(const char* op, bool is_new, const Key& key) {
   TORCH_CHECK_VALUE(
       is_new,
       op,
-      ": expected a new key, but got one that is initialised already ",
+      ": expected a new key, but got one already initialised ",
       key.context());
 }
 
@@ -158,7 +158,7 @@ std::vector<EntryPtr> KeyTable::take(const char* op, KeyTable& other) {
       op,
       ": expected ",
       name(*kind_),
-      " keys, as this store's first init fixed them, but got keys of kind ",
+      " keys, the kind of this store, but got keys of kind ",
       name(*other.kind_));
   auto replaced = sorted_entries();
   entries_.clear();

@@ -18,24 +18,24 @@ namespace torchkv {
 // than it takes to look the keys up. REQUIRES for all: the GIL is released.
 //
 // Invariants:
-// 1. All keys are of one kind, fixed by the first insert, for good.
+// 1. All keys are of one kind, which the first insert fixes.
 // 2. A method that throws has changed nothing.
 // 3. After close() every other method throws RuntimeError.
 class TORCHKV_API KeyTable {
  public:
-  // Adds all entries or, if a key is there already or stands twice in the list
-  // (ValueError) or is of the other kind (TypeError), none.
+  // Adds all entries or none: ValueError for a key that exists or is repeated,
+  // TypeError for one of the other kind.
   void insert(const char* op, const Entries& entries);
 
-  // The same checks without the insert, for a caller that would rather know
-  // before it copies values. Another thread may still insert in between.
+  // The same checks without the insert, to fail before values are copied.
+  // Another thread may still insert in between.
   void check_absent(const char* op, const Keys& keys) const;
 
-  // The entries of `keys`, in order. UnknownKeyError for a key that is not
-  // there, TypeError for one of the other kind.
+  // The entries of `keys`, in order. UnknownKeyError for an unknown key,
+  // TypeError for one of the other kind.
   Entries find(const char* op, const Keys& keys) const;
 
-  // Unlinks all keys or, if one is not there, none.
+  // Unlinks all keys or, if one is unknown, none.
   void erase(const char* op, const Keys& keys);
 
   bool contains(const char* op, const Key& key) const;
@@ -51,15 +51,15 @@ class TORCHKV_API KeyTable {
   // REQUIRES: no other thread uses `other`.
   std::vector<EntryPtr> take(const char* op, KeyTable& other);
 
-  // What the first insert does. REQUIRES: no insert of another kind has been.
+  // As the first insert does. REQUIRES: no key of the other kind was inserted.
   void fix_kind(KeyKind kind);
-  // Unset until the first insert. It goes on answering after close().
+  // Unset until the first insert. May be called after close().
   std::optional<KeyKind> kind() const;
   // As entries(), but an empty optional after close() instead of a throw.
   std::optional<std::vector<EntryPtr>> entries_if_open() const;
 
-  // Forgets every entry and returns them, for the caller to free. Calls under
-  // way finish on the entries they hold.
+  // Removes all entries and returns them, for the caller to free. Calls in
+  // flight finish on the entries they hold.
   std::vector<EntryPtr> close();
 
  private:

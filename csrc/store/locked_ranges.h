@@ -12,9 +12,9 @@
 
 namespace torchkv {
 
-// The bytes that a sum or a copy of one key moves while its caller waits. On an
-// accelerator nobody waits: work is enqueued, and the larger the range, the
-// fewer launches and waits it takes. REQUIRES: the entry's mutex.
+// The bytes that a sum or a copy of one key moves while its caller blocks: none
+// on accelerators, where work is enqueued, and larger ranges take fewer
+// launches and waits. REQUIRES: the entry's mutex.
 inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
   if (!entry.device.is_cpu()) {
     return 0;
@@ -33,8 +33,7 @@ void for_each_locked(
     const Entries& entries,
     const Tensors& tensors,
     Body body) {
-  // A range is worth a parallel region, and others do not wait long for its
-  // end.
+  // Large enough for a parallel region, small enough not to block others long.
   constexpr size_t kMaxEntries = 4096;
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 

@@ -27,7 +27,7 @@ void OptimizerStep::take(const OptimizerStep& other) {
 }
 
 double OptimizerStep::Norm::value() const {
-  // Of many fp64 gradients, each finite, it may not be.
+  // The norm of many finite fp64 gradients may overflow.
   return std::isfinite(scaled)
       ? std::min(scaled / scale, std::numeric_limits<double>::max())
       : scaled;
@@ -74,7 +74,7 @@ OptimizerStep::Norm OptimizerStep::measure(
   if (!std::isinf(squared)) {
     return {std::sqrt(squared), 1};
   }
-  // fp64 gradients are infinite, or only their squares.
+  // Either gradients are infinite, or only their squares overflow (fp64).
   constexpr double kScale = 0x1p-600;
   return {std::sqrt(squared_norm(push, clip_value, of_all, kScale)), kScale};
 }

@@ -14,14 +14,15 @@
 
 namespace torchkv {
 
-// The steps of a built-in optimizer: it alone knows of steps, generations,
+// The steps of a built-in optimizer: the only owner of steps, generations,
 // accumulation and norms. A push is measured (the norm of its gradients, for
-// clipping and for skipping), combined (the norms of all who hold a part of the
-// gradients) and applied. Any thread.
+// clipping and skipping), combined (with the norms of other shares of the
+// gradients) and applied. Thread-safe.
 class OptimizerStep {
  public:
-  // Makes the squared norm of all gradients from that of this store's part.
-  // Called without any lock, once per norm. Empty: this store has all of them.
+  // Returns the squared norm of all gradients, given that of this store's
+  // share. Called without locks, once per norm. Empty: this store has all
+  // gradients.
   using Combine = std::function<double(double squared_norm)>;
   // `current`: the optimizer that is set now, or null.
   OptimizerStep(
@@ -36,9 +37,9 @@ class OptimizerStep {
         current_(std::move(current)),
         combine_(std::move(combine)) {}
 
-  // Pushes values as gradients. Measuring and applying lock for themselves: a
-  // push of another thread to the same keys may come between them.
-  // REQUIRES: distinct entries; arguments have been checked.
+  // Pushes values as gradients. Measuring and applying lock separately: another
+  // thread's push to the same keys may come between them. REQUIRES: distinct
+  // entries; arguments have been checked.
   void push(
       const Entries& entries,
       const Tensors& values,
@@ -54,7 +55,7 @@ class OptimizerStep {
   void clear_norm() {
     grad_norm_ = kNoNorm;
   }
-  // Takes over what another store has counted.
+  // Takes over the counters of another store.
   void take(const OptimizerStep& other);
 
  private:

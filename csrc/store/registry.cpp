@@ -29,7 +29,7 @@ std::unique_ptr<Store> make_device(Runtime& runtime) {
   return std::make_unique<LocalStore>(runtime, std::move(options));
 }
 
-// NCCL takes a device once: no places that share one.
+// NCCL takes each device once, so several places cannot share one.
 std::unique_ptr<Store> make_nccl(Runtime& runtime) {
   LocalStore::Options options;
   options.policy = Policy::kShardEach;
@@ -43,7 +43,7 @@ struct Registry {
       {"local", make_local},
       {"device", make_device},
       {"nccl", make_nccl}};
-  // In the order of messages: empty for a type, else what an alias stands for.
+  // In the order of messages: empty for a type, else the target of an alias.
   std::vector<std::pair<std::string, std::string>> names{
       {"local", ""},
       {"device", ""},

@@ -14,8 +14,8 @@ namespace torchkv {
 
 using MakeStore = std::function<std::unique_ptr<Store>(Runtime& runtime)>;
 
-// From now on such stores are made for `type`; returns what made them before,
-// or an empty function. An empty `make` removes the type. Any thread.
+// Registers `make` for `type` and returns the previous function, or an empty
+// one. An empty `make` removes the type. Thread-safe.
 TORCHKV_API MakeStore register_store(const std::string& type, MakeStore make);
 
 // The type that `text` names, itself or by one of MXNet's aliases; matched

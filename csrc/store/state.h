@@ -15,9 +15,8 @@
 
 namespace torchkv {
 
-// Everything a store is made of, in types that TorchScript's archives and
-// Python's pickle both carry: what `save`, `copy.deepcopy` and `pickle` go
-// through.
+// The content of a store, in types that both TorchScript's archives and
+// Python's pickle support; used by `save`, `copy.deepcopy` and `pickle`.
 struct TORCHKV_API StoreState {
   using Numbers = c10::Dict<std::string, double>;
   using Tensors = c10::Dict<std::string, at::Tensor>;
@@ -25,7 +24,7 @@ struct TORCHKV_API StoreState {
       std::string, // name; empty = no optimizer
       std::vector<Numbers>, // of the rule, by group
       Numbers, // how gradients are handled
-      // Keys with options of their own: int or str, group, and two multipliers.
+      // Keys with options: int or str, group, and two multipliers.
       std::vector<int64_t>,
       std::vector<std::string>,
       std::vector<int64_t>,
@@ -52,11 +51,11 @@ struct TORCHKV_API StoreState {
   std::vector<at::Tensor> values;
   std::vector<int64_t> versions;
   std::vector<at::Tensor> updater;
-  std::optional<Optimizer> optimizer; // of no identity
+  std::optional<Optimizer> optimizer; // without a generation
   std::vector<KeyState> states; // if there is an optimizer
 
   Tuple to_tuple() &&;
-  // ValueError where the parts do not fit together.
+  // ValueError if the parts are inconsistent.
   static StoreState from_tuple(Tuple tuple);
 };
 

@@ -14,7 +14,7 @@ GradientSpec make_gradient(const char* op, const NumbersByName& numbers) {
   GradientSpec gradient;
   for (const auto& [name, value] : numbers) {
     if (name == "accumulate") {
-      constexpr double kMost = 9007199254740992; // 2^53: a double counts so far
+      constexpr double kMost = 9007199254740992; // 2^53: exact in a double
       TORCH_CHECK_VALUE(
           value >= 1 && value <= kMost && value == std::floor(value),
           op,
@@ -33,9 +33,10 @@ GradientSpec make_gradient(const char* op, const NumbersByName& numbers) {
       TORCH_CHECK_VALUE(
           false,
           op,
-          ": expected accumulate, rescale_grad, clip_value, max_norm or "
-          "skip_nonfinite, but got ",
-          quoted(name));
+          ": unknown gradient option ",
+          quoted(name),
+          "; expected accumulate, rescale_grad, clip_value, max_norm or "
+          "skip_nonfinite");
     }
   }
   return gradient;

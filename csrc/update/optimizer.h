@@ -18,35 +18,34 @@ struct GradientSpec {
   int64_t accumulate = 1; // pushes of a key that are added up to one step
   double rescale_grad = 1; // a factor
   double clip_value = 0; // limits each element to [-clip_value, clip_value]
-  double max_norm = 0; // limits the 2-norm of all gradients of a call; 0 = not
+  double max_norm = 0; // limits the 2-norm of all gradients of a call; 0 = off
   // A call whose gradients' 2-norm is infinite or NaN makes no step and adds
   // nothing to what is accumulated; what was accumulated for steps that it
   // would have made is dropped.
   bool skip_nonfinite = false;
 };
 
-// Its numbers by name; ValueError for a name that is none.
+// Its numbers by name; ValueError for an unknown name.
 TORCHKV_API GradientSpec
 make_gradient(const char* op, const NumbersByName& numbers);
 TORCHKV_API NumbersByName numbers_of(const GradientSpec& gradient);
 
-// What is particular to a key.
+// Options of one key.
 struct KeyOptions {
   size_t group = 0;
   double lr_mult = 1;
   double wd_mult = 1;
 };
 
-// A built-in optimizer: a rule, its numbers by group of keys, and how gradients
-// are handled. Never changed after it was made: a live change of the learning
-// rate makes another one of the same generation, and calls under way end with
-// the one that they began with.
+// A built-in optimizer: a rule, its hyperparameters by group of keys, and the
+// handling of gradients. Immutable: changing the learning rate makes a new one
+// of the same generation, and calls in flight keep using the old one.
 struct TORCHKV_API Optimizer {
   std::vector<RuleSpec> groups; // at least one, of one id
   ska::flat_hash_map<Key, KeyOptions, KeyHash> keys; // others: KeyOptions()
   GradientSpec gradient;
-  // State in entries belongs to the optimizer of this generation and no
-  // other's. A later optimizer has a greater one.
+  // State in entries belongs to the optimizer of this generation. Later
+  // optimizers have greater generations.
   uint64_t generation = 0;
 
   RuleSpec rule_of(const Key& key) const;
@@ -69,7 +68,7 @@ TORCHKV_API Optimizer make_optimizer(
 
 using OptimizerPtr = std::shared_ptr<const Optimizer>;
 
-// ValueError where the parts do not fit together or a number makes no sense.
+// ValueError if the parts are inconsistent or a number is invalid.
 TORCHKV_API void check_optimizer(const char* op, const Optimizer& optimizer);
 
 // Greater than that of every other optimizer or updater of the process.

@@ -34,7 +34,7 @@ torch::jit::Method find_forward(const torch::jit::Module& module) {
   return *method;
 }
 
-// What the key parameter admits; refuses any other signature than expected.
+// The kind of keys that the function takes; throws for other signatures.
 std::optional<KeyKind> check_signature(const c10::FunctionSchema& schema) {
   std::ostringstream signature;
   signature << schema;
@@ -63,7 +63,7 @@ std::optional<KeyKind> check_signature(const c10::FunctionSchema& schema) {
   return takes_int ? KeyKind::kInt : KeyKind::kStr;
 }
 
-// What an updater's result holds, at any depth.
+// What an updater has returned, at any depth.
 Returned what_is_in(const c10::IValue& value, const at::Tensor& stored) {
   if (value.isTensor()) {
     return what_is(value.toTensor(), stored);
@@ -88,8 +88,8 @@ Returned what_is_in(const c10::IValue& value, const at::Tensor& stored) {
   return result;
 }
 
-// A module whose forward is the function. A function by itself can be neither
-// saved nor held beside modules.
+// A module whose forward is the function. A function alone cannot be saved, nor
+// held like a module.
 torch::jit::Module wrap(const torch::jit::StrongFunctionPtr& function) {
   const c10::QualifiedName name("__torch__.torchkv.FunctionUpdater");
   torch::jit::Module module(name);

@@ -15,7 +15,7 @@ namespace torchkv {
 // A TorchScript module, or a function wrapped into one, as an updater. It runs
 // without Python and without the GIL. A module keeps its state (a Dict[int,
 // Tensor] of momentum, say), which is saved with the store and shared with
-// whoever else holds the module.
+// other owners of the module.
 class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
  public:
   // Throws TypeError, with the expected signature, where `forward` does not
@@ -35,7 +35,7 @@ class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
  private:
   ScriptUpdater(torch::jit::Module module, const void* object);
 
-  // A function's code lives as long as this; a module holds its own.
+  // Keeps a function's code alive; a module owns its own.
   std::shared_ptr<torch::jit::CompilationUnit> function_owner_;
   torch::jit::Module module_;
   torch::jit::Method forward_;

@@ -21,15 +21,15 @@ namespace {
 using Turns =
     std::unordered_map<const void*, std::weak_ptr<OpaqueUpdater::Turn>>;
 
-// By the object that runs. REQUIRES: process_mutex().
+// Keyed by the updater's object. REQUIRES: process_mutex().
 Turns& turns() {
   // Leaked: the last updater may outlive static destruction.
   static auto* value = new Turns();
   return *value;
 }
 
-// Of an object that runs. It leaves the map with its last user; an address that
-// comes back is another object's.
+// Shared by updaters of one object. Removed with its last user, because
+// addresses are reused.
 std::shared_ptr<OpaqueUpdater::Turn> turn_of(const void* object) {
   const auto forget = [object](const OpaqueUpdater::Turn* unused) {
     delete unused;
@@ -54,18 +54,17 @@ void check_not_running(const char* op, const OpaqueUpdater& updater) {
   TORCH_CHECK(
       !InProgress<std::mutex>::contains(&updater.mutex()),
       op,
-      ": expected an updater that is not running, but got one that this thread "
-      "is in the middle of: it calls a store whose updater it is");
+      ": unexpected recursion: the updater uses a store whose updater it is");
 }
 
 // Another tensor on the same memory. The updater gets such an alias, so that
-// what it does to the tensor object (resize_, `.data = `) stays with it.
+// changes of the tensor object (resize_, `.data = `) do not affect the store.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const PlainDispatch plain;
   return at::alias(tensor);
 }
 
-// Whether `handed` still is what it was made as: an alias of `stored`.
+// Whether `handed` is still an alias of `stored`.
 bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
   return handed.has_storage() &&
       handed.storage().is_alias_of(stored.storage()) &&
@@ -77,8 +76,8 @@ bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
       handed.is_conj() == stored.is_conj();
 }
 
-// The updater kept what it was handed: a later push would change it behind the
-// updater's back, or the updater the stored value. Give the store its own.
+// If the updater kept its arguments, later writes of either would be visible to
+// the other. Gives the store its own memory then.
 void separate(at::Tensor& stored, at::Tensor& input) {
   if (input.storage().use_count() > 1) {
     input.reset(); // the next push makes a new one
@@ -90,7 +89,7 @@ void separate(at::Tensor& stored, at::Tensor& input) {
   }
 }
 
-// Makes the updater's own stream the current one, where that is another.
+// Makes the updater's own stream the current one.
 class OnItsStream {
  public:
   OnItsStream(
@@ -204,8 +203,8 @@ void apply_updater(
   separate(stored, input);
   TORCH_CHECK(
       written_in_place,
-      "push: expected the updater to write the stored value in place, but got "
-      "a tensor whose memory, shape, strides or dtype it had replaced ",
+      "push: expected the updater to write the stored value in place, but it "
+      "replaced the tensor's memory, shape, strides or dtype ",
       key.context());
 }
 
@@ -227,13 +226,13 @@ void check_returned(
     const Key& key,
     Returned returned,
     const at::Tensor& stored) {
-  // The alias that the updater gets begins with version 0. Writes through
-  // .data or numpy leave it there.
+  // The alias passed to the updater has version 0. Writes through .data or
+  // numpy do not change it.
   TORCH_CHECK_TYPE(
       returned != Returned::kNewTensor || stored._version() != 0,
       "push: expected the updater to write the stored value in place, but it "
-      "returned a new tensor and left the stored value as it was; write "
-      "stored.copy_(result), and return None ",
+      "returned a new tensor and left the stored value unchanged; write "
+      "stored.copy_(result) and return None ",
       key.context());
 }
 

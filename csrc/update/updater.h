@@ -16,14 +16,15 @@
 
 namespace torchkv {
 
-// An updater whose inside the store cannot see: a TorchScript module, a Python
-// callable. It gets the finished sum and the whole stored value of a key, one
-// call per key, in the order pushed.
+// An updater that is opaque to the store: a TorchScript module or a Python
+// callable. It gets the sum and the whole stored value of a key, one call per
+// key, in the order pushed.
 class TORCHKV_API OpaqueUpdater {
  public:
   OpaqueUpdater() : OpaqueUpdater(this) {}
-  // `object` is what runs. Updaters of one object, set on several stores, share
-  // a mutex. REQUIRES: the object lives as long as this updater.
+  // `object` identifies the code that runs. Updaters of one object, set on
+  // several stores, share a mutex. REQUIRES: the object lives as long as this
+  // updater.
   explicit OpaqueUpdater(const void* object);
   virtual ~OpaqueUpdater() = default;
   OpaqueUpdater(const OpaqueUpdater&) = delete;
@@ -32,10 +33,10 @@ class TORCHKV_API OpaqueUpdater {
   OpaqueUpdater& operator=(OpaqueUpdater&&) = delete;
 
   // Merges `input`, the sum, into `stored`, in place. Both have the stored
-  // dtype and shape and live on one device, the current one; both end with the
-  // call. What it throws reaches the caller of push as it is. An implementation
-  // that gets a tensor back from the user's code passes it to check_returned.
-  // REQUIRES: the mutex is held, no GIL; run through apply_updater.
+  // dtype and shape, are on the current device and valid during the call.
+  // Exceptions reach the caller of push unchanged. An implementation that gets
+  // a tensor back from the user's code passes it to check_returned. REQUIRES:
+  // the mutex is held, no GIL; run through apply_updater.
   virtual void update(
       const Key& key,
       const at::Tensor& input,
@@ -49,14 +50,14 @@ class TORCHKV_API OpaqueUpdater {
   // mutex is held; run through serialize_updater.
   virtual at::Tensor serialize() const = 0;
 
-  // Taken after an entry's mutex, so that it never runs in two threads at once.
+  // Serializes calls. Acquired after an entry's mutex.
   std::mutex& mutex() const {
     return turn_->mutex;
   }
 
-  // The stream on which it runs on each accelerator: the first on which it did.
-  // What it keeps of its own is ordered so, and freed where it was made.
-  // REQUIRES: the mutex.
+  // The stream on which it runs on each accelerator: that of its first call, so
+  // that tensors that it keeps are ordered and freed there. REQUIRES: the
+  // mutex.
   std::vector<c10::Stream>& streams() const {
     return turn_->streams;
   }
@@ -93,18 +94,18 @@ void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
 // gradient graph, no inference mode), and afterwards restores what the updater
 // must not have changed, also when it throws: `stored` and `input` alias
 // nothing that it may have kept. `input` may be left undefined by this. On an
-// accelerator it runs on a stream of its own, ordered with the current one.
+// accelerator it runs on its own stream, ordered with the current one.
 void apply_updater(
     OpaqueUpdater& updater,
     const Key& key,
     at::Tensor& input,
     at::Tensor& stored);
 
-// What an updater has returned, alone or among other things. The larger counts.
+// What an updater has returned, at any depth; the largest value wins.
 enum class Returned : uint8_t { kNoTensor, kNewTensor, kStored };
 
-// What a returned tensor is, or an array whose first element is at `address`,
-// where the updater was given `stored`.
+// Classifies a returned tensor, or an array whose first element is at
+// `address`. The updater was given `stored`.
 TORCHKV_API Returned
 what_is(const at::Tensor& returned, const at::Tensor& stored);
 TORCHKV_API Returned what_is(uintptr_t address, const at::Tensor& stored);
@@ -116,8 +117,8 @@ TORCHKV_API void check_returned(
     Returned returned,
     const at::Tensor& stored);
 
-// serialize() under the updater's mutex. RuntimeError where this thread runs
-// the same object, which would wait for itself.
+// serialize() under the updater's mutex. RuntimeError, instead of a deadlock,
+// if this thread is running the same object.
 at::Tensor serialize_updater(OpaqueUpdater& updater);
 
 } // namespace torchkv

@@ -1,6 +1,6 @@
-"""Obeys as peers/mxnet_worker.py does, without MXNet: calls take a fixed time.
+"""The protocol of peers/mxnet_worker.py without MXNet: calls take a fixed time.
 
-Which is shorter the fewer letters engine, store and way have, so that one is fastest.
+The fewer letters engine, store and way have, the shorter it is, so that one is fastest.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs a benchmark as users do, tiny, and checks what all benchmarks write."""
+"""Runs a benchmark as users do, tiny, and checks the output common to all."""
 
 import json
 import math

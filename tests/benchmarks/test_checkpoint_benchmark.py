@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints runs, once and small: a smoke test, it times nothing."""
+"""The benchmark of checkpoints runs, once and small: a smoke test without timing."""
 
 from smoke import assert_rounds, run_smoke
 

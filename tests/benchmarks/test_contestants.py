@@ -1,4 +1,4 @@
-"""Every way to push and pull leaves the same sums, and a wrong one is noticed."""
+"""Every way to push and pull leaves the same sums, and a wrong one is detected."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_pulls_the_sum_of_four(way, shapes, dtype):
     sums = ways.sums_of(shapes, dtype, 4)
     contestant = ways.on(arrays, way(arrays), sums)
     for _ in range(2):
-        assert not contestant.agrees()  # there are no sums yet, or no more
+        assert not contestant.agrees()  # no sums yet, or reset
         assert contestant.run(1) > 0
         for values, outs, total in zip(arrays.values, arrays.outs, sums, strict=True):
             exact = sum(value.double() for value in values)

@@ -1,4 +1,4 @@
-"""The benchmark of what else a GPU shows runs, tiny, also without one."""
+"""The benchmark of other figures of a GPU runs, tiny, also without one."""
 
 import pytest
 import torch

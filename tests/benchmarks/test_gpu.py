@@ -1,4 +1,4 @@
-"""What the benchmarks of GPUs share: turns, clocks, and what they say without one."""
+"""Shared by the GPU benchmarks: rotation, clocks, and the error without a GPU."""
 
 import pytest
 import torch

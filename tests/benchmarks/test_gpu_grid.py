@@ -1,4 +1,4 @@
-"""The grid of a GPU's benchmarks: its cases, and how targets follow from times."""
+"""The grid of a GPU's benchmarks: its cases and targets."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Contestants take turns, A B A B, and what is wrong is not timed."""
+"""Contestants are interleaved, A B A B, and wrong results are not timed."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from harness import (
 
 
 class Recorder:
-    """Contestants that note their turns and say what time they took."""
+    """Contestants that record their turns and return given times."""
 
     def __init__(self, seconds):
         self.turns = []
@@ -56,7 +56,7 @@ def test_measure_takes_turns_within_its_budget(budget_s, rounds):
         "torchkv": rounds,
         "MXNet": rounds,
     }
-    # Before: a call to look at the result, and a pilot.
+    # Before: a call to check the result, and a pilot.
     assert recorder.turns[: -2 * rounds] == [("torchkv", 1), ("MXNet", 1)] * 2
 
 

@@ -1,4 +1,4 @@
-"""The model benchmark runs, tiny; its lists are scaled to the memory there is."""
+"""The model benchmark runs, tiny; its lists are scaled to the available memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""MXNet's worker is told what to do, and its fastest way stands for it."""
+"""MXNet's worker is controlled, and its fastest configuration represents it."""
 
 import sys
 from pathlib import Path
@@ -135,4 +135,4 @@ def test_real_mxnet_refuses_what_it_cannot_do(real):
     real.drop()
     with pytest.raises(RuntimeError, match="expected a command for this state"):
         worker.ask("check", store="local")
-    assert worker.ask("versions") == real.versions  # it lives on
+    assert worker.ask("versions") == real.versions  # it is still running

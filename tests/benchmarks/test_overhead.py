@@ -1,4 +1,4 @@
-"""The overhead benchmark runs, once and small: a smoke test, it times nothing."""
+"""The overhead benchmark runs, once and small: a smoke test without timing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The parameter lists are those of the models that they are named after."""
+"""The parameter lists match the models that they are named after."""
 
 from collections import Counter
 

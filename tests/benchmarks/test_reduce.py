@@ -1,4 +1,4 @@
-"""The reduce benchmark runs, tiny; which cases there are and what they hold."""
+"""The reduce benchmark runs, tiny; its cases and their memory."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_tables_in_markdown(tmp_path):
 
 def test_without_mxnet_the_run_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     reduce.main(["--smoke", "--mxnet", str(tmp_path / "python")])
-    assert capsys.readouterr().out.startswith("MXNet is not here and is left out: ")
+    assert capsys.readouterr().out.startswith("MXNet is not installed and is skipped; ")
 
 
 def test_of_the_bound_compares_bytes_per_second():

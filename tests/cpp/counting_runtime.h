@@ -25,7 +25,7 @@ class CountingRuntime final : public WrappedRuntime {
     return result;
   }
 
-  // Of the tensors that were allocated.
+  // Bytes of the allocated tensors.
   size_t num_alive() const {
     size_t count = 0;
     for (const auto& tensor : tensors_) {
@@ -34,8 +34,8 @@ class CountingRuntime final : public WrappedRuntime {
     return count;
   }
 
-  int64_t bytes = 0; // that were allocated
-  int64_t num_left = 1 << 30; // allocations until there is no memory
+  int64_t bytes = 0; // allocated
+  int64_t num_left = 1 << 30; // allocations until memory runs out
 
  private:
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> tensors_;

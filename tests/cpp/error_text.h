@@ -6,7 +6,8 @@
 
 namespace torchkv::testing {
 
-// The text of the ValueError that the call throws, or what comes instead.
+// The text of the ValueError that the call throws, or a description of what it
+// does instead.
 template <class Call>
 std::string error_text(Call call) {
   try {

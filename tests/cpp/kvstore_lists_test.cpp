@@ -1,5 +1,5 @@
 // Calls with lists of keys: one pass over all of them, atomic per key, and no
-// waiting for one key while another is held.
+// blocking on one key while holding another.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ Tensors repeat(const at::Tensor& tensor, int64_t count) {
   return Tensors::one_each(std::vector<at::Tensor>(count, tensor));
 }
 
-// One number in all elements, or NaN: something was torn.
+// The number in all elements, or NaN for a torn value.
 double number_in(const at::Tensor& tensor) {
   const auto first = tensor.flatten()[0];
   return at::equal(tensor, first.expand(tensor.sizes())) ? first.item<double>()
@@ -71,7 +71,7 @@ class Event {
   bool is_set_ = false;
 };
 
-// Stays inside its first call, which holds that entry, until it is let go.
+// Blocks in its first call, which holds the entry, until released.
 class Blocking final : public OpaqueUpdater {
  public:
   void update(
@@ -137,7 +137,7 @@ bool comes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-TEST(KVStoreListsTest, APushGoesUpToAHeldKeyAndHoldsNoneWhileItWaits) {
+TEST(KVStoreListsTest, APushStopsAtAHeldKeyAndHoldsNoneWhileItWaits) {
   HeldKey held(4);
   std::atomic<bool> done{false};
   std::thread pusher([&] {
@@ -147,7 +147,7 @@ TEST(KVStoreListsTest, APushGoesUpToAHeldKeyAndHoldsNoneWhileItWaits) {
   EXPECT_TRUE(comes_true([&] {
     return number_in(held.store->pull(3)[0]) == 7;
   })) << "a key before the held one waited for it";
-  // All others are there for other calls.
+  // All other keys are available to other calls.
   const Keys others{0, 1, 2, 3, 5, 6, 7, 8, 9};
   held.store->push(others, repeat(at::full(5, 3.), 9));
   for (const auto& value : held.store->pull(others)) {
@@ -162,7 +162,7 @@ TEST(KVStoreListsTest, APushGoesUpToAHeldKeyAndHoldsNoneWhileItWaits) {
   }
 }
 
-TEST(KVStoreListsTest, APullGoesUpToAHeldKeyThenWaits) {
+TEST(KVStoreListsTest, APullStopsAtAHeldKeyAndWaits) {
   HeldKey held(4);
   std::vector<at::Tensor> outs;
   for (int i = 0; i < 10; ++i) {
@@ -184,8 +184,8 @@ TEST(KVStoreListsTest, APullGoesUpToAHeldKeyThenWaits) {
   EXPECT_EQ(number_in(outs[9]), 3);
 }
 
-// Whichever key is held, and wherever it stands in the list.
-TEST(KVStoreListsTest, TheLastKeyCountsWhereOutsAreOneAlsoIfAnotherIsHeld) {
+// Whichever key is held, at any position in the list.
+TEST(KVStoreListsTest, TheLastKeyOfASharedOutWinsEvenIfAnotherIsHeld) {
   for (const int64_t key : {0, 1, 2}) {
     HeldKey held(key);
     held.store->push(5, at::full(5, 55.));
@@ -199,7 +199,7 @@ TEST(KVStoreListsTest, TheLastKeyCountsWhereOutsAreOneAlsoIfAnotherIsHeld) {
   }
 }
 
-TEST(KVStoreListsTest, ListsInOppositeOrdersDoNotDeadlockAndCountEachPush) {
+TEST(KVStoreListsTest, ListsInOppositeOrdersNeitherDeadlockNorLosePushes) {
   constexpr int kThreads = 4;
   constexpr int kPushes = 300;
   constexpr int64_t kKeys = 40;
@@ -229,7 +229,7 @@ TEST(KVStoreListsTest, ListsInOppositeOrdersDoNotDeadlockAndCountEachPush) {
 TEST(KVStoreListsTest, LongListsOfSeveralThreadsAreAtomicPerKey) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 6;
-  constexpr int64_t kKeys = 5000; // more than one turn
+  constexpr int64_t kKeys = 5000; // more than one range
   const auto store = c10::make_intrusive<KVStore>();
   const Keys keys = keys_from(0, kKeys);
   store->init(keys, repeat(at::zeros(17), kKeys));
@@ -248,7 +248,7 @@ TEST(KVStoreListsTest, LongListsOfSeveralThreadsAreAtomicPerKey) {
         for (const auto& value : store->pull(mine)) {
           const double number = number_in(value);
           torn += std::isnan(number);
-          lost += number < round + 1; // its own pushes it sees
+          lost += number < round + 1; // it sees its own pushes
         }
       }
     });
@@ -263,7 +263,7 @@ TEST(KVStoreListsTest, LongListsOfSeveralThreadsAreAtomicPerKey) {
   }
 }
 
-TEST(KVStoreListsTest, MoreKeysThanOneTurnTakes) {
+TEST(KVStoreListsTest, MoreKeysThanOneRangeHolds) {
   constexpr int64_t kKeys = 9001;
   const auto store = c10::make_intrusive<KVStore>();
   const Keys keys = keys_from(0, kKeys);
@@ -282,18 +282,18 @@ TEST(KVStoreListsTest, MoreKeysThanOneTurnTakes) {
     ASSERT_EQ(number_in(outs[key]), key);
   }
   EXPECT_EQ(store->state().versions, std::vector<int64_t>(kKeys, 1));
-  // All into one: the last key of the last turn counts.
+  // All into one out: the last key of the last range wins.
   const at::Tensor out = at::empty(2);
   store->pull(keys, repeat(out, kKeys));
   EXPECT_EQ(number_in(out), kKeys - 1);
 }
 
-TEST(KVStoreListsTest, MoreBytesThanOneTurnMoves) {
+TEST(KVStoreListsTest, MoreBytesThanOneRangeMoves) {
   constexpr int64_t kKeys = 5;
   constexpr int kReplicas = 15;
   const auto store = c10::make_intrusive<KVStore>();
   const Keys keys = keys_from(0, kKeys);
-  // With its 15 replicas and the result, half of what a turn moves.
+  // With its 15 replicas and the result, half of what a range moves.
   constexpr int64_t kBytes = 8 << 20;
   store->init(keys, repeat(at::zeros(kBytes, at::kByte), kKeys));
   std::vector<std::vector<at::Tensor>> values;

@@ -1,5 +1,5 @@
-// KVStore::take: all of another store at once or, where it is refused, nothing;
-// calls under way end on what they began with.
+// KVStore::take: takes all of another store at once or, on an error, nothing;
+// calls in flight finish on the values and the updater that they began with.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ Store store_of(const std::vector<std::pair<Key, double>>& values) {
   return store;
 }
 
-// stored += input, for int keys, after a call of the test's.
+// stored += input, for int keys, after a call of a function of the test.
 class AddTo final : public OpaqueUpdater {
  public:
   explicit AddTo(std::function<void()> inside) : inside_(std::move(inside)) {}
@@ -103,7 +103,7 @@ TEST(KVStoreTakeTest, TakesTheUpdater) {
   expect_equal(value_of(store), full(6));
 }
 
-TEST(KVStoreTakeTest, RefusesKeysOfTheOtherKind) {
+TEST(KVStoreTakeTest, RejectsKeysOfTheOtherKind) {
   const auto store = store_of({{1, 10}});
   const auto updater = add_to();
   store->set_updater(updater);
@@ -116,8 +116,8 @@ TEST(KVStoreTakeTest, RefusesKeysOfTheOtherKind) {
   expect_equal(value_of(store), full(11));
 }
 
-// The kind is fixed for good, also without keys.
-TEST(KVStoreTakeTest, RefusesAnUpdaterForKeysOfTheOtherKind) {
+// The kind stays fixed, even without keys.
+TEST(KVStoreTakeTest, RejectsAnUpdaterForKeysOfTheOtherKind) {
   const auto store = store_of({{"w", 10}});
   const auto other = c10::make_intrusive<KVStore>();
   other->set_updater(add_to());
@@ -137,9 +137,9 @@ TEST(KVStoreTakeTest, AClosedStoreTakesNothing) {
   expect_equal(value_of(other), full(70));
 }
 
-// A push that is in its updater ends on the value and with the updater that it
-// began with, and reaches neither of the new ones.
-TEST(KVStoreTakeTest, APushUnderWayEndsOnWhatItBeganWith) {
+// A push whose updater is running finishes with the old value and updater, and
+// affects neither of the new ones.
+TEST(KVStoreTakeTest, APushInFlightFinishesOnTheOldStore) {
   const auto store = store_of({{1, 10}});
   const auto other = store_of({{1, 70}});
   const auto updater = std::make_shared<AddTo>([&] {
@@ -154,7 +154,7 @@ TEST(KVStoreTakeTest, APushUnderWayEndsOnWhatItBeganWith) {
   EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0}));
 }
 
-TEST(KVStoreTakeTest, WhileOthersPushAndPull) {
+TEST(KVStoreTakeTest, RunsBesidePushesAndPulls) {
   const auto store = store_of({{1, 1}, {2, 1}});
   const Keys keys{1, 2};
   std::atomic<bool> done{false};

@@ -1,4 +1,4 @@
-// The C++ door: what a LibTorch program does with a store.
+// The C++ API, as LibTorch programs use it.
 #include "kvstore.h"
 
 #include <ATen/ATen.h>
@@ -84,7 +84,7 @@ TEST(KVStoreTest, AnUpdaterThatThrowsStopsTheCallAtItsKey) {
   expect_full(store->pull(9)[0], 2);
 }
 
-TEST(KVStoreTest, AStoreRefusesCallsFromItsOwnUpdater) {
+TEST(KVStoreTest, AStoreRejectsCallsFromItsOwnUpdater) {
   const auto store = c10::make_intrusive<KVStore>();
   const auto other = c10::make_intrusive<KVStore>();
   store->init(1, full(0));
@@ -101,7 +101,7 @@ TEST(KVStoreTest, AStoreRefusesCallsFromItsOwnUpdater) {
   expect_full(store->pull(1)[0], 2);
 }
 
-TEST(KVStoreTest, RefusedCallsChangeNothing) {
+TEST(KVStoreTest, RejectedCallsChangeNothing) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init({1, 2}, Tensors::one_each({full(1), full(2)}));
   const at::Tensor wrong = at::zeros(4);
@@ -157,7 +157,7 @@ TEST(KVStoreTest, OneMachineIsOneWorker) {
   }
 }
 
-TEST(KVStoreTest, StateMakesAnEqualStore) {
+TEST(KVStoreTest, StateRestoresAnEqualStore) {
   const auto store = c10::make_intrusive<KVStore>("device");
   store->init({5, 3}, Tensors::one_each({full(5), full(3)}));
   store->push(3, full(4));
@@ -170,7 +170,7 @@ TEST(KVStoreTest, StateMakesAnEqualStore) {
   EXPECT_EQ(copy->state().versions, (std::vector<int64_t>{0, 1}));
 }
 
-TEST(KVStoreTest, AStateWhosePartsDoNotFitIsRefused) {
+TEST(KVStoreTest, AnInconsistentStateIsRejected) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(5, full(5));
   auto tuple = store->state().to_tuple();
@@ -181,7 +181,7 @@ TEST(KVStoreTest, AStateWhosePartsDoNotFitIsRefused) {
   EXPECT_THROW(StoreState::from_tuple(tuple), c10::ValueError);
 }
 
-TEST(KVStoreTest, TheKindOfKeysOutlivesTheKeysInACopy) {
+TEST(KVStoreTest, ACopyKeepsTheKindOfDeletedKeys) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init("w", full(5));
   store->erase("w");

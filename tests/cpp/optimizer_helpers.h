@@ -10,7 +10,7 @@
 #include "rule_cases.h"
 #include "update/optimizer.h"
 
-// Stores with optimizers, and what is expected of them.
+// Helpers for tests of stores with optimizers.
 namespace torchkv::testing {
 
 using Store = c10::intrusive_ptr<KVStore>;
@@ -55,7 +55,7 @@ inline int64_t bytes_of(const KeyState& state) {
   return bytes;
 }
 
-// Close in both, the relative and the absolute sense.
+// Close in relative and absolute terms.
 inline void expect_close(
     const at::Tensor& actual,
     const at::Tensor& expected,

@@ -1,4 +1,4 @@
-// What a LocalStore is made of, without the store.
+// The components of a LocalStore, without the store.
 #pragma once
 
 #include <string>

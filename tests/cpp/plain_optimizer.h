@@ -12,7 +12,7 @@
 namespace torchkv::testing {
 
 // The rules as a plain loop in double, written from the documentation of
-// torch.optim. One key of real numbers, one after another.
+// torch.optim. One key of real numbers, element by element.
 class PlainOptimizer {
  public:
   explicit PlainOptimizer(const at::Tensor& value)

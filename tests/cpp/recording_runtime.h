@@ -12,7 +12,7 @@
 namespace torchkv::testing {
 
 // A Runtime without devices: streams are numbers that the test sets, memory is
-// the CPU's, and what was asked for is written down.
+// the CPU's, and calls are recorded.
 class RecordingRuntime final : public Runtime {
  public:
   c10::Stream current_stream(c10::Device device) override {
@@ -70,7 +70,7 @@ class RecordingRuntime final : public Runtime {
   int64_t stream = 0;
   bool capturing = false;
   bool done = false; // every event
-  int num_events = 0; // that were made
+  int num_events = 0; // created
   int num_streams = 0; // likewise; from 100
   std::vector<std::string> log;
   std::function<void()> on_copy;

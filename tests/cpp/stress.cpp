@@ -1,10 +1,9 @@
 // Many threads, random operations, five stores; run under ThreadSanitizer,
-// which finds the races, while the program checks what must hold at every
-// moment: a value is never torn, and no push is lost.
+// which finds races, while the program checks invariants: no value is torn, and
+// no push is lost.
 //
-// The sanitizer sees only code that was compiled for it. PyTorch was not, so
-// all that matters here is written by torchkv's own kernels, or by the updater
-// below.
+// The sanitizer only sees code compiled for it, which PyTorch is not, so all
+// relevant memory is written by torchkv's kernels or by the updater below.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -57,7 +56,7 @@ class Add final : public torchkv::OpaqueUpdater {
     for (int64_t i = 0; i < stored.numel(); ++i) {
       sum[i] += added[i];
     }
-    ++calls; // no atomic: the updater's mutex is what orders it
+    ++calls; // not atomic: guarded by the updater's mutex
   }
   std::optional<torchkv::KeyKind> key_kind() const override {
     return torchkv::KeyKind::kInt;
@@ -99,7 +98,7 @@ bool is_uniform(const at::Tensor& tensor) {
   return true;
 }
 
-// Counts into kCounters, so that the end can be checked.
+// Counts into kCounters, which are checked at the end.
 void count(torchkv::KVStore& store, std::mt19937_64& random, int64_t& pushed) {
   const auto key = static_cast<int64_t>(random() % kCounters);
   const at::Tensor one = at::ones(kSize);
@@ -151,9 +150,9 @@ void churn(
       }
     }
   } catch (const UnknownKeyError&) {
-    ++refused; // not there at the moment
+    ++refused; // does not exist now
   } catch (const c10::ValueError&) {
-    ++refused; // there already
+    ++refused; // exists already
   }
 }
 
@@ -264,8 +263,8 @@ void optimize(
   }
 }
 
-// Asks about keys that vanish meanwhile: what is answered must be the caller's
-// own. More dimensions than an entry holds without an allocation.
+// Queries keys that are deleted concurrently: results must be owned by the
+// caller. More dimensions than an entry holds without an allocation.
 void inquire(
     torchkv::KVStore& store,
     std::mt19937_64& random,

@@ -6,7 +6,7 @@
 
 namespace torchkv::testing {
 
-// The real runtime, for tests that change a part of it.
+// The default runtime, for tests that change a part of it.
 class WrappedRuntime : public Runtime {
  public:
   c10::Stream current_stream(c10::Device device) override {

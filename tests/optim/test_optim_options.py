@@ -74,7 +74,7 @@ def test_arguments_of_wrong_types(cls):
     for value in (torch.tensor(0.1), "fast", None, [torch.ones(1)]):
         with pytest.raises(TypeError, match=f"^{name}: expected a number as lr"):
             cls(value)
-    with pytest.raises(TypeError, match="'max_nrom'; did you mean 'max_norm'"):
+    with pytest.raises(TypeError, match="'max_nrom'; .*did you mean 'max_norm'"):
         cls(max_nrom=1.0)
     cls(lr=0)
     if name not in ("Lion", "LAMB"):
@@ -83,6 +83,11 @@ def test_arguments_of_wrong_types(cls):
 
 
 # --- Live options
+
+_REJECTIONS = (
+    "expected .+, but|un(expected|known) option|option .* cannot be removed|clear\\(\\)"
+    "|in more than one group|missing 'keys'"
+)
 
 
 def test_writing_a_learning_rate_takes_effect_at_the_next_push(kv):
@@ -129,7 +134,7 @@ def test_an_invalid_write_changes_nothing(kv, on_store):
         lambda: optimizer.set_param_groups([{"lr": 1}]),
         lambda: optimizer.add_param_group({"keys": []}),
     ):
-        with pytest.raises(ValueError, match="expected .+, but"):
+        with pytest.raises(ValueError, match=_REJECTIONS):
             write()
     for write in (
         lambda: setattr(optimizer, "lr", torch.tensor(0.1)),
@@ -259,7 +264,7 @@ def test_without_an_optimizer(kv, tmp_path):
         lambda: kv.save_optimizer_states(tmp_path / "x"),
         lambda: kv.load_optimizer_states(tmp_path / "x"),
     ):
-        with pytest.raises(ValueError, match="expected a store with an optimizer"):
+        with pytest.raises(ValueError, match="the store has no optimizer"):
             call()
 
 
@@ -353,7 +358,7 @@ def test_torchscript_sets_an_optimizer_with_torchs_defaults(kv):
         ("momentun", "did you mean 'momentum'"),
         ("max_nrom", "did you mean 'max_norm'"),
         ("acummulate", "did you mean 'accumulate'"),
-        ("learning", "expected one of the options"),
+        ("learning", "unknown option 'learning'; expected one of"),
     ],
 )
 def test_a_misspelled_option(name, text):

@@ -100,7 +100,7 @@ def test_foreign_and_missing_files(saved):
 @pytest.mark.parametrize(
     ("header", "match"),
     [
-        ("[]", "no object"),
+        ("[]", "not an object"),
         ("{", "invalid header"),
         ("{}", "missing value"),
         ('{"value/3": 3}', "invalid header"),

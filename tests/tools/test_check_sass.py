@@ -1,4 +1,4 @@
-"""What tools/check_sass.py complains of."""
+"""The complaints of tools/check_sass.py."""
 
 import pytest
 

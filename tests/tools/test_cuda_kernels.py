@@ -1,4 +1,4 @@
-"""How tools/cuda_kernels.py finds a CUDA toolkit and what it compiles when."""
+"""How tools/cuda_kernels.py finds a CUDA toolkit and decides what to compile."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 import cuda_kernels
 
-# Stands in for nvcc: notes what it compiles, and leaves the rest to the C++ compiler.
+# A fake nvcc: records the sources, and calls the C++ compiler.
 FAKE_NVCC = """\
 #!{python}
 import os, subprocess, sys
@@ -42,7 +42,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def build(home, tmp_path, monkeypatch):
-    """Builds two sources, of which one has a header, and says which were compiled."""
+    """Builds two sources, of which one has a header; returns which were compiled."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "part.h").write_text("int part();\n")

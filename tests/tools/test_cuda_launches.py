@@ -1,7 +1,7 @@
-"""What libtorchkv_cuda makes of the CUDA runtime's answers, with a fake runtime.
+"""How libtorchkv_cuda handles the CUDA runtime's results, with a fake runtime.
 
-The kernels' objects, as nvcc has compiled them, are linked with it. Nothing is
-launched: the fake says what a launch, or the question for code, would have come to.
+The kernels' objects, as compiled by nvcc, are linked with it. Nothing is launched: the
+fake returns given results for launches and queries.
 """
 
 import ctypes
@@ -148,7 +148,7 @@ def launch(fake, kernel, size=4096):
 @pytest.mark.parametrize("size", [4096, 12288, 32760])
 @pytest.mark.parametrize("kernel", ["copy", "sum"])
 def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
-    fake.last_error = 9  # of other code, that nobody has asked for
+    fake.last_error = 9  # of other code, not yet queried
     assert launch(fake, kernel, size) == 0
     assert (fake.last_error, fake.num_launches, fake.num_blocks) == (9, 1, 17)
     fake.launch_status = 98

@@ -263,7 +263,7 @@ def test_what_is_missing_is_said_in_a_line_each():
 
 
 def test_wheels_bring_what_is_missing(tmp_path):
-    """A wheel of a made package, from a folder, into another one."""
+    """Installs a wheel of a made-up package from a folder into another one."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "pyproject.toml").write_text(
@@ -341,7 +341,7 @@ def test_without_gpu(tmp_path):
 
 
 def test_without_pytest_the_rest_runs(tmp_path):
-    """It says so, and goes on to what needs none."""
+    """It says so, and runs the steps that do not need it."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "pytest.py").write_text("raise ImportError('no pytest here')\n")

@@ -202,7 +202,7 @@ def test_errors():
         (
             lambda: replicas(x=torch.zeros(2, 3), repeat={"x": 1}),
             TypeError,
-            "'x' in both",
+            "unexpected 'x'",
         ),
         (lambda: replicas.gather([]), ValueError, "at least one tensor"),
         (lambda: replicas.gather([1]), TypeError, "but got int as output"),

@@ -59,9 +59,8 @@ class TorchOptimizer(StoreOptimizer):
             for name in options:
                 if name not in self._arguments:
                     raise TypeError(
-                        "set_optimizer: expected an option that "
-                        f"{optimizer.__name__} has, but got {name!r}"
-                        f"{near(name, self._arguments)}"
+                        f"set_optimizer: unexpected option {name!r} for "
+                        f"{optimizer.__name__}{near(name, self._arguments)}"
                     )
         _check_numbers("set_optimizer", options)
         self._options = options

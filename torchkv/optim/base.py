@@ -57,8 +57,7 @@ class StoreOptimizer(torch.optim.Optimizer):
     def param_groups(self, groups: Any) -> None:
         if groups or self._groups:  # torch's constructor sets an empty list
             raise ValueError(
-                "param_groups: expected set_param_groups to change the groups, but got "
-                "another list"
+                "param_groups: the list cannot be replaced; call set_param_groups"
             )
 
     # -- implemented by subclasses
@@ -175,8 +174,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         for name in RESERVED:
             if name in changes:
                 raise ValueError(
-                    f"param_groups: expected an option, but got {name!r}; "
-                    "set_param_groups changes which keys are in which group"
+                    f"param_groups: unexpected option {name!r}; call set_param_groups "
+                    "to change the keys of groups"
                 )
         with self._lock:
             settings = self._settings()

@@ -75,8 +75,8 @@ class BuiltIn(StoreOptimizer):
         for name in _IMPLEMENTATIONS:
             if options.pop(name, None):
                 raise ValueError(
-                    f"{op}: expected {name} to be None or False, as a store's "
-                    "optimizer has one implementation, but got True"
+                    f"{op}: expected {name} to be None or False, but got True; a store "
+                    "has one implementation"
                 )
         self._identity = 0
         self._gradient = with_defaults(op, arguments["gradient"], options)

@@ -48,8 +48,8 @@ def with_defaults(
         if name not in GRADIENT_DEFAULTS:
             known = [*others, *GRADIENT_DEFAULTS]
             raise TypeError(
-                f"{op}: expected one of the options {', '.join(known)}, but got "
-                f"{name!r}{near(name, known)}"
+                f"{op}: unknown option {name!r}; expected one of {', '.join(known)}"
+                f"{near(name, known)}"
             )
     result = {**GRADIENT_DEFAULTS, **options}
     for name, value in result.items():

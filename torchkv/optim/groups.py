@@ -114,12 +114,12 @@ def as_group(
         )
     keys = as_keys(op, group.get("keys", []))
     if not keys:
-        raise ValueError(f"{op}: expected 'keys' in each group, but got none")
+        raise ValueError(f"{op}: missing 'keys' in a group")
     for name in group:
         if name not in options and name != "keys":
             raise ValueError(
-                f"{op}: expected one of the options {', '.join(options)}, but got "
-                f"{name!r}{near(str(name), options)}"
+                f"{op}: unknown option {name!r}; expected one of {', '.join(options)}"
+                f"{near(str(name), options)}"
             )
     defaults = {name: first[name] for name in options}
     return {**defaults, **group, "keys": keys, "params": []}
@@ -157,10 +157,7 @@ class Settings(NamedTuple):
         keys = [key for group in self.groups for key in group["keys"] or ()]
         if len(set(keys)) != len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(
-                f"{op}: expected each key in one group, but got a repeated key "
-                f"(key {shown(twice)})"
-            )
+            raise ValueError(f"{op}: key in more than one group (key {shown(twice)})")
 
     def names(self) -> list[StoreKey]:
         """The keys that have their own options."""
@@ -177,8 +174,8 @@ class Groups(list["Group"]):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            "param_groups: expected set_param_groups or add_param_group to change the "
-            "groups, but the list itself was written"
+            "param_groups: the list cannot be modified; call set_param_groups or "
+            "add_param_group"
         )
 
     append = clear = extend = insert = pop = remove = reverse = sort = _refuse
@@ -263,9 +260,7 @@ class Group(dict[str, Any]):
 
     def _check_extra(self, name: str) -> None:
         if not self._is_extra(name):
-            raise ValueError(
-                f"param_groups: expected options to stay, but {name!r} was removed"
-            )
+            raise ValueError(f"param_groups: option {name!r} cannot be removed")
 
     def __delitem__(self, name: str) -> None:
         """Removes an item that is not an option."""
@@ -279,11 +274,11 @@ class Group(dict[str, Any]):
 
     def popitem(self) -> NoReturn:
         """Not supported: it could remove an option."""
-        raise ValueError("param_groups: expected options to stay, but got popitem()")
+        raise ValueError("param_groups: popitem() could remove an option")
 
     def clear(self) -> NoReturn:
         """Not supported: it would remove all options."""
-        raise ValueError("param_groups: expected options to stay, but got clear()")
+        raise ValueError("param_groups: clear() would remove options")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         """Copies as a plain dict."""

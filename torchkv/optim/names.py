@@ -117,15 +117,15 @@ def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:
     if isinstance(optimizer, StoreOptimizer):
         if options:
             raise TypeError(
-                f"{op}: expected options only with a name or a class, but got "
-                f"{', '.join(map(repr, options))} with an optimizer object"
+                f"{op}: unexpected options {', '.join(map(repr, options))}; pass them "
+                "to the optimizer's constructor"
             )
         return optimizer
     if isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise TypeError(
-            f"{op}: expected an optimizer without its own parameters, but got one of "
-            f"torch.optim; pass its class: set_optimizer(torch.optim.{kind}, lr=...)"
+            f"{op}: unexpected torch.optim object, which has its own parameters; pass "
+            f"its class: set_optimizer(torch.optim.{kind}, lr=...)"
         )
     raise TypeError(
         f"{op}: expected a name, an optimizer of torchkv.optim or a class of "

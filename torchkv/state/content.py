@@ -71,7 +71,7 @@ class Content:
         return Content(type, kind, keys, updater[0] if updater else None, optimizer)
 
     def make(self, type: str) -> _C.KVStore:
-        """A new store of a type; ValueError where the parts do not fit together."""
+        """A new store of a type; ValueError if the parts are inconsistent."""
         for key, item in self.keys.items():
             for name, state in item.states.items():
                 if not (state.is_floating_point() or state.is_complex()):
@@ -84,7 +84,7 @@ class Content:
         except (ValueError, TypeError, RuntimeError) as error:
             # Such as a repeated key, or an updater that TorchScript cannot read.
             text = str(error).partition("\n")[0]
-            raise ValueError(f"load: the parts do not fit together: {text}") from error
+            raise ValueError(f"load: inconsistent parts: {text}") from error
 
     def replace(self, impl: _C.KVStore) -> BuiltIn | None:
         """Replaces the content of a store, or raises and changes nothing.

@@ -34,7 +34,7 @@ from torchkv.state.native import Originals
 from torchkv.state.optimizer import Optimizer
 from torchkv.state.tensor_files import DamagedFileError, Written
 
-_FILE_BYTES = 256 << 20  # of tensors; a larger tensor has a file of its own
+_FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
 _HEADER_BYTES = 48 << 20
 _UNFINISHED = re.compile(r"manifest-[0-9a-f]{16}\.tmp")
 
@@ -184,7 +184,7 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
             return tensor_files.read(folder / name, written)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise DamagedFileError(
-                f"load: expected the file {name} of the manifest, but it is missing"
+                f"load: {name} of the manifest is missing"
             ) from error
 
     tensors: dict[str, Tensor] = {}

@@ -53,7 +53,7 @@ class Optimizer:
         fields = parse(saved, _FORM, "'optimizer'")
         name, groups = fields["name"], fields["groups"]
         if name == "adam" and groups and groups[0].get("decoupled"):
-            name = "adamw"  # which had no name of its own at first
+            name = "adamw"  # which at first had no separate name
         check_distinct([key for key, *_ in fields["options"]], "options of the key")
         options = {key: tuple(rest) for key, *rest in fields["options"]}
         # A store that has had no keys may have options of keys to come.

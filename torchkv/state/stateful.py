@@ -192,8 +192,7 @@ class Stateful:
         optimizer = self.optimizer
         if optimizer is None:
             raise ValueError(
-                f"{op}: expected a store with an optimizer, but got one without; call "
-                "set_optimizer(...) first"
+                f"{op}: the store has no optimizer; call set_optimizer(...) first"
             )
         return optimizer
 

@@ -36,12 +36,12 @@ from torch import Tensor
 from torchkv.files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000  # what the library accepts
-_PIECE_BYTES = 16 << 20  # what is written, or read, at a time
+_CHUNK_BYTES = 16 << 20  # what is written, or read, at a time
 # What is flushed to the disk, and then dropped from the page cache, at a time: pages
 # that have just been freed are the fastest to write to, and others need the memory.
 _FLUSH_BYTES = 32 << 20
 _MAX_PENDING = 4
-_SMALL_BYTES = 1 << 20  # tensors less than this are gathered into pieces
+_SMALL_BYTES = 1 << 20  # tensors less than this are concatenated
 
 _NAMES = {
     torch.float64: "F64",
@@ -126,11 +126,11 @@ class Writer:
         size, flushed, crc = 0, 0, 0
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            for piece in _pieces(header, groups):
+            for chunk in _chunks(header, groups):
                 # The checksum is computed while this thread writes.
-                future = self._checksums.submit(zlib.crc32, piece, crc)
-                write_all(fd, piece)
-                size += len(piece)
+                future = self._checksums.submit(zlib.crc32, chunk, crc)
+                write_all(fd, chunk)
+                size += len(chunk)
                 crc = future.result()
                 if size - flushed >= _FLUSH_BYTES:
                     self._submit(_flush, fd, flushed, size)
@@ -169,11 +169,11 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
         flat = torch.empty(size - 8 - length, dtype=torch.uint8, device="cpu")
         crc = zlib.crc32(header, zlib.crc32(start))
         memory = memory_of(flat)
-        for begin in range(0, len(memory), _PIECE_BYTES):
-            piece = memory[begin : begin + _PIECE_BYTES]
-            if file.readinto(piece) != len(piece):
+        for begin in range(0, len(memory), _CHUNK_BYTES):
+            chunk = memory[begin : begin + _CHUNK_BYTES]
+            if file.readinto(chunk) != len(chunk):
                 raise DamagedFileError(f"load: {name} became shorter while it was read")
-            crc = zlib.crc32(piece, crc)
+            crc = zlib.crc32(chunk, crc)
     if crc != written.crc32:
         raise DamagedFileError(
             f"load: {name} is damaged: its checksum differs from the manifest's"
@@ -243,13 +243,13 @@ def _header(groups: _Groups) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(header: bytes, groups: _Groups) -> Iterator[memoryview]:
+def _chunks(header: bytes, groups: _Groups) -> Iterator[memoryview]:
     yield memoryview(header)
     for _, named in groups:
         for tensor in _gathered([tensor for _, tensor in named]):
             memory = memory_of(tensor)
-            for begin in range(0, len(memory), _PIECE_BYTES):
-                yield memory[begin : begin + _PIECE_BYTES]
+            for begin in range(0, len(memory), _CHUNK_BYTES):
+                yield memory[begin : begin + _CHUNK_BYTES]
 
 
 def _gathered(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -258,7 +258,7 @@ def _gathered(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     size = 0
     for tensor in tensors:
         is_small = tensor.nbytes < _SMALL_BYTES
-        if small and not (is_small and size + tensor.nbytes <= _PIECE_BYTES):
+        if small and not (is_small and size + tensor.nbytes <= _CHUNK_BYTES):
             yield _concatenated(small)
             small, size = [], 0
         if is_small:
@@ -280,7 +280,7 @@ def _concatenated(tensors: list[Tensor]) -> Tensor:
 def _tensors(header: Any, flat: Tensor) -> dict[str, Tensor]:
     """The tensors of a header, as views of the bytes that follow it."""
     if not isinstance(header, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     header.pop("__metadata__", None)
     result: dict[str, Tensor] = {}
     begin = 0

@@ -214,8 +214,7 @@ class Replicas(Sequence[nn.Module]):
         for name in call.kwargs:
             if repeat is not None and name in repeat:
                 raise TypeError(
-                    "repeat: expected arguments that are not in the batch, but got "
-                    f"{name!r} in both"
+                    f"repeat: unexpected {name!r}, which is also in the batch"
                 )
         shards = [
             _Call(shard.args, {**shard.kwargs, **more})

@@ -379,7 +379,7 @@ def _empty_store(kvstore: Any) -> KVStore | None:
         )
     if len(kvstore) > 0 or kvstore.optimizer is not None:
         raise ValueError(
-            "Trainer: expected a store without keys and optimizer, but got "
+            "Trainer: expected a store that has neither keys nor an optimizer, but got "
             f"{kvstore!r}; create one for each trainer"
         )
     return kvstore

@@ -21,8 +21,8 @@
 namespace torchkv {
 namespace {
 
-// Raises Python's own exception for an error that TorchScript code raised by
-// its name (`raise ValueError("...")`); returns false where it has none.
+// Raises the built-in Python exception that TorchScript code raised by name
+// (`raise ValueError("...")`); returns false if there is none.
 bool raise_script_error(const torch::jit::JITException& error) {
   const auto qualified = error.getPythonClassName();
   const auto message = error.getOriginalMsg();
@@ -67,12 +67,12 @@ void translate_exception(std::exception_ptr pointer) {
   }
 }
 
-// A reference that does not keep a store alive, for an optimizer that is on it.
+// A weak reference to a store, for an optimizer that is set on it.
 class WeakStore final : public c10::intrusive_ptr_target {
  public:
   explicit WeakStore(const BoundStore& store) : store_(store.pointer()) {}
 
-  // Null, which is None, where the store is gone.
+  // Null, which is None, if the store no longer exists.
   Self lock() const {
     return store_.lock();
   }
@@ -81,7 +81,7 @@ class WeakStore final : public c10::intrusive_ptr_target {
   c10::weak_intrusive_ptr<KVStore> store_;
 };
 
-// Through IValues: pybind11 knows no c10::Dict.
+// Through IValues: pybind11 does not convert c10::Dict.
 py::object state(const BoundStore& self, py::handle with_keys_object) {
   const bool with_keys = as_bool("state", "with_keys", with_keys_object);
   c10::IValue state;
@@ -126,9 +126,9 @@ void restore_gil(void* state) {
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
 }
 
-// The store behind a Python object, if nobody else holds it, and if its updater
-// is a Python callable that nobody else holds: then Python's garbage collector
-// sees all there is to see of a cycle through them.
+// The store of a Python object, if that is its only owner and if its updater is
+// a Python callable without other owners: then Python's garbage collector sees
+// every reference of a cycle through them.
 KVStore* sole_store(PyObject* self) {
   if (!py::detail::is_holder_constructed(self)) {
     return nullptr;
@@ -203,23 +203,23 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Work, WorkPtr>(
       m,
       "Work",
-      "What a call with async_op=True has begun, as torch.distributed's.\n\n"
-      "On accelerators the call enqueues its work on streams of the store's\n"
-      "own, beside the caller's. Until wait(), do not overwrite what was\n"
-      "pushed, and do not use the outs; they may be freed. On the CPU the work\n"
-      "is done when the call returns. Any thread may call any method.")
+      "The work of a call with async_op=True, as in torch.distributed.\n\n"
+      "On accelerators the call enqueues its work on the store's streams.\n"
+      "Until wait(), do not overwrite pushed tensors or use the outs; freeing\n"
+      "them is safe. On the CPU the work is done when the call returns.\n"
+      "Thread-safe.")
       .def(
           "wait",
           [](const Bound<Work>& self) { self->wait(); },
           release,
           "Makes the calling thread's current streams wait for the work.\n\n"
-          "What is enqueued on them from now on runs after it. The host does\n"
-          "not wait. May be repeated, on other streams, too.")
+          "Does not block the host. May be called again, also on other\n"
+          "streams.")
       .def(
           "is_completed",
           [](const Bound<Work>& self) { return self->is_completed(); },
           release,
-          "Whether all is done; of work captured into a CUDA graph, False.")
+          "Whether the work is done; False if captured into a CUDA graph.")
       .def(
           "__repr__",
           [](const Bound<Work>& self) { return self->repr(); },

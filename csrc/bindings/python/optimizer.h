@@ -37,7 +37,7 @@ inline uint64_t set_optimizer(
   }
   optimizer.gradient = make_gradient(op, gradient);
   const py::gil_scoped_release no_gil;
-  // Python names the keys' operation in its messages, so it checks them.
+  // Python checks the keys, because its messages name another operation.
   return self->set_optimizer(
       std::move(optimizer), keep_state, /*check_keys=*/false);
 }
@@ -66,8 +66,8 @@ inline std::optional<double> grad_norm(const BoundStore& self) {
   return self->grad_norm();
 }
 
-// A built-in optimizer as the arguments that set it, after its identity; a
-// Python callable as it is; None for any other updater.
+// A built-in optimizer as its generation and the arguments of set_optimizer; a
+// Python callable unchanged; None for any other updater.
 inline py::object optimizer(const BoundStore& self) {
   Updater updater;
   {
@@ -160,7 +160,7 @@ inline void set_optimizer_states(
   }
   const py::gil_scoped_release no_gil;
   self->set_optimizer_states(keys, states);
-  states.clear(); // tensors with Python objects are let go of without the GIL
+  states.clear(); // releases tensors without the GIL
 }
 
 } // namespace torchkv

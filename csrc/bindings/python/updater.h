@@ -13,7 +13,7 @@
 
 namespace torchkv {
 
-// What an updater's result holds, at any depth that a program would write.
+// What an updater has returned, at any depth of practical use.
 inline Returned what_is_in(
     py::handle object,
     const at::Tensor& stored,
@@ -81,7 +81,7 @@ class PythonUpdater final : public OpaqueUpdater {
   }
 
  private:
-  // Every look at `object.method` makes another method of the same object.
+  // Every access to `object.method` creates a new method object.
   static const void* object_of(const py::object& callable) {
     return PyMethod_Check(callable.ptr()) ? PyMethod_GET_SELF(callable.ptr())
                                           : callable.ptr();
@@ -90,7 +90,7 @@ class PythonUpdater final : public OpaqueUpdater {
   py::object callable_;
 };
 
-// Whether a call of `function` only makes an object that nobody would run.
+// Whether a call of `function` only creates a coroutine or generator.
 inline bool makes_coroutine(const py::object& function) {
   const auto inspect = py::module_::import("inspect");
   for (const auto* kind :

@@ -1,4 +1,5 @@
-// What happens to gradients before a rule sees them, and which are refused.
+// Gradient options: what is applied before a rule, and which values are
+// invalid.
 #include "update/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -27,7 +28,7 @@ using testing::state_of;
 using testing::store_with;
 using testing::value_of;
 
-TEST(GradientTest, NumbersThereAndBackAndErrors) {
+TEST(GradientTest, NumbersRoundTripAndErrors) {
   const NumbersByName numbers{
       {"accumulate", 3},
       {"rescale_grad", -0.5},
@@ -42,7 +43,7 @@ TEST(GradientTest, NumbersThereAndBackAndErrors) {
     });
   };
   EXPECT_EQ(refusal(numbers), "no error");
-  EXPECT_TRUE(has(refusal({{"clip", 1}}), "but got 'clip'"));
+  EXPECT_TRUE(has(refusal({{"clip", 1}}), "unknown gradient option 'clip'"));
   for (const double count :
        {0., -1., 2.5, 1e300, double(NAN), double(INFINITY)}) {
     EXPECT_TRUE(has(refusal({{"accumulate", count}}), "accumulate")) << count;
@@ -72,11 +73,11 @@ TEST(GradientTest, GroupsAndMultipliersAreChecked) {
   }
 }
 
-TEST(GradientTest, IntegersAreRefused) {
+TEST(GradientTest, IntegersAreRejected) {
   const auto store = store_with(at::zeros(3, at::kInt), optimizer("adam", {}));
   EXPECT_THROW(store->push(1, at::ones(3, at::kInt)), c10::TypeError);
   expect_equal(value_of(store), at::zeros(3, at::kInt));
-  // Such keys may be beside others, also in a copy.
+  // Other keys of the store may have such dtypes, also in a copy.
   store->init(2, at::zeros(3, at::kUInt16));
   store->init(3, at::zeros(3));
   store->push(3, at::ones(3));
@@ -105,7 +106,7 @@ TEST(GradientTest, AccumulatedPushesMakeOneStep) {
     PlainOptimizer plain(value);
     for (int t = 0; t < 2; ++t) {
       const at::Tensor before = value_of(store);
-      // One as the value lies, one across it, and two replicas.
+      // The value's memory layout, a transposed one, and two replicas.
       const at::Tensor a = at::ones({65, 17}, dtype);
       const at::Tensor b = at::full({17, 65}, 2, dtype).t();
       const at::Tensor c = at::full({65, 17}, -5 - t, dtype);
@@ -119,7 +120,7 @@ TEST(GradientTest, AccumulatedPushesMakeOneStep) {
       expect_equal(
           state.tensors.at("accumulated"),
           at::full({65, 17}, 3, at::toOpMathType(dtype)));
-      // In a copy of the store, they are there, too.
+      // They are copied with the store.
       const auto copy = KVStore::from_state(store->state());
       expect_same_state(state_of(copy), state);
       for (const auto& each : {store, copy}) {
@@ -187,7 +188,7 @@ TEST(GradientTest, MaxNormOfAccumulatedAndClippedGradients) {
   expect_close(value_of(store), at::full(2, expected, at::kDouble), 1e-12);
 }
 
-TEST(GradientTest, ACallThatIsNotFiniteIsNoStep) {
+TEST(GradientTest, ANonfiniteCallMakesNoStep) {
   const auto store = c10::make_intrusive<KVStore>();
   const Keys both{1, 2};
   const at::Tensor zero = at::zeros(3);
@@ -207,7 +208,7 @@ TEST(GradientTest, ACallThatIsNotFiniteIsNoStep) {
   for (int64_t key : {1, 2}) {
     expect_equal(value_of(store, key), zero);
     EXPECT_EQ(state_of(store, key).step, 0);
-    EXPECT_EQ(state_of(store, key).num_accumulated, 0); // is gone
+    EXPECT_EQ(state_of(store, key).num_accumulated, 0); // dropped
   }
   EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0, 0}));
   push(0.25, 0.5);
@@ -217,8 +218,8 @@ TEST(GradientTest, ACallThatIsNotFiniteIsNoStep) {
   EXPECT_EQ(store->num_skipped(), 3);
 }
 
-// Also where the infinity is in what would only be accumulated.
-TEST(GradientTest, ACallThatIsNotFiniteIsNotAccumulated) {
+// Even if the infinity is in a gradient that would only be accumulated.
+TEST(GradientTest, ANonfiniteCallIsNotAccumulated) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init({1, 2}, Tensors::one_each({at::zeros(3), at::zeros(3)}));
   store->set_optimizer(optimizer(
@@ -236,7 +237,7 @@ TEST(GradientTest, ACallThatIsNotFiniteIsNotAccumulated) {
   EXPECT_EQ(store->num_skipped(), 1);
 }
 
-TEST(GradientTest, WithoutIfANaNGoesIntoTheValue) {
+TEST(GradientTest, WithoutSkippingANaNReachesTheValue) {
   const auto store = store_with(
       at::zeros(2), optimizer("sgd", {{"lr", 1}}, {{"max_norm", 1}}));
   store->push(1, at::tensor({NAN, 1.F}));
@@ -244,7 +245,7 @@ TEST(GradientTest, WithoutIfANaNGoesIntoTheValue) {
   EXPECT_EQ(store->num_skipped(), 0);
 }
 
-TEST(GradientTest, AnInfiniteWeightStaysWithoutDecay) {
+TEST(GradientTest, AnInfiniteWeightStaysInfiniteWithoutDecay) {
   for (const auto& [name, rule] : testing::rule_cases()) {
     if (rule.weight_decay == 0 && rule.id != RuleSpec::Id::kLamb) {
       const auto store = store_with(at::full(3, INFINITY), optimizer(rule));
@@ -254,7 +255,7 @@ TEST(GradientTest, AnInfiniteWeightStaysWithoutDecay) {
   }
 }
 
-TEST(GradientTest, UnsignedIntegersWithoutAnOptimizer) {
+TEST(GradientTest, SumsOfUnsignedIntegersWithoutAnOptimizer) {
   for (const auto dtype : {at::kUInt16, at::kUInt32, at::kUInt64}) {
     const auto store = c10::make_intrusive<KVStore>();
     const at::Tensor value = at::ones(300000, at::kInt).to(dtype);

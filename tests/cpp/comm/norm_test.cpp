@@ -1,5 +1,4 @@
-// Norms of gradients: out of the range of squares, and as the store reports
-// them.
+// Norms of gradients: with squares out of range, and as reported by the store.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +23,7 @@ at::Tensor doubles(std::vector<double> numbers) {
   return at::tensor(numbers, at::kDouble);
 }
 
-TEST(NormTest, SkipsWhatIsInfiniteAndNotWhatHasInfiniteSquares) {
+TEST(NormTest, SkipsInfiniteGradientsButNotInfiniteSquares) {
   const auto store = store_with(
       at::zeros(2, at::kDouble),
       optimizer("sgd", {{"lr", 1}}, {{"skip_nonfinite", 1}}));
@@ -44,7 +43,7 @@ TEST(NormTest, SkipsWhatIsInfiniteAndNotWhatHasInfiniteSquares) {
   EXPECT_EQ(*store->grad_norm(), std::numeric_limits<double>::max());
 }
 
-TEST(NormTest, ClipsWhatHasInfiniteSquares) {
+TEST(NormTest, ClipsGradientsWithInfiniteSquares) {
   for (const bool complex : {false, true}) {
     const auto number = [&](double real, double imaginary) {
       return complex ? at::complex(doubles({real}), doubles({imaginary}))
@@ -58,7 +57,7 @@ TEST(NormTest, ClipsWhatHasInfiniteSquares) {
 }
 
 // The norm itself is out of range.
-TEST(NormTest, ClipsWhatHasAnInfiniteNorm) {
+TEST(NormTest, ClipsGradientsWithAnInfiniteNorm) {
   const auto store = store_with(
       at::zeros(16, at::kDouble),
       optimizer("sgd", {{"lr", 1}}, {{"max_norm", 8}}));
@@ -68,7 +67,7 @@ TEST(NormTest, ClipsWhatHasAnInfiniteNorm) {
 }
 
 // Of all keys together, of any dtype.
-TEST(NormTest, OfSeveralKeysAndDtypes) {
+TEST(NormTest, CoversSeveralKeysAndDtypes) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(
       {1, 2}, Tensors::one_each({at::zeros(1, at::kDouble), at::zeros(1)}));
@@ -143,7 +142,7 @@ TEST(NormTest, LambOfHugeAndTinyWeights) {
   }
 }
 
-// Other keys of the same call are not touched by it.
+// Other keys of the same call are not affected.
 TEST(NormTest, LambOfSeveralKeys) {
   const auto make = [](double large) {
     const auto store = c10::make_intrusive<KVStore>();

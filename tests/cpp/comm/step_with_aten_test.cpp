@@ -1,4 +1,4 @@
-// The rules through ATen operators: the steps of the kernels.
+// The rules by ATen operators match the kernels.
 #include "comm/step_with_aten.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ using testing::expect_close;
 
 class StepWithAtenTest : public testing::RuleTest {};
 
-TEST_P(StepWithAtenTest, StepsOfTheKernels) {
+TEST_P(StepWithAtenTest, MatchesTheKernels) {
   for (const auto dtype :
        {at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
     const double tolerance =

@@ -9,7 +9,7 @@
 namespace torchkv {
 namespace {
 
-TEST(KeyTest, IntAndStrOfOneSpellingDiffer) {
+TEST(KeyTest, IntAndStrWithTheSameTextDiffer) {
   EXPECT_EQ(Key(3).kind(), KeyKind::kInt);
   EXPECT_EQ(Key("3").kind(), KeyKind::kStr);
   EXPECT_FALSE(Key(3) == Key("3"));

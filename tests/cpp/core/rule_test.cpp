@@ -50,7 +50,7 @@ const std::map<std::string, std::vector<std::string>>& options_by_rule() {
   return options;
 }
 
-TEST(RuleTest, EachNumberHasItsName) {
+TEST(RuleTest, EachNumberHasAName) {
   const RuleSpec sgd = make_rule(
       "test",
       "sgd",

@@ -21,7 +21,7 @@ class AsyncScopeTest : public ::testing::Test {
   const c10::Device device_{c10::kCUDA, 0};
 };
 
-TEST_F(AsyncScopeTest, NothingToDoOnTheCpu) {
+TEST_F(AsyncScopeTest, DoesNothingOnTheCpu) {
   AsyncScope scope(streams_);
   scope.enter(at::zeros(3));
   scope.enter(c10::kCPU);
@@ -29,7 +29,7 @@ TEST_F(AsyncScopeTest, NothingToDoOnTheCpu) {
   EXPECT_EQ(runtime_.log, Log{});
 }
 
-TEST_F(AsyncScopeTest, GoesOnAfterTheCallersStreamOnOneOfTheStore) {
+TEST_F(AsyncScopeTest, RunsAfterTheCallersStreamOnAStreamOfTheStore) {
   runtime_.stream = 1;
   for (int i = 0; i < 2; ++i) {
     runtime_.log.clear();
@@ -42,7 +42,7 @@ TEST_F(AsyncScopeTest, GoesOnAfterTheCallersStreamOnOneOfTheStore) {
     EXPECT_EQ(runtime_.log, (Log{"record 1", "wait 100", "record 100"}));
   }
   EXPECT_EQ(runtime_.num_streams, 1);
-  EXPECT_EQ(runtime_.num_events, 1); // of the first, again
+  EXPECT_EQ(runtime_.num_events, 1); // the first one, reused
 }
 
 TEST_F(AsyncScopeTest, EachStoreHasAStreamOnEachDevice) {

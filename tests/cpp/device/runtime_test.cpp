@@ -1,4 +1,4 @@
-// The real runtime, on the CPU.
+// The default runtime, on the CPU.
 #include "device/runtime.h"
 
 #include <ATen/ATen.h>

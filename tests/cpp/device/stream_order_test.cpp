@@ -1,4 +1,4 @@
-// StreamOrder: work of several streams on one slice is ordered, and only then.
+// StreamOrder: orders work of several streams on one slice, and nothing else.
 #include "device/stream_order.h"
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Log = std::vector<std::string>;
 
-// A device that every build of PyTorch can make the current one.
+// A device that every build of PyTorch can set as current.
 const c10::Device kHome(c10::kMeta);
 
 class StreamOrderTest : public ::testing::Test {
@@ -27,7 +27,7 @@ class StreamOrderTest : public ::testing::Test {
     return slice;
   }
 
-  // What a call is that works on the slices, and what it did.
+  // A call that works on the slices; returns what it did.
   Log call(std::vector<Slice*> slices) {
     runtime_.log.clear();
     {
@@ -39,7 +39,7 @@ class StreamOrderTest : public ::testing::Test {
     return runtime_.log;
   }
 
-  // Every slice is entered and used with tensors on the homes of all.
+  // Enters every slice and uses it with tensors on all homes.
   static void use_all(StreamOrder& order, std::vector<Slice>& slices) {
     for (auto& slice : slices) {
       slice.enter(order);
@@ -94,7 +94,7 @@ TEST_F(StreamOrderTest, ManyKeysOfACallHaveOneEvent) {
   EXPECT_EQ(runtime_.num_events, 2) << "events are used again";
 }
 
-TEST_F(StreamOrderTest, ACallersTensorElsewhereIsOrderedBothWays) {
+TEST_F(StreamOrderTest, ATensorOnAnotherDeviceIsOrderedBothWays) {
   Slice slice = slice_on(kHome);
   const c10::Device other(c10::kCUDA, 3);
   {
@@ -117,7 +117,7 @@ TEST_F(StreamOrderTest, ACallersTensorElsewhereIsOrderedBothWays) {
 
 // Several homes and callers: all events are recorded before any is waited for,
 // and one of the streams waits for the others before they wait for it.
-TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
+TEST_F(StreamOrderTest, ManyHomesWaitThroughAHub) {
   std::vector<Slice> slices;
   for (int d = 0; d < 3; ++d) {
     slices.push_back(
@@ -152,8 +152,8 @@ TEST_F(StreamOrderTest, ManyHomesHaveAHub) {
               "wait 0"}));
 }
 
-// A few waits are made as they are.
-TEST_F(StreamOrderTest, TwoHomesHaveNoHub) {
+// A few waits are made directly.
+TEST_F(StreamOrderTest, TwoHomesWaitDirectly) {
   std::vector<Slice> slices{slice_on(kHome), slice_on({c10::kMeta, 1})};
   StreamOrder order(streams_);
   use_all(order, slices);

@@ -28,7 +28,7 @@ Work::Part part_on(int device, bool is_captured = false) {
       is_captured};
 }
 
-TEST(WorkTest, NoWorkIsDone) {
+TEST(WorkTest, EmptyWorkIsCompleted) {
   testing::RecordingRuntime runtime;
   Work work(runtime, {}, {});
   EXPECT_TRUE(work.is_completed());
@@ -58,7 +58,7 @@ TEST(WorkTest, IsCompletedWithItsEvents) {
   EXPECT_TRUE(work.is_completed());
 }
 
-// Its event cannot be asked.
+// Its event cannot be queried.
 TEST(WorkTest, CapturedWorkIsNeverCompleted) {
   testing::RecordingRuntime runtime;
   const Work work(runtime, {part_on(0), part_on(1, true)}, {});

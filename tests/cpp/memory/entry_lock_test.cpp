@@ -1,5 +1,5 @@
-// Entry locks: two keys are worked on at the same time, one key never is; an
-// opaque updater runs in one thread at a time.
+// Entry locks: work on two keys is concurrent, work on one key and calls of an
+// opaque updater are not.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@
 namespace torchkv {
 namespace {
 
-// Counts the threads that are inside at the same time and, once asked to, holds
-// each until a second one comes or the time is up.
+// Counts concurrent threads and, on request, holds each until a second one
+// arrives or a timeout.
 class Meeting {
  public:
   void enter_and_leave(std::chrono::milliseconds patience) {
@@ -40,8 +40,8 @@ class Meeting {
   int most_ = 0;
 };
 
-// Pushes to two keys from two threads while every copy waits for company.
-// A conjugated value makes the reduction go through Runtime::copy.
+// Pushes to two keys from two threads while every copy waits for a second. A
+// conjugated value makes the reduction use Runtime::copy.
 int most_at_once(
     const Key& first,
     const Key& second,
@@ -59,12 +59,12 @@ int most_at_once(
   return meeting.most();
 }
 
-TEST(EntryLockTest, TwoKeysAtTheSameTime) {
-  // Ends as soon as the two meet.
+TEST(EntryLockTest, TwoKeysAreConcurrent) {
+  // Ends as soon as both are inside.
   EXPECT_EQ(most_at_once(1, 2, std::chrono::seconds(30)), 2);
 }
 
-TEST(EntryLockTest, OneKeyOneThread) {
+TEST(EntryLockTest, OneKeyIsExclusive) {
   EXPECT_EQ(most_at_once(1, 1, std::chrono::milliseconds(200)), 1);
 }
 
@@ -86,7 +86,7 @@ class Counting final : public OpaqueUpdater {
   Meeting meeting;
 };
 
-TEST(EntryLockTest, AnOpaqueUpdaterRunsInOneThreadAndLosesNoPush) {
+TEST(EntryLockTest, AnOpaqueUpdaterIsExclusiveAndLosesNoPush) {
   constexpr int kThreads = 8;
   constexpr int kPushes = 200;
   const auto store = c10::make_intrusive<KVStore>();

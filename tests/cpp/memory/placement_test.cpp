@@ -1,4 +1,4 @@
-// Placement: where stored values live, sharded and gathered.
+// Placement of stored values: sharding and gathering.
 #include "memory/placement.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ class PlacementTest : public ::testing::Test {
     return entry;
   }
 
-  // As a pull into three outs, one in each place.
+  // As a pull into three outs, one on each place.
   void place(std::vector<EntryOwner> entries, bool may_shard = true) {
     std::vector<std::vector<at::Tensor>> outs;
     std::vector<Item> items;
@@ -61,7 +61,7 @@ class PlacementTest : public ::testing::Test {
   Placement placement_{kShardAll, slices_, streams_, places_};
 };
 
-TEST_F(PlacementTest, CutAValueAndGatherIt) {
+TEST_F(PlacementTest, ShardsAValueAndGathersIt) {
   for (const at::Tensor& value :
        {at::arange(60.0).view({3, 4, 5}),
         at::arange(60.0).view({3, 4, 5}).transpose(0, 2),
@@ -96,7 +96,7 @@ TEST_F(PlacementTest, AValueThatIsNotDenseIsStoredContiguous) {
   EXPECT_TRUE(at::equal(value_of(*entry), value));
 }
 
-TEST_F(PlacementTest, CutTheValuesOfACallAsOne) {
+TEST_F(PlacementTest, ShardsTheValuesOfACallTogether) {
   const auto a = stored(at::zeros(40), 1);
   const auto b = stored(at::zeros(40), 2);
   const auto c = stored(at::zeros(40), 3);
@@ -104,12 +104,12 @@ TEST_F(PlacementTest, CutTheValuesOfACallAsOne) {
   EXPECT_EQ(homes_of(*a), (std::vector<int32_t>{0}));
   EXPECT_EQ(homes_of(*b), (std::vector<int32_t>{1}));
   EXPECT_EQ(homes_of(*c), (std::vector<int32_t>{2}));
-  const auto d = stored(at::zeros(12), 4); // beside what is there
+  const auto d = stored(at::zeros(12), 4); // beside the present values
   place({d});
   EXPECT_EQ(homes_of(*d), (std::vector<int32_t>{0, 1, 2}));
 }
 
-TEST_F(PlacementTest, PlaceWholeValuesLargestFirst) {
+TEST_F(PlacementTest, PlacesWholeValuesLargestFirst) {
   std::vector<EntryOwner> entries;
   for (const int64_t size : {10, 70, 20, 100, 40}) {
     entries.push_back(stored(at::zeros(size)));
@@ -124,7 +124,7 @@ TEST_F(PlacementTest, PlaceWholeValuesLargestFirst) {
   EXPECT_EQ(homes, (std::vector<int32_t>{2, 1, 2, 0, 2}));
 }
 
-TEST_F(PlacementTest, WholeValuesOfAPlaceAreCutLater) {
+TEST_F(PlacementTest, WholeValuesOfAPlaceAreShardedLater) {
   const auto entry = stored(at::arange(60.0));
   place({entry}, /*may_shard=*/false);
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
@@ -148,14 +148,14 @@ TEST_F(PlacementTest, AdoptedValuesCount) {
   }
 }
 
-TEST_F(PlacementTest, OneTensorIsNoReasonToCut) {
+TEST_F(PlacementTest, OneTensorDoesNotShard) {
   const auto entry = stored(at::arange(60.0));
   const at::Tensor out = at::empty(60);
   placement_.place(Item{entry.get(), {}, out, nullptr}, /*may_shard=*/true);
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{0}));
 }
 
-TEST_F(PlacementTest, ALocalStoreIsNeverCut) {
+TEST_F(PlacementTest, ALocalStoreNeverShards) {
   Placement local(Placement::Policy::kCpu, slices_, streams_, places_);
   const auto entry = c10::make_intrusive<Entry>(1, Meta{{60}, at::kFloat, 60});
   local.store(*entry, at::arange(60.0));
@@ -164,7 +164,7 @@ TEST_F(PlacementTest, ALocalStoreIsNeverCut) {
   EXPECT_EQ(homes_of(*entry), (std::vector<int32_t>{-1}));
 }
 
-TEST_F(PlacementTest, StateGoesWithItsElements) {
+TEST_F(PlacementTest, StateMovesWithItsElements) {
   for (const bool is_empty : {false, true}) {
     const at::Tensor value =
         at::arange(is_empty ? 0.0 : 60.0).to(at::kBFloat16).view({-1, 6}).t();
@@ -181,7 +181,7 @@ TEST_F(PlacementTest, StateGoesWithItsElements) {
          {"accumulated", like(4)}}};
     const auto entry = stored(value);
     slices_.set_state(*entry, rule, state);
-    place({entry}); // cuts the state, too
+    place({entry}); // shards the state, too
     testing::expect_same_state(slices_.state_of(*entry, rule), state);
     EXPECT_EQ(
         entry->slices[0].states[0].numel(), entry->slices[0].value.numel());
@@ -195,7 +195,7 @@ TEST_F(PlacementTest, StateGoesWithItsElements) {
   }
 }
 
-TEST_F(PlacementTest, WhatFailsForLackOfMemoryChangesNothing) {
+TEST_F(PlacementTest, RunningOutOfMemoryChangesNothing) {
   const at::Tensor value = at::arange(60.0);
   const RuleSpec rule = make_rule("test", "adam", {});
   const KeyState state{1, 0, {{"exp_avg", value}, {"exp_avg_sq", value}}};

@@ -1,4 +1,4 @@
-// How values are shared out over places.
+// Sharding of values over places.
 #include "memory/shard.h"
 
 #include <gtest/gtest.h>
@@ -18,27 +18,28 @@ int64_t bytes_of(const ValueSize& value) {
   return value.num_elements * value.element_size;
 }
 
-// Whether each value is there once, in order; what the places hold then.
+// Checks that the shards cover each value once, in order; returns the places'
+// loads.
 Loads loads_after(
     const std::vector<ValueSize>& values,
-    const std::vector<Shard>& pieces,
+    const std::vector<Shard>& shards,
     Loads loads) {
-  auto piece = pieces.begin();
+  auto shard = shards.begin();
   for (size_t i = 0; i < values.size(); ++i) {
     int64_t next = 0;
     do {
-      if (piece == pieces.end() || piece->value != i) {
+      if (shard == shards.end() || shard->value != i) {
         ADD_FAILURE() << "value " << i << " ends at " << next;
         return loads;
       }
-      EXPECT_EQ(piece->begin, next);
-      next = piece->end;
-      loads.at(piece->place) +=
-          (piece->end - piece->begin) * values[i].element_size;
-      ++piece;
+      EXPECT_EQ(shard->begin, next);
+      next = shard->end;
+      loads.at(shard->place) +=
+          (shard->end - shard->begin) * values[i].element_size;
+      ++shard;
     } while (next != values[i].num_elements);
   }
-  EXPECT_TRUE(piece == pieces.end());
+  EXPECT_TRUE(shard == shards.end());
   return loads;
 }
 
@@ -52,7 +53,7 @@ std::vector<ValueSize> random_values(std::mt19937& random, size_t count) {
   return values;
 }
 
-TEST(CutTest, AllPlacesEndUpLevel) {
+TEST(ShardTest, AllPlacesEndUpEquallyLoaded) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 300; ++trial) {
     const auto values = random_values(random, 1 + random() % 20);
@@ -60,9 +61,9 @@ TEST(CutTest, AllPlacesEndUpLevel) {
     for (auto& load : loads) {
       load = static_cast<int64_t>(random() % (30 * kGrain));
     }
-    const auto pieces = shard_all(values, loads, kGrain);
-    const Loads after = loads_after(values, pieces, loads);
-    // Each place that took something may be off by half of what cannot be cut,
+    const auto shards = shard_all(values, loads, kGrain);
+    const Loads after = loads_after(values, shards, loads);
+    // Each place that received data may be off by half of an unshardable value,
     // the last by all of the others' together.
     Loads taken;
     for (size_t i = 0; i + 1 < after.size(); ++i) {
@@ -74,74 +75,75 @@ TEST(CutTest, AllPlacesEndUpLevel) {
     if (!taken.empty()) {
       EXPECT_LE(taken.back() - taken.front(), 2 * kGrain) << trial;
     }
-    for (const auto& piece : pieces) {
-      const ValueSize& value = values[piece.value];
-      const bool is_whole = piece.end - piece.begin == value.num_elements;
+    for (const auto& shard : shards) {
+      const ValueSize& value = values[shard.value];
+      const bool is_whole = shard.end - shard.begin == value.num_elements;
       if (!is_whole) {
-        EXPECT_EQ(piece.begin * value.element_size % kGrain, 0);
-        EXPECT_GE((piece.end - piece.begin) * value.element_size, kGrain);
+        EXPECT_EQ(shard.begin * value.element_size % kGrain, 0);
+        EXPECT_GE((shard.end - shard.begin) * value.element_size, kGrain);
       }
     }
   }
 }
 
-TEST(CutTest, OneLargeValueIsCutEvenly) {
-  const std::vector<Shard> pieces =
+TEST(ShardTest, OneLargeValueIsShardedEvenly) {
+  const std::vector<Shard> shards =
       shard_all(ValueSize{4096, 4}, {0, 0, 0, 0}, 1024);
-  ASSERT_EQ(pieces.size(), 4);
+  ASSERT_EQ(shards.size(), 4);
   for (size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(pieces[i].place, i);
-    EXPECT_EQ(pieces[i].begin, static_cast<int64_t>(1024 * i));
-    EXPECT_EQ(pieces[i].end, static_cast<int64_t>(1024 * (i + 1)));
+    EXPECT_EQ(shards[i].place, i);
+    EXPECT_EQ(shards[i].begin, static_cast<int64_t>(1024 * i));
+    EXPECT_EQ(shards[i].end, static_cast<int64_t>(1024 * (i + 1)));
   }
 }
 
-TEST(CutTest, APlaceThatHoldsMoreTakesLess) {
-  const auto pieces = shard_all(ValueSize{4096, 1}, {1024, 3072, 0}, 256);
+TEST(ShardTest, AMoreLoadedPlaceReceivesLess) {
+  const auto shards = shard_all(ValueSize{4096, 1}, {1024, 3072, 0}, 256);
   EXPECT_EQ(
-      loads_after({{4096, 1}}, pieces, {1024, 3072, 0}),
+      loads_after({{4096, 1}}, shards, {1024, 3072, 0}),
       (Loads{2560, 3072, 2560}));
 }
 
-TEST(CutTest, SmallValuesStayWholeAndGoRound) {
+TEST(ShardTest, SmallValuesStayWholeAndAreDistributed) {
   const std::vector<ValueSize> values(4, {8, 4});
-  const auto pieces = shard_all(values, {0, 0, 0, 0}, kGrain);
-  EXPECT_EQ(loads_after(values, pieces, {0, 0, 0, 0}), (Loads{32, 32, 32, 32}));
+  const auto shards = shard_all(values, {0, 0, 0, 0}, kGrain);
+  EXPECT_EQ(loads_after(values, shards, {0, 0, 0, 0}), (Loads{32, 32, 32, 32}));
 }
 
-TEST(CutTest, EmptyValuesHaveAPiece) {
+TEST(ShardTest, EmptyValuesHaveAShard) {
   const std::vector<ValueSize> values{{0, 4}, {4, 4}, {0, 4}};
-  for (const auto& cut : {shard_all, shard_each}) {
-    EXPECT_EQ(loads_after(values, cut(values, {0}, kGrain), {0}), (Loads{16}));
+  for (const auto& divide : {shard_all, shard_each}) {
+    EXPECT_EQ(
+        loads_after(values, divide(values, {0}, kGrain), {0}), (Loads{16}));
   }
 }
 
-TEST(CutTest, EachIsCutIntoPiecesOfOneSize) {
+TEST(ShardTest, EachIsShardedEvenly) {
   std::mt19937 random(2);
   for (int trial = 0; trial < 200; ++trial) {
     const auto values = random_values(random, 1 + random() % 10);
     const Loads loads(1 + random() % 8);
-    const auto pieces = shard_each(values, loads, kGrain);
-    loads_after(values, pieces, loads);
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const ValueSize& value = values[pieces[i].value];
-      const int64_t size = pieces[i].end - pieces[i].begin;
+    const auto shards = shard_each(values, loads, kGrain);
+    loads_after(values, shards, loads);
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const ValueSize& value = values[shards[i].value];
+      const int64_t size = shards[i].end - shards[i].begin;
       if (bytes_of(value) < kGrain * static_cast<int64_t>(loads.size())) {
         EXPECT_EQ(size, value.num_elements);
         continue;
       }
-      EXPECT_EQ(pieces[i].begin * value.element_size % 16, 0);
-      const bool is_last = pieces[i].end == value.num_elements;
+      EXPECT_EQ(shards[i].begin * value.element_size % 16, 0);
+      const bool is_last = shards[i].end == value.num_elements;
       if (!is_last) {
-        EXPECT_EQ(size, pieces[i + 1].begin - pieces[i].begin);
-        EXPECT_GE(size, pieces[i + 1].end - pieces[i + 1].begin);
-        EXPECT_EQ(pieces[i + 1].place, pieces[i].place + 1);
+        EXPECT_EQ(size, shards[i + 1].begin - shards[i].begin);
+        EXPECT_GE(size, shards[i + 1].end - shards[i + 1].begin);
+        EXPECT_EQ(shards[i + 1].place, shards[i].place + 1);
       }
     }
   }
 }
 
-TEST(CutTest, EachThatIsSmallGoesWhereTheLeastIs) {
+TEST(ShardTest, EachSmallValueGoesToTheLeastLoadedPlace) {
   const std::vector<ValueSize> values{{100, 4}, {10, 4}, {10, 4}};
   EXPECT_EQ(
       loads_after(

@@ -1,5 +1,5 @@
-// Asynchronous calls on fake GPUs: where their work goes, what wait() orders,
-// and that nothing is freed in use.
+// Asynchronous calls on fake GPUs: streams of their work, order by wait(), and
+// no memory freed in use.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -85,7 +85,7 @@ void expect_unordered(const std::string& said) {
   EXPECT_NE(said.find("nothing orders the two"), std::string::npos) << said;
 }
 
-// That the calling thread's current streams must not `use` the tensors.
+// Expects that the calling thread's current streams must not `use` the tensors.
 void expect_all_unordered(
     const std::vector<at::Tensor>& tensors,
     const std::function<void(const at::Tensor&)>& use) {
@@ -127,7 +127,7 @@ class AsyncTest : public mock_cuda::DevicesTest,
   }
 };
 
-TEST_P(AsyncTest, EveryCallDoesWhatItDoesSynchronously) {
+TEST_P(AsyncTest, EveryCallMatchesItsSynchronousResult) {
   for (const auto home : {c10::Device(c10::kCPU), cuda(0), cuda(3)}) {
     const auto store = store_with(full(2, home));
     const auto outs = replicas(0);
@@ -150,7 +150,7 @@ TEST_P(AsyncTest, EveryCallDoesWhatItDoesSynchronously) {
   }
 }
 
-TEST_P(AsyncTest, NobodyMayUseTheTensorsBeforeWait) {
+TEST_P(AsyncTest, TensorsMustNotBeUsedBeforeWait) {
   const auto store = store_with(full(0, cuda(1)));
   const auto values = replicas(1);
   const auto outs = replicas(0);
@@ -165,7 +165,7 @@ TEST_P(AsyncTest, NobodyMayUseTheTensorsBeforeWait) {
   expect_all(outs, sum_of_replicas(1));
 }
 
-// Else the callers' streams would hold it.
+// Otherwise it would be on the callers' streams.
 TEST_P(AsyncTest, AllWorkIsOnStreamsOfTheStore) {
   const std::vector<std::vector<at::Tensor>> pushes = {
       replicas(0), {full(1, cuda(1))}, {full(1, cuda(2))}};
@@ -192,7 +192,7 @@ TEST_P(AsyncTest, WaitOrdersTheStreamsThatAreCurrentThen) {
     work->wait();
     expect_all(outs, 5);
   }
-  // expect_all has made the host wait, but for nothing after it.
+  // expect_all blocked the host, but nothing after it did.
   const auto again = pull_async(*store, 3, Tensors::replicas(outs));
   std::thread([&] {
     const c10::MultiStreamGuard guard(new_streams());
@@ -224,7 +224,7 @@ TEST_P(AsyncTest, TensorsAreHeldUntilWait) {
   }
 }
 
-TEST_P(AsyncTest, AWorkMayBeDropped) {
+TEST_P(AsyncTest, AWorkMayBeDestroyedEarly) {
   const auto store = store_with(full(0, cuda(0)));
   EXPECT_EQ(
       refusal([&] {
@@ -240,7 +240,7 @@ TEST_P(AsyncTest, AWorkMayBeDropped) {
   expect_full(store->pull(4)[0], 5);
 }
 
-TEST_P(AsyncTest, AnotherStreamThanTheCallersMayWait) {
+TEST_P(AsyncTest, OtherStreamsThanTheCallersMayWait) {
   const auto store = store_with(full(0, cuda(0)));
   EXPECT_EQ(
       refusal([&] {
@@ -305,7 +305,7 @@ TEST_P(AsyncTest, KeysWithHomesOnAllDevices) {
   expect_full(outs[3], 5);
 }
 
-TEST_P(AsyncTest, ThreadsOnStreamsOfTheirOwn) {
+TEST_P(AsyncTest, ThreadsOnTheirOwnStreams) {
   constexpr int kThreads = 4;
   constexpr int kPushes = 8;
   const auto store = store_with(full(0, cuda(0)));
@@ -337,7 +337,7 @@ TEST_P(AsyncTest, ThreadsOnStreamsOfTheirOwn) {
   expect_full(store->pull(3)[0], 2 * sum_of_replicas(1) * kThreads * kPushes);
 }
 
-TEST_P(AsyncTest, AnErrorLeavesTheCallersStreamsInOrder) {
+TEST_P(AsyncTest, AnErrorKeepsTheCallersStreamsOrdered) {
   const auto store = store_with(full(0, cuda(1)));
   store->set_updater(std::make_shared<Thrower>());
   const c10::MultiStreamGuard guard(new_streams());
@@ -357,7 +357,7 @@ TEST_P(AsyncTest, AnErrorLeavesTheCallersStreamsInOrder) {
   EXPECT_EQ(refusal([] {}), "");
 }
 
-TEST_P(AsyncTest, RefusedArgumentsEnqueueNothing) {
+TEST_P(AsyncTest, RejectedArgumentsEnqueueNothing) {
   const auto store = store_with(full(0, cuda(1)));
   const at::Tensor wrong = at::zeros(5, at::device(cuda(0)));
   mock_cuda::counters() = {};
@@ -372,7 +372,7 @@ TEST_P(AsyncTest, RefusedArgumentsEnqueueNothing) {
   EXPECT_EQ(mock_cuda::counters().waits, 0);
 }
 
-TEST_P(AsyncTest, TheHostWaitsForNothing) {
+TEST_P(AsyncTest, TheHostNeverBlocks) {
   const auto store = store_with(full(0, cuda(1)));
   const auto values = replicas(1);
   const auto outs = replicas(0);
@@ -393,7 +393,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using AsyncStreamsTest = mock_cuda::DevicesTest;
 
-TEST_F(AsyncStreamsTest, ALocalStoreIsDoneWithItsCpuTensors) {
+TEST_F(AsyncStreamsTest, ALocalStoreHasFinishedWithCpuTensors) {
   const auto store = make_store("local");
   store->init(3, full(0));
   const at::Tensor out = full(0);
@@ -407,7 +407,7 @@ TEST_F(AsyncStreamsTest, ALocalStoreIsDoneWithItsCpuTensors) {
   expect_full(on_device, 2);
 }
 
-// --- The checker sees what the store would do wrong
+// --- The checker detects defects of the store
 // --------------------------------
 
 void expect_freed_in_use(const std::string& said) {
@@ -417,11 +417,11 @@ void expect_freed_in_use(const std::string& said) {
 StorePtr store_of(Runtime& runtime) {
   auto store = c10::make_intrusive<KVStore>("device", runtime);
   store->init(3, full(1, cuda(0)));
-  push_async(*store, 3, full(1, cuda(0)))->wait(); // keeps what is stored
+  push_async(*store, 3, full(1, cuda(0)))->wait(); // keeps the value
   return store;
 }
 
-TEST_F(AsyncStreamsTest, ADroppedWorkThatKeepsNoMemoryIsCaught) {
+TEST_F(AsyncStreamsTest, ADestroyedWorkThatKeepsNoMemoryIsDetected) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   runtime.keeps = false;
@@ -429,7 +429,7 @@ TEST_F(AsyncStreamsTest, ADroppedWorkThatKeepsNoMemoryIsCaught) {
       refusal([&] { push_async(*store, 3, full(2, cuda(1))); }));
 }
 
-TEST_F(AsyncStreamsTest, AWaitOnAnotherStreamThatKeepsNoMemoryIsCaught) {
+TEST_F(AsyncStreamsTest, AWaitOnAnotherStreamThatKeepsNoMemoryIsDetected) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   runtime.keeps = false;
@@ -440,7 +440,7 @@ TEST_F(AsyncStreamsTest, AWaitOnAnotherStreamThatKeepsNoMemoryIsCaught) {
   }));
 }
 
-TEST_F(AsyncStreamsTest, AWaitThatOrdersNothingIsCaught) {
+TEST_F(AsyncStreamsTest, AWaitThatOrdersNothingIsDetected) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   const at::Tensor out = full(0, cuda(1));
@@ -452,7 +452,7 @@ TEST_F(AsyncStreamsTest, AWaitThatOrdersNothingIsCaught) {
   work->wait(); // before the out is freed
 }
 
-TEST_F(AsyncStreamsTest, ACallThatDoesNotWaitForTheCallerIsCaught) {
+TEST_F(AsyncStreamsTest, ACallThatDoesNotWaitForTheCallerIsDetected) {
   BrokenRuntime runtime;
   const auto store = store_of(runtime);
   const at::Tensor value = full(2, cuda(0));

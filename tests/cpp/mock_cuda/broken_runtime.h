@@ -9,7 +9,7 @@
 
 namespace torchkv::mock_cuda {
 
-// The real runtime, less what a test takes away: the checker must see it.
+// The default runtime with defects, which the checker must detect.
 class BrokenRuntime final : public testing::WrappedRuntime {
  public:
   bool is_capturing(c10::Stream stream) override {
@@ -31,7 +31,7 @@ class BrokenRuntime final : public testing::WrappedRuntime {
   bool keeps = true;
 };
 
-// The checker finds no mistake in the call, but one where streams do not wait.
+// Expects no error of the call, but one if streams do not wait.
 template <class Call>
 void expect_waits_matter(Call call) {
   BrokenRuntime runtime;
@@ -40,7 +40,7 @@ void expect_waits_matter(Call call) {
   EXPECT_NE(
       refusal([&] { call(runtime); }).find("nothing orders the two"),
       std::string::npos);
-  refusal([] {}); // what was found when tensors were freed
+  refusal([] {}); // reports errors of freed tensors
 }
 
 } // namespace torchkv::mock_cuda

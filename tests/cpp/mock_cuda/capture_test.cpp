@@ -1,4 +1,4 @@
-// The store in CUDA graphs: replays do what calls do, and all is ordered.
+// The store in CUDA graphs: replays match calls, and all work is ordered.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ Keys all_keys() {
   return mock_cuda::first_keys(kNumKeys);
 }
 
-// A store on one device, with two gradients and an out for each key. Nothing
-// here blocks the host, which would order all streams.
+// A store on one device, with two gradients and an out for each key. Does not
+// block the host, which would order all streams.
 struct Model {
   explicit Model(c10::ScalarType dtype, Runtime& runtime = default_runtime())
       : store(c10::make_intrusive<KVStore>("device", runtime)) {
@@ -55,7 +55,7 @@ struct Model {
     store->init(all_keys(), values);
   }
 
-  // Other contents of the same memory; outs that must be written.
+  // New contents for the same memory, and outs that must be overwritten.
   void change(int seed) const {
     double first = seed;
     for (const auto& gradient : gradients.flat) {
@@ -101,11 +101,11 @@ std::unique_ptr<Graph> captured(Call call) {
   std::unique_ptr<Graph> graph;
   EXPECT_EQ(refusal([&] { graph = end_capture(stream); }), "");
   EXPECT_EQ(said, "");
-  TORCH_CHECK(graph != nullptr); // for nothing of the test works, then
+  TORCH_CHECK(graph != nullptr); // the rest of the test needs it
   return graph;
 }
 
-// What is wrong with the call in a capture.
+// The error of the call in a capture.
 template <class Call>
 std::string mistake(Call call) {
   const c10::StreamGuard guard(new_stream(cuda(0)));
@@ -130,7 +130,7 @@ class Pair {
     counters() = {};
     return captured([&] { captured_.step(); });
   }
-  // A step of each on the same contents has the same results.
+  // Expects a step of each on the same contents to have the same results.
   void compare_calls() {
     compare([&] { captured_.step(); });
   }
@@ -167,7 +167,7 @@ void set_sgd(KVStore& store, double lr, bool keep_state = false) {
   store.set_optimizer(std::move(optimizer), keep_state);
 }
 
-// --- Replays do what calls do
+// --- Replays match calls
 // --------------------------------------------------------------------
 
 class CaptureRuleTest : public mock_cuda::DevicesTest,
@@ -177,8 +177,8 @@ class CaptureRuleTest : public mock_cuda::DevicesTest,
   static const RuleSpec& rule() {
     return std::get<0>(GetParam()).rule;
   }
-  // A graph repeats the step that was captured: where the count of steps is in
-  // the formula, the other store has to.
+  // A graph repeats the captured step, so the other store must use the same
+  // count if it is in the formula.
   void set_count(int64_t count) const {
     const bool is_in_formula = rule().id == RuleSpec::Id::kAdam ||
         rule().id == RuleSpec::Id::kLamb || rule().lr_decay != 0;
@@ -194,7 +194,7 @@ class CaptureRuleTest : public mock_cuda::DevicesTest,
   Pair pair{std::get<1>(GetParam())};
 };
 
-TEST_P(CaptureRuleTest, ReplaysDoWhatCallsDo) {
+TEST_P(CaptureRuleTest, ReplaysMatchCalls) {
   pair.set_up([&](KVStore& store) {
     Optimizer optimizer;
     optimizer.groups.push_back(rule());
@@ -285,7 +285,7 @@ TEST_F(CaptureTest, AnOpaqueUpdater) {
   pair.compare_calls();
 }
 
-// Their streams take part, and go back to the captured one.
+// Their streams join the capture and then the captured stream.
 TEST_F(CaptureTest, PlacesOfOneDevice) {
   const mock_cuda::PlacesOfEnvironment places("cuda:0,cuda:0");
   for (const bool has_state : {false, true}) {
@@ -304,8 +304,8 @@ TEST_F(CaptureTest, PlacesOfOneDevice) {
   }
 }
 
-// What the kernels do not take.
-// What is made on the way is the graph's, on the streams of places, too.
+// Values that the kernels do not support. Temporaries belong to the graph, on
+// the streams of places, too.
 TEST_F(CaptureTest, PlacesWhoseValuesAreConverted) {
   const mock_cuda::PlacesOfEnvironment places("cuda:0,cuda:0");
   const auto store = c10::make_intrusive<KVStore>("device");
@@ -321,7 +321,7 @@ TEST_F(CaptureTest, PlacesWhoseValuesAreConverted) {
   push();
   const auto graph = captured(push);
   for (int i = 1; i < 4; ++i) {
-    at::full({100}, 5.F, at::device(cuda(0))); // takes memory that is free
+    at::full({100}, 5.F, at::device(cuda(0))); // reuses free memory
     graph->replay(current_stream(cuda(0)));
     EXPECT_TRUE(
         at::equal(store->pull(1)[0].cpu(), at::full({64}, -2.F * (i + 1))));
@@ -362,7 +362,7 @@ TEST_F(CaptureTest, TheLearningRateIsThatOfTheCapture) {
   EXPECT_FALSE(at::equal(model.store->pull(1)[0].cpu(), before.cpu()));
 }
 
-TEST_F(CaptureTest, WhatTheHostMustReadIsRefused) {
+TEST_F(CaptureTest, ReadsByTheHostAreRejected) {
   const Model model(at::kFloat);
   Optimizer optimizer;
   optimizer.groups.push_back(make_rule("test", "sgd", {{"lr", 1}}));
@@ -377,7 +377,7 @@ TEST_F(CaptureTest, WhatTheHostMustReadIsRefused) {
 // --- Order
 // --------------------------------------------------------------------
 
-// Whoever replays a graph orders it with what is outside.
+// The caller orders a replay with work outside of the graph.
 TEST_F(CaptureTest, AReplayIsOrderedByItsCaller) {
   const Model model(at::kFloat);
   set_sgd(*model.store, 1);
@@ -403,8 +403,8 @@ TEST_F(CaptureTest, AReplayIsOrderedByItsCaller) {
   order(other, here);
 }
 
-// The stream of the capture may be one that the store has been on.
-TEST_F(CaptureTest, CallsGoOnOnTheStreamOfTheCapture) {
+// The capture may be on a stream that the store has used.
+TEST_F(CaptureTest, CallsContinueOnTheStreamOfTheCapture) {
   const Model model(at::kFloat);
   set_sgd(*model.store, 1);
   const c10::Stream stream = new_stream(cuda(0));
@@ -419,12 +419,12 @@ TEST_F(CaptureTest, CallsGoOnOnTheStreamOfTheCapture) {
     graph->replay(stream);
     EXPECT_EQ(refusal([&] { model.step(); }), "");
   }
-  EXPECT_EQ(refusal([&] { model.push(); }), ""); // which waits for that stream
+  EXPECT_EQ(refusal([&] { model.push(); }), ""); // waits for that stream
   order(stream, current_stream(cuda(0)));
   EXPECT_EQ(refusal([&] { graph->replay(current_stream(cuda(0))); }), "");
 }
 
-TEST_F(CaptureTest, AStoreThatWaitsForWhatIsOutsideIsCaught) {
+TEST_F(CaptureTest, AWaitForWorkOutsideIsDetected) {
   BrokenRuntime runtime;
   const Model model(at::kFloat, runtime);
   model.step();
@@ -437,7 +437,7 @@ TEST_F(CaptureTest, AStoreThatWaitsForWhatIsOutsideIsCaught) {
 // --- Several devices
 // --------------------------------------------------------------------
 
-TEST_F(CaptureTest, DevicesWhoseStreamsTakePart) {
+TEST_F(CaptureTest, DevicesWhoseStreamsAreCaptured) {
   const auto store = c10::make_intrusive<KVStore>("device");
   std::vector<at::Tensor> values;
   for (int d : {0, 1, 1, 0}) { // of two keys, at home on 0 and on 1
@@ -460,7 +460,8 @@ TEST_F(CaptureTest, DevicesWhoseStreamsTakePart) {
     order(there, here);
   });
   captured([&] { // without the other stream
-    EXPECT_NE(refusal(step).find("to take part in one"), std::string::npos);
+    EXPECT_NE(
+        refusal(step).find("captured into one CUDA graph"), std::string::npos);
   });
   order(there, current_stream(cuda(0)));
   for (int i = 0; i < 2; ++i) { // 1, then doubled each time
@@ -472,8 +473,8 @@ TEST_F(CaptureTest, DevicesWhoseStreamsTakePart) {
   }
 }
 
-// It would take part unseen, and leave its events to later calls.
-TEST_F(CaptureTest, AHomeWhoseStreamDoesNotTakePart) {
+// It would join unnoticed, and leave its events to later calls.
+TEST_F(CaptureTest, AHomeWhoseStreamIsNotCaptured) {
   const auto store = c10::make_intrusive<KVStore>("device");
   const at::Tensor here = at::ones({5}, at::device(cuda(0)));
   const at::Tensor there = at::ones({5}, at::device(cuda(1)));
@@ -486,7 +487,9 @@ TEST_F(CaptureTest, AHomeWhoseStreamDoesNotTakePart) {
   {
     const c10::StreamGuard guard(at_home);
     captured([&] {
-      EXPECT_NE(refusal(push).find("to take part in one"), std::string::npos);
+      EXPECT_NE(
+          refusal(push).find("captured into one CUDA graph"),
+          std::string::npos);
     });
   }
   EXPECT_TRUE(store->optimizer_states(1)[0].tensors.empty());

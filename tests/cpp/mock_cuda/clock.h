@@ -7,15 +7,15 @@
 
 namespace torchkv::mock_cuda {
 
-// Who works: the host, or a stream. A small number.
+// The host or a stream, as a small number.
 using Actor = size_t;
 constexpr Actor kHost = 0;
 
-// A vector clock: of each actor, up to which of its works all is known to be
+// A vector clock: for each actor, up to which of its works all are known to be
 // done.
 class Clock {
  public:
-  // Knows of one more work of `actor`, and returns its number.
+  // Adds a work of `actor` and returns its number.
   uint64_t tick(Actor actor);
   void join(const Clock& other);
   bool covers(Actor actor, uint64_t number) const;

@@ -40,7 +40,7 @@ struct Devices {
   std::map<std::pair<c10::DeviceIndex, bool>, int> next_of_pool;
   std::set<std::pair<c10::DeviceIndex, c10::DeviceIndex>> peers;
   std::set<c10::DeviceIndex> without_code;
-  std::set<c10::DeviceIndex> contexts; // devices that take part
+  std::set<c10::DeviceIndex> contexts; // devices with a context
   int num_private_streams = 0;
   int64_t num_events = 0;
   std::string mistake;
@@ -78,8 +78,8 @@ StreamState& state_of(c10::Stream stream) {
   return it->second;
 }
 
-// c10's guard of CUDA makes the stream's device the current one and then the
-// other again, by a function that makes a context where there is none.
+// c10's CUDA guard switches to the stream's device and back by a function that
+// creates a context if there is none.
 void check_context(c10::Stream stream) {
   if (stream.device_index() != thread_device &&
       devices().contexts.count(thread_device) == 0) {
@@ -89,12 +89,12 @@ void check_context(c10::Stream stream) {
             stream.device(),
             " makes a context on cuda:",
             int{thread_device},
-            ", which takes no part"));
+            ", which had none"));
   }
   devices().contexts.insert(stream.device_index());
 }
 
-// Of the host: an event that was recorded in a capture stands for nothing.
+// For the host: an event recorded in a capture is invalid.
 const Clock& clock_of(const char* call, void* event) {
   check_not_capturing(call);
   TORCH_CHECK(
@@ -205,7 +205,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
     --devices().num_events;
   }
 
-  // What the host does not know to be done counts as under way.
+  // Work not known to be done by the host counts as pending.
   bool queryEvent(void* event) const override {
     const std::lock_guard lock(mutex());
     return devices().host.covers(clock_of("cudaEventQuery", event));
@@ -254,7 +254,7 @@ void reset_devices(int num_devices, Topology topology) {
   check_not_capturing("a reset");
   TORCH_CHECK(
       devices().num_events == 0,
-      "mock_cuda: expected no event from before the reset, but got ",
+      "mock_cuda: unexpected events from before the reset: ",
       devices().num_events);
   devices() = Devices();
   devices().num_devices = num_devices;

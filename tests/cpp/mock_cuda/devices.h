@@ -13,10 +13,9 @@
 
 // Fake CUDA devices for the CPU build of torch: current device, streams, events
 // and peer access, registered as c10's guard of DeviceType::CUDA. Work is
-// carried out at once; vector clocks tell what orders it.
+// executed at once; vector clocks record its order.
 //
-// The host is one actor, whatever its threads: what one of them has waited for,
-// all know.
+// All host threads are one actor: what one of them has waited for, all have.
 namespace torchkv::mock_cuda {
 
 class Capture; // graph.h
@@ -34,7 +33,7 @@ struct Counters {
   int64_t synchronizations = 0; // of the host
 };
 
-// Held over a work and the checks before it; guards all that the mock keeps.
+// Held during a work and its checks; guards all state of the mock.
 std::recursive_mutex& mutex();
 
 // Fresh devices, with no peer access enabled. The calling thread's current
@@ -44,21 +43,20 @@ void reset_devices(int num_devices, Topology topology);
 
 Counters& counters();
 
-// Throws c10::Error for the first mistake that could not be thrown where it was
-// made: by a free, or by the host. Every access of a device does so, too.
+// Throws c10::Error for the first error that could not be thrown where it
+// occurred: in a free, or on the host. Every access of a device does so, too.
 void check();
 
 // The calling thread's.
 c10::Device current_device();
 c10::Stream current_stream(c10::Device device);
 
-// Lets kernels of `device` use memory of `peer`. Returns whether the topology
-// allows it.
+// Enables access of `device`'s kernels to `peer`'s memory. Returns whether the
+// topology allows it.
 bool enable_peer_access(c10::DeviceIndex device, c10::DeviceIndex peer);
 bool has_any_peer_access(); // of any pair
 
-// Whether kernels were compiled for the device; so it is until a test says
-// otherwise.
+// Whether kernels were compiled for the device; true unless a test changes it.
 bool has_code(c10::DeviceIndex device);
 void set_has_code(c10::DeviceIndex device, bool has);
 
@@ -67,24 +65,24 @@ void set_has_code(c10::DeviceIndex device, bool has);
 // For the next check().
 void note_mistake(std::string text);
 
-// What is enqueued on the stream next: knows all that the stream does, and what
-// the host has waited for.
+// The next work on the stream: after the stream's work, and what the host has
+// waited for.
 WorkPtr enqueue(c10::Stream stream, std::string name);
 const Clock& clock_of(c10::Stream stream);
-// What an event stands for that is recorded on the stream now.
+// The clock of an event recorded on the stream now.
 Clock now_of(c10::Stream stream);
-// What is enqueued on the stream next comes after `time`.
+// Orders later work on the stream after `time`.
 void wait_for(c10::Stream stream, const Clock& time);
-// Null where the stream is not captured.
+// Null if the stream is not captured.
 std::shared_ptr<Capture>& capture_of(c10::Stream stream);
-// One that nobody else gets.
+// A stream that no other caller gets.
 c10::Stream private_stream(c10::Device device);
-// What the host does now.
+// The current clock of the host.
 WorkPtr host_work(std::string name);
 const Clock& host_clock();
 // Blocks the host until the stream is done.
 void synchronize(c10::Stream stream);
-// What cudaStream_t stands for: null is the current device's default stream.
+// The stream of a cudaStream_t: null is the current device's default stream.
 c10::Stream stream_of(void* native_handle);
 std::string place_of(c10::Stream stream); // "stream 3 of cuda:1"
 

@@ -26,14 +26,14 @@ inline c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(c10::kCUDA).getNewStream(device);
 }
 
-// `waiting` goes on after what `other` holds now.
+// Makes `waiting` wait for the work on `other`.
 inline void order(c10::Stream other, c10::Stream waiting) {
   c10::Event event(c10::kCUDA);
   event.record(other);
   event.block(waiting);
 }
 
-// What the checker says to the call, or nothing.
+// The checker's error for the call, or an empty string.
 template <class Call>
 std::string refusal(Call call) {
   try {
@@ -47,7 +47,7 @@ std::string refusal(Call call) {
   return "";
 }
 
-// Devices of a test's own, with all memory free at its end.
+// New devices for each test; expects all memory to be free at its end.
 class DevicesTest : public ::testing::Test {
  protected:
   explicit DevicesTest(int num_devices = 4) {

@@ -96,7 +96,7 @@ void Capture::wait(c10::Stream stream, const Point& point) {
     refuse("an event of another capture");
   }
   if (stream.id() == 0) {
-    refuse("an event of a capture, in which no default stream can take part");
+    refuse("an event of a capture, which default streams cannot join");
   }
   capture = point.capture;
   const size_t branch = capture->branch_of(stream);

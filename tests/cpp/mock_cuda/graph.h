@@ -9,17 +9,17 @@
 
 #include "clock.h"
 
-// CUDA graphs of the fake devices. What is enqueued on a stream while that is
-// captured is not done but recorded, and a replay does it on another stream,
-// with the contents that the memory has then. A stream that waits for an event
-// of a capture takes part in it. While any stream is captured the host may not
-// wait for a device, nor ask what it has done (cudaStreamCaptureModeGlobal).
+// CUDA graphs of the fake devices. Work on a stream that is captured is
+// recorded instead of executed, and a replay executes it on another stream with
+// the current contents of memory. A stream that waits for an event of a capture
+// joins it. While any stream is captured, the host may neither wait for a
+// device nor query it (cudaStreamCaptureModeGlobal).
 //
-// What is allocated in a capture is the graph's until that is gone; none of it
-// is used twice.
+// Memory allocated in a capture belongs to the graph until it is destroyed, and
+// is never reused.
 namespace torchkv::mock_cuda {
 
-// What is done on a stream, whichever it is.
+// Work that may run on any stream.
 using StreamWork = std::function<void(c10::Stream)>;
 
 class Graph {
@@ -31,9 +31,9 @@ class Graph {
   Graph(Graph&&) = delete;
   Graph& operator=(Graph&&) = delete;
 
-  // All that was recorded, as work of `stream`, after the replays before. Each
-  // access is checked as if it had not been recorded. Any stream that took part
-  // in the capture is one of the graph's own here.
+  // Runs all recorded work on `stream`, after earlier replays. Each access is
+  // checked as if it had not been recorded. Other streams of the capture become
+  // internal streams of the graph.
   void replay(c10::Stream stream);
 
  private:
@@ -43,33 +43,33 @@ class Graph {
     size_t branch;
     StreamWork work;
   };
-  std::vector<c10::Stream> branches_; // the first one stands for replay's
+  std::vector<c10::Stream> branches_; // [0] = that of replay()
   std::vector<Node> nodes_;
   std::vector<void*> memory_;
   Clock last_replay_;
 };
 
-// `stream` is captured from now on. Throws c10::Error for a default stream.
+// Starts the capture of `stream`. Throws c10::Error for a default stream.
 void begin_capture(c10::Stream stream);
 
-// Throws c10::Error where there was a mistake in the capture, or where a stream
-// that takes part has work that `stream` does not wait for.
-// REQUIRES: the stream that the capture began on.
+// Throws c10::Error if the capture is invalid, or if a captured stream has work
+// that `stream` does not wait for. REQUIRES: the stream that the capture began
+// on.
 std::unique_ptr<Graph> end_capture(c10::Stream stream);
 
 // REQUIRES for all below: mutex().
 
-// Does the work, or adds it to the capture of the stream.
+// Runs the work, or adds it to the capture of the stream.
 void carry_out(c10::Stream stream, const StreamWork& work);
 
-// Throws c10::Error where any stream is captured: `call` of the host is not
+// Throws c10::Error if any stream is captured: `call` of the host is not
 // allowed then.
 void check_not_capturing(const char* call);
 
-// One that has not ended; or has, for those who still know it.
+// A capture, which may have ended.
 class Capture {
  public:
-  // What an event stands for that was recorded in a capture.
+  // An event recorded in a capture.
   struct Point {
     std::shared_ptr<Capture> capture; // null: recorded in none
     Clock before; // works of the capture
@@ -80,8 +80,7 @@ class Capture {
 
   void add(c10::Stream stream, StreamWork work);
   static Point record(c10::Stream stream);
-  // Throws c10::Error where one of the two is in another capture than the
-  // other.
+  // Throws c10::Error if the two are not in the same capture.
   static void wait(c10::Stream stream, const Point& point);
   // For the graph.
   void keep(void* memory);
@@ -90,7 +89,7 @@ class Capture {
   std::unique_ptr<Graph> end(c10::Stream origin);
 
  private:
-  // Makes the stream take part.
+  // Adds the stream to the capture.
   size_t branch_of(c10::Stream stream);
 
   std::vector<c10::Stream> streams_;

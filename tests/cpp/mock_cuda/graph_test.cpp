@@ -1,5 +1,4 @@
-// Graphs of the fake devices: what a replay does, and each mistake that a
-// capture can hold.
+// Graphs of the fake devices: replays, and each possible error of a capture.
 #include "graph.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +15,7 @@ namespace {
 
 class GraphTest : public DevicesTest {
  protected:
-  // What the call enqueues on the current stream, which is `stream`.
+  // Captures the call's work on the current stream, which is `stream`.
   template <class Call>
   std::unique_ptr<Graph> captured(Call call) {
     const c10::StreamGuard guard(stream);
@@ -24,7 +23,7 @@ class GraphTest : public DevicesTest {
     call();
     return end_capture(stream);
   }
-  // What is wrong with the call in a capture, of which nothing comes, then.
+  // The error of the call in a capture, which then fails.
   template <class Call>
   std::string mistake(Call call) {
     const c10::StreamGuard guard(stream);
@@ -48,7 +47,7 @@ class GraphTest : public DevicesTest {
 // --- What a replay does
 // -------------------------------------------------------------------------
 
-TEST_F(GraphTest, ACaptureDoesNothingAndAReplayAllOfIt) {
+TEST_F(GraphTest, ACaptureRunsNothingAndAReplayAll) {
   int num_runs = 0;
   const auto graph = captured([&] {
     launch("kernel", stream.native_handle(), {}, [&] { ++num_runs; });
@@ -66,7 +65,7 @@ TEST_F(GraphTest, ACaptureDoesNothingAndAReplayAllOfIt) {
 }
 
 // Each in a capture whose inputs change before each replay.
-TEST_F(GraphTest, OperatorsWorkOnWhatTheMemoryHoldsThen) {
+TEST_F(GraphTest, OperatorsUseTheCurrentContents) {
   using Call = void (*)(const at::Tensor& x, const at::Tensor& y);
   const std::vector<Call> calls{
       [](const auto& x, const auto& y) { y.copy_(x * 2 + x.sum(0)); },
@@ -104,7 +103,7 @@ TEST_F(GraphTest, OperatorsWorkOnWhatTheMemoryHoldsThen) {
   }
 }
 
-TEST_F(GraphTest, WhatIsAllocatedInACaptureIsTheGraphs) {
+TEST_F(GraphTest, MemoryOfACaptureBelongsToTheGraph) {
   order(here, stream);
   const int64_t before = num_live_blocks();
   const void* data = nullptr;
@@ -151,7 +150,7 @@ TEST_F(GraphTest, AReplayIsCheckedAsWorkOfItsStream) {
   EXPECT_EQ(refusal([&] { x.mul_(2); }), "");
 }
 
-TEST_F(GraphTest, ReplaysOfOneGraphTakeTurns) {
+TEST_F(GraphTest, ReplaysOfOneGraphAreSerialized) {
   const auto graph = captured([&] { x.add_(1); });
   graph->replay(stream);
   EXPECT_EQ(refusal([&] { graph->replay(other); }), "");
@@ -192,7 +191,7 @@ TEST_F(GraphTest, ForksAreNotOrderedWithEachOther) {
   c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(0);
 }
 
-// Else a mistake of a graph would hide behind what is not in it.
+// Otherwise work outside of a graph could hide an error in it.
 TEST_F(GraphTest, AForkIsNotOrderedWithItsStreamOutside) {
   const auto graph = captured([&] {
     order(stream, other);
@@ -211,7 +210,7 @@ TEST_F(GraphTest, AForkIsNotOrderedWithItsStreamOutside) {
   EXPECT_EQ(refusal([&] { graph->replay(here); }), "");
 }
 
-TEST_F(GraphTest, MemoryMustBeThereForAReplay) {
+TEST_F(GraphTest, AReplayNeedsItsMemory) {
   const auto graph = captured([&] { x.add_(1); });
   x.reset();
   EXPECT_NE(
@@ -219,14 +218,14 @@ TEST_F(GraphTest, MemoryMustBeThereForAReplay) {
       std::string::npos);
 }
 
-// --- Mistakes in a capture
+// --- Errors in a capture
 // -------------------------------------------------------------------------
 
 TEST_F(GraphTest, ADefaultStreamIsNotCaptured) {
   EXPECT_NE(refusal([&] { begin_capture(here); }), "");
 }
 
-TEST_F(GraphTest, TheTableKnowsWhatIsCaptured) {
+TEST_F(GraphTest, TheTableReportsCaptures) {
   const auto is_captured = [](c10::Stream asked) {
     bool result = false;
     EXPECT_EQ(table().is_capturing(asked.native_handle(), &result), 0);
@@ -267,14 +266,14 @@ TEST_F(GraphTest, ACaptureEndsOnItsStream) {
   EXPECT_NE(refusal([&] { end_capture(stream); }), "");
 }
 
-TEST_F(GraphTest, NothingOutsideIsWaitedFor) {
+TEST_F(GraphTest, WaitsForWorkOutsideAreRejected) {
   EXPECT_EQ(
       mistake([&] { order(here, stream); }),
       "mock_cuda: stream 1 of cuda:0 waits for an event from outside of its "
       "capture");
 }
 
-TEST_F(GraphTest, NobodyWaitsForACaptureThatHasEnded) {
+TEST_F(GraphTest, WaitsForAnEndedCaptureAreRejected) {
   c10::Event event(c10::kCUDA);
   captured([&] { event.record(stream); });
   EXPECT_EQ(
@@ -288,18 +287,18 @@ TEST_F(GraphTest, NobodyWaitsForACaptureThatHasEnded) {
   EXPECT_EQ(refusal([&] { event.block(other); }), "");
 }
 
-TEST_F(GraphTest, NoDefaultStreamTakesPart) {
+TEST_F(GraphTest, DefaultStreamsCannotJoin) {
   EXPECT_NE(mistake([&] { order(stream, here); }), "");
 }
 
-TEST_F(GraphTest, CapturesDoNotMeet) {
+TEST_F(GraphTest, CapturesCannotBeJoined) {
   begin_capture(other);
   const std::string said = mistake([&] { order(other, stream); });
   EXPECT_NE(said.find("another capture"), std::string::npos);
   EXPECT_EQ(refusal([&] { end_capture(other); }), said);
 }
 
-TEST_F(GraphTest, TheHostNeitherWaitsNorAsks) {
+TEST_F(GraphTest, TheHostMayNeitherWaitNorQuery) {
   c10::Event event(c10::kCUDA);
   event.record(here);
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
@@ -315,8 +314,8 @@ TEST_F(GraphTest, TheHostNeitherWaitsNorAsks) {
   EXPECT_EQ(refusal([&] { stream.synchronize(); }), "");
 }
 
-// Rather than done at once, or left out of the graph.
-TEST_F(GraphTest, WhatIsNotModelledIsRefused) {
+// Rather than run at once, or omitted from the graph.
+TEST_F(GraphTest, UnmodelledOperatorsAreRejected) {
   const at::Tensor on_cpu = at::zeros({2, 3});
   const auto graph = captured([&] { x.add_(1); });
   const auto refused = [&](auto call) {

@@ -14,7 +14,7 @@ bool is_covered(const WorkPtr& work, const Clock& clock) {
 
 } // namespace
 
-void History::cut(uintptr_t at) {
+void History::split(uintptr_t at) {
   auto it = cells_.lower_bound(at);
   if (it == cells_.begin()) {
     return;
@@ -33,8 +33,8 @@ void History::access(
     bool is_write,
     const WorkPtr& work,
     const Clock& clock) {
-  cut(begin);
-  cut(end);
+  split(begin);
+  split(end);
   const auto check = [&](const WorkPtr& earlier, const char* verb) {
     TORCH_CHECK(
         is_covered(earlier, clock),

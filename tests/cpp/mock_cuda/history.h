@@ -11,13 +11,12 @@ namespace torchkv::mock_cuda {
 
 using WorkPtr = std::shared_ptr<const Work>;
 
-// Who touched which bytes last: of each byte the last write, and the reads
-// since then.
+// The last accesses of each byte: the last write, and the reads since then.
 class History {
  public:
   // Adds an access to [begin, end) by `work`, whose actor knows `clock`. Throws
-  // c10::Error, naming both, where it conflicts with an access that the clock
-  // does not cover.
+  // c10::Error, naming both, if it conflicts with an access that the clock does
+  // not cover.
   void access(
       uintptr_t begin,
       uintptr_t end,
@@ -35,8 +34,8 @@ class History {
     std::vector<WorkPtr> reads; // the last one of each actor
   };
 
-  // Makes cells begin and end at `at`, where one lies across it.
-  void cut(uintptr_t at);
+  // Splits a cell that contains `at`.
+  void split(uintptr_t at);
 
   std::map<uintptr_t, Cell> cells_; // by first byte; disjoint
 };

@@ -20,7 +20,7 @@ struct Used {
   History history;
 };
 
-// By storage; what the host knows to be done is dropped.
+// By storage; work known to be done is dropped.
 std::map<const c10::StorageImpl*, Used>& used() {
   static auto* used = new std::map<const c10::StorageImpl*, Used>();
   return *used;
@@ -71,7 +71,7 @@ std::unique_ptr<at::ObserverContext> on_operator(
     }
     try {
       add(it->second.history, tensor, writes, work, host_clock());
-    } catch (const c10::Error& error) { // what observes may not throw
+    } catch (const c10::Error& error) { // observers may not throw
       note_mistake(error.what_without_backtrace());
     }
   });

@@ -1,4 +1,4 @@
-// The store on fake GPUs: what it computes, and that all its work is ordered.
+// The store on fake GPUs: results, and the order of all work.
 #include "kvstore.h"
 
 #include <ATen/ATen.h>
@@ -146,7 +146,7 @@ TEST_P(KVStoreDevicesTest, OpaqueUpdater) {
   expect_all(outs, 1 + 6 * sum_of_replicas(1));
 }
 
-// Whoever frees or overwrites a pushed tensor does it after the store has read.
+// Freeing and overwriting a pushed tensor is ordered after the store's reads.
 TEST_P(KVStoreDevicesTest, GradientsMayBeFreedAndOverwrittenAfterPush) {
   const auto store = make_store();
   store->init(3, full(0, cuda(0)));
@@ -158,7 +158,7 @@ TEST_P(KVStoreDevicesTest, GradientsMayBeFreedAndOverwrittenAfterPush) {
   const auto outs = replicas(0);
   store->pull(3, Tensors::replicas(outs));
   store->push(3, Tensors::replicas(std::exchange(values, {})));
-  for (const auto& value : replicas(-1)) { // in the memory of the freed
+  for (const auto& value : replicas(-1)) { // reuses freed memory
     EXPECT_EQ(refusal([&] { value.add_(1); }), "");
   }
   expect_all(outs, sum_of_replicas(1));
@@ -168,7 +168,7 @@ TEST_P(KVStoreDevicesTest, GradientsMayBeFreedAndOverwrittenAfterPush) {
   }
 }
 
-TEST_P(KVStoreDevicesTest, EveryDeviceOnAStreamOfItsOwn) {
+TEST_P(KVStoreDevicesTest, EveryDeviceOnItsOwnStream) {
   const auto store = make_store();
   store->init(3, full(0, cuda(0)));
   const at::Tensor pulled = full(0, cuda(0));
@@ -205,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 using KVStoreStreamsTest = mock_cuda::DevicesTest;
 
-TEST_F(KVStoreStreamsTest, SumsHaveTheBitsOfTheCpu) {
+TEST_F(KVStoreStreamsTest, SumsAreBitwiseThoseOfTheCpu) {
   const auto sum = [](c10::ScalarType dtype,
                       c10::ScalarType pushed,
                       bool on_cpu) {
@@ -248,8 +248,8 @@ TEST_F(KVStoreStreamsTest, SumsHaveTheBitsOfTheCpu) {
   }
 }
 
-// Whoever was the last to use a stored tensor, another stream may free it.
-TEST_F(KVStoreStreamsTest, KeysGoAwayOnAnyStream) {
+// A stored tensor may be freed on another stream than its last use.
+TEST_F(KVStoreStreamsTest, KeysAreFreedOnAnyStream) {
   const auto on_a_new_stream = [](const auto& call) {
     const c10::StreamGuard guard(new_stream(cuda(0)));
     return refusal(call);
@@ -345,7 +345,7 @@ TEST_F(KVStoreStreamsTest, TorchScriptUpdater) {
   expect_full(store->pull(1)[0], -10); // -4, then -(4 * 0.5 + 4)
 }
 
-// What an updater keeps is freed where it was made, whoever pushes.
+// State of an updater is freed on the stream that made it.
 TEST_F(KVStoreStreamsTest, AnUpdatersStateFollowsTheStreams) {
   torch::jit::Module module("Momentum");
   module.register_attribute("m", c10::TensorType::get(), full(0, cuda(1)));
@@ -371,7 +371,7 @@ TEST_F(KVStoreStreamsTest, AnUpdatersStateFollowsTheStreams) {
   expect_full(store->pull(2)[0], -1.75 - 1.9375);
 }
 
-TEST_F(KVStoreStreamsTest, ThreadsOnStreamsOfTheirOwn) {
+TEST_F(KVStoreStreamsTest, ThreadsOnTheirOwnStreams) {
   const auto store = make_store();
   store->init({1, 2}, Tensors::one_each({full(0, cuda(0)), full(0, cuda(1))}));
   store->set_updater(std::make_shared<AddTwice>());
@@ -418,10 +418,10 @@ TEST_F(KVStoreStreamsTest, OneStreamNeverBlocksTheHost) {
   EXPECT_EQ(mock_cuda::counters().synchronizations, 0);
 }
 
-// --- The checker sees what the store would do wrong
+// --- The checker detects defects of the store
 // --------------------------------
 
-// A key that two streams use, and that the first one's memory holds.
+// A key in memory of the first of two streams that use it.
 std::string use_from_two_streams(Runtime& runtime) {
   return refusal([&] {
     const auto store = c10::make_intrusive<KVStore>("device", runtime);
@@ -431,7 +431,7 @@ std::string use_from_two_streams(Runtime& runtime) {
   });
 }
 
-TEST_F(KVStoreStreamsTest, AStoreThatDoesNotWaitIsCaught) {
+TEST_F(KVStoreStreamsTest, AMissingWaitIsDetected) {
   BrokenRuntime runtime;
   EXPECT_EQ(use_from_two_streams(runtime), "");
   runtime.waits = false;
@@ -440,7 +440,7 @@ TEST_F(KVStoreStreamsTest, AStoreThatDoesNotWaitIsCaught) {
       std::string::npos);
 }
 
-TEST_F(KVStoreStreamsTest, AStoreThatDoesNotKeepMemoryIsCaught) {
+TEST_F(KVStoreStreamsTest, MemoryThatIsNotKeptIsDetected) {
   BrokenRuntime runtime;
   runtime.keeps = false;
   EXPECT_NE(

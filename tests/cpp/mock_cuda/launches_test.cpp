@@ -1,5 +1,4 @@
-// What a store asks of CUDA: launches, events, memory and NCCL, in a steady
-// state.
+// A store's use of CUDA in a steady state: launches, events, memory and NCCL.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -92,8 +91,8 @@ TEST_F(LaunchesTest, OneDeviceTakesOneLaunchEachWay) {
 }
 
 // Each stream of a caller records one event before the work and one after it.
-// One home waits for all others, and they for it, before the work and after it:
-// with N streams, no less than 2 (N - 1) waits let each wait for all others.
+// One home waits for all others, and they for it, before and after the work:
+// with N streams, each needs at least 2 (N - 1) waits to wait for all others.
 TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
   for (const int num_devices : {2, 4, 8}) {
     mock_cuda::reset(8);
@@ -143,7 +142,7 @@ TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
   }
 }
 
-// What is enqueued keeps nobody waiting, however large.
+// Enqueued work does not block, however large.
 TEST_F(LaunchesTest, LargeValuesTakeOneLaunchTogether) {
   static int num_launches = 0;
   kernels::cuda::Table counting = mock_cuda::table();
@@ -167,7 +166,7 @@ TEST_F(LaunchesTest, LargeValuesTakeOneLaunchTogether) {
   kernels::cuda::set_table(&mock_cuda::table());
 }
 
-TEST_F(LaunchesTest, PeersAreAskedForOnceInAProcess) {
+TEST_F(LaunchesTest, PeersAreQueriedOncePerProcess) {
   static int num_questions = 0;
   kernels::cuda::Table counting = mock_cuda::table();
   counting.enable_peer = [](int device, int peer) {
@@ -184,8 +183,8 @@ TEST_F(LaunchesTest, PeersAreAskedForOnceInAProcess) {
   kernels::cuda::set_table(&mock_cuda::table());
 }
 
-// Of hundreds of megabytes, on the device that is the current one by default.
-TEST_F(LaunchesTest, ADeviceThatTakesNoPartGetsNoContext) {
+// A context takes hundreds of megabytes.
+TEST_F(LaunchesTest, AnUnusedDeviceGetsNoContext) {
   for (const bool is_async : {false, true}) {
     mock_cuda::reset(3);
     const auto store = c10::make_intrusive<KVStore>("device");
@@ -209,8 +208,8 @@ TEST_F(LaunchesTest, ADeviceThatTakesNoPartGetsNoContext) {
   }
 }
 
-// Of the sum as it is, before it is rounded to the stored dtype.
-TEST_F(LaunchesTest, ANormIsThatOfTheCpu) {
+// Of the sum before it is rounded to the stored dtype.
+TEST_F(LaunchesTest, ANormMatchesTheCpu) {
   at::manual_seed(0);
   for (const auto dtype :
        {at::kFloat, at::kBFloat16, at::kDouble, at::kComplexFloat}) {
@@ -239,7 +238,7 @@ TEST_F(LaunchesTest, ADeviceWithoutCodeHasNoLaunches) {
   for (const bool has_code : {true, false}) {
     mock_cuda::reset(4);
     mock_cuda::set_has_code(1, has_code);
-    kernels::cuda::set_table(&mock_cuda::table()); // asks again
+    kernels::cuda::set_table(&mock_cuda::table()); // refreshes the cache
     const Model model(2);
     model.step();
     EXPECT_EQ(counters().launches, has_code ? 4 : 2);
@@ -265,7 +264,7 @@ TEST_F(LaunchesTest, ANormWithoutCode) {
   EXPECT_DOUBLE_EQ(*store->grad_norm(), 6);
 }
 
-// Broken IOMMUs let direct accesses go astray.
+// Broken IOMMUs misdirect peer accesses.
 TEST_F(LaunchesTest, WithoutDirectAccessEverythingGoesThroughTheHost) {
   for (const bool has_kernels : {true, false}) {
     for (const bool is_direct : {true, false}) {
@@ -283,7 +282,7 @@ TEST_F(LaunchesTest, WithoutDirectAccessEverythingGoesThroughTheHost) {
   unsetenv("TORCHKV_P2P");
 }
 
-// Launches that are full go out while another device is the current one.
+// Full launches are issued while another device is current.
 TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
   constexpr int kMany = 3000;
   const auto store = c10::make_intrusive<KVStore>("device");
@@ -305,9 +304,9 @@ TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
   EXPECT_EQ(outs.flat[kMany - 1].cpu()[0].item<int64_t>(), kMany - 1);
 }
 
-TEST_F(LaunchesTest, NcclCarriesEveryKeyOnceEachWay) {
+TEST_F(LaunchesTest, NcclMovesEveryKeyOnceEachWay) {
   const Model model(4, "nccl");
-  model.step(); // makes nothing new, but the first one did
+  model.step(); // the first step allocates
   const int before = mock_cuda::num_nccl_operations();
   counters() = {};
   model.step();
@@ -333,7 +332,7 @@ TEST_F(LaunchesTest, WithoutPeersValuesAreCopiedHome) {
 }
 
 // The source's stream waits for the destination's, as in a direct copy.
-TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrderedAllTheSame) {
+TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrdered) {
   setenv("TORCHKV_P2P", "0", 1);
   const auto store = c10::make_intrusive<KVStore>("device");
   std::vector<at::Tensor> values;
@@ -341,7 +340,7 @@ TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrderedAllTheSame) {
     values.push_back(at::ones({1 << 20}, at::device(cuda(d))));
   }
   store->init(3, values[0]);
-  store->push(3, Tensors::replicas(values)); // which cuts it
+  store->push(3, Tensors::replicas(values)); // shards it
   // Of another dtype: it is gathered before it is converted.
   const at::Tensor out =
       at::zeros({1 << 20}, at::device(cuda(0)).dtype(at::kDouble));
@@ -366,7 +365,7 @@ TEST_F(LaunchesTest, AnErrorOfCudaReachesTheCaller) {
 }
 
 // A gradient is overwritten on its own device right after the push.
-TEST_F(LaunchesTest, WithoutWaitsBetweenDevicesTheCheckerComplains) {
+TEST_F(LaunchesTest, MissingWaitsBetweenDevicesAreDetected) {
   mock_cuda::expect_waits_matter([](Runtime& runtime) {
     const auto store = c10::make_intrusive<KVStore>("device", runtime);
     store->init(3, at::zeros({4}, at::device(cuda(0))));

@@ -68,8 +68,8 @@ Block* find_block(uintptr_t address) {
   return address < it->first + it->second.num_bytes ? &it->second : nullptr;
 }
 
-// Whatever the block's stream does next may reuse it, once the streams that it
-// is kept for have done what they hold now.
+// Later work on the block's stream may reuse it, after the current work of the
+// streams that it is kept for.
 void check_free(const Block& block) {
   Clock clock = clock_of(block.stream);
   clock.join(host_clock());

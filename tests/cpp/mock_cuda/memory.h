@@ -9,19 +9,19 @@
 
 #include "history.h"
 
-// Memory of the fake devices: host memory, in blocks that know who touched them
-// and that are freed as the caching allocator frees them. A freed block goes to
-// the next allocation of its size on its stream.
+// Memory of the fake devices: host memory in blocks that record their accesses
+// and are freed as by the caching allocator: the next allocation of the same
+// size on the same stream reuses a block.
 namespace torchkv::mock_cuda {
 
 // c10's allocator of DeviceType::CUDA: for the current stream of the current
-// device. What it hands out and takes back is filled with NaN.
+// device. Fills allocated and freed memory with NaN.
 c10::Allocator& allocator();
 
 // REQUIRES for all below: mutex().
 
 // `work`, on `stream`, touches device memory, of its own device or a peer's.
-// Throws c10::Error where it must not, and as check().
+// Throws c10::Error for an invalid access, and as check().
 enum class Reach : uint8_t { kPeers, kAll /* a copy engine's */ };
 void access(
     const WorkPtr& work,
@@ -30,7 +30,7 @@ void access(
     size_t num_bytes,
     bool is_write,
     Reach reach = Reach::kPeers);
-// All runs of bytes that the elements of a tensor take.
+// All byte ranges of a tensor's elements.
 void access(
     const WorkPtr& work,
     c10::Stream stream,
@@ -41,8 +41,8 @@ void access(
 // As the caching allocator's recordStream.
 void keep_until_done(const void* data, c10::Stream stream);
 
-// Frees memory that was allocated in a capture, or leaves it to the tensor that
-// has it. As by cudaFree: when nothing uses it any more.
+// Frees memory that was allocated in a capture, unless a tensor still owns it.
+// As by cudaFree: once it is no longer used.
 void release(void* data);
 
 int64_t num_live_blocks();

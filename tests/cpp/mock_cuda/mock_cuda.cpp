@@ -16,7 +16,7 @@ void reset(int num_devices, Topology topology) {
   check();
   TORCH_CHECK(
       num_live_blocks() == 0,
-      "mock_cuda: expected no device memory in use, but got ",
+      "mock_cuda: unexpected device memory in use: ",
       num_live_blocks(),
       " blocks");
   forget_host_memory();

@@ -8,11 +8,11 @@
 #include "devices.h"
 #include "memory.h"
 
-// What a test says to the mock.
+// The mock's interface for tests.
 namespace torchkv::mock_cuda {
 
-// Fresh devices; see reset_devices. Throws c10::Error where a tensor on one is
-// still alive, or one was freed in use.
+// Fresh devices; see reset_devices. Throws c10::Error if a tensor on one is
+// still alive, or was freed in use.
 void reset(int num_devices, Topology topology = Topology::kAll);
 
 struct Range {
@@ -23,7 +23,7 @@ struct Range {
 
 // A launch of a kernel as CUDA sees it: on the current device, on a
 // cudaStream_t of it, with pointers to its memory and that of peers. `run`
-// carries it out, now or with each replay of the graph that it is captured for.
+// executes it, now or in each replay of the graph that captures it.
 void launch(
     const char* kernel,
     void* native_stream,

@@ -1,4 +1,4 @@
-// Each rule of the checker: broken and caught, kept and passed.
+// Each rule of the checker: violated and detected, kept and passed.
 #include "mock_cuda.h"
 
 #include <ATen/ATen.h>
@@ -72,7 +72,7 @@ TEST_F(MockCudaTest, EventsOrder) {
   EXPECT_EQ(x.sum().item<float>(), 8);
 }
 
-TEST_F(MockCudaTest, AnEventOrdersOnlyWhatCameBeforeIt) {
+TEST_F(MockCudaTest, AnEventOrdersOnlyEarlierWork) {
   const at::Tensor x = at::zeros(4, cuda(0));
   const c10::Stream stream = new_stream(cuda(0));
   order(current_stream(cuda(0)), stream);
@@ -114,7 +114,7 @@ TEST_F(MockCudaTest, TwoReadsNeedNoOrder) {
   stream.synchronize();
 }
 
-TEST_F(MockCudaTest, ColumnsOfAMatrixAreApart) {
+TEST_F(MockCudaTest, ColumnsOfAMatrixDoNotConflict) {
   const at::Tensor x = at::zeros({4, 4}, cuda(0));
   current_stream(cuda(0)).synchronize();
   const c10::Stream stream = new_stream(cuda(0));
@@ -193,7 +193,7 @@ TEST_F(MockCudaTest, ALaunchNeedsAccessToPeers) {
   current_stream(cuda(0)).synchronize();
 }
 
-TEST_F(MockCudaTest, ACopyLetsTheDeviceOfTheSourceReachTheOther) {
+TEST_F(MockCudaTest, ACopyEnablesPeerAccessOfTheSource) {
   const at::Tensor x = at::zeros(1, cuda(0));
   const at::Tensor y = at::empty(1, cuda(1));
   y.copy_(x);
@@ -204,7 +204,7 @@ TEST_F(MockCudaTest, ACopyLetsTheDeviceOfTheSourceReachTheOther) {
   current_stream(cuda(0)).synchronize();
 }
 
-TEST_F(MockCudaTest, TopologiesSayWhoCanReachWhom) {
+TEST_F(MockCudaTest, TopologiesDefinePeers) {
   reset(4, Topology::kPairs);
   EXPECT_TRUE(enable_peer_access(0, 1));
   EXPECT_TRUE(enable_peer_access(3, 2));
@@ -213,7 +213,7 @@ TEST_F(MockCudaTest, TopologiesSayWhoCanReachWhom) {
   EXPECT_FALSE(enable_peer_access(0, 1));
 }
 
-// --- (d) Memory is freed when nobody uses it
+// --- (d) Memory is not freed in use
 // -------------------------------------
 
 TEST_F(MockCudaTest, AFreeMustNotOvertakeOtherStreams) {
@@ -242,7 +242,7 @@ TEST_F(MockCudaTest, RecordStreamKeepsMemoryForAStream) {
   EXPECT_EQ(refusal([&] { x.reset(); }), "");
 }
 
-TEST_F(MockCudaTest, AStreamThatWaitsMayFree) {
+TEST_F(MockCudaTest, AWaitingStreamMayFree) {
   at::Tensor x = at::zeros(4, cuda(0));
   const c10::Stream stream = new_stream(cuda(0));
   order(current_stream(cuda(0)), stream);
@@ -254,7 +254,7 @@ TEST_F(MockCudaTest, AStreamThatWaitsMayFree) {
   EXPECT_EQ(refusal([&] { x.reset(); }), "");
 }
 
-TEST_F(MockCudaTest, FreedMemoryIsPoisonedAndUsedAgain) {
+TEST_F(MockCudaTest, FreedMemoryIsPoisonedAndReused) {
   at::Tensor x = at::zeros(4, cuda(0));
   const void* data = x.const_data_ptr();
   x.reset();
@@ -269,7 +269,7 @@ TEST_F(MockCudaTest, FreedMemoryIsPoisonedAndUsedAgain) {
   EXPECT_TRUE(std::isnan(x.sum().item<float>()));
 }
 
-TEST_F(MockCudaTest, ALaunchStaysInItsBlocks) {
+TEST_F(MockCudaTest, ALaunchMustStayInItsBlocks) {
   const at::Tensor x = at::zeros(4, cuda(0));
   const at::Tensor on_cpu = at::zeros(4);
   const auto touch = [&](const void* begin, size_t num_bytes) {
@@ -287,7 +287,7 @@ TEST_F(MockCudaTest, ALaunchStaysInItsBlocks) {
 // --- (e) The host reads what it has waited for
 // -----------------------------------
 
-TEST_F(MockCudaTest, TheHostMustWaitForACopyThatDoesNotBlock) {
+TEST_F(MockCudaTest, TheHostMustWaitForANonblockingCopy) {
   const at::Tensor x = at::ones(4, cuda(0));
   const at::Tensor on_cpu = at::empty(4);
   on_cpu.copy_(x, /*non_blocking=*/true);
@@ -299,7 +299,7 @@ TEST_F(MockCudaTest, TheHostMustWaitForACopyThatDoesNotBlock) {
   EXPECT_EQ(on_cpu.sum().item<float>(), 4);
 }
 
-TEST_F(MockCudaTest, TheHostMustNotOverwriteWhatACopyStillReads) {
+TEST_F(MockCudaTest, TheHostMustNotOverwriteTheSourceOfACopy) {
   const at::Tensor x = at::empty(4, cuda(0));
   const at::Tensor on_cpu = at::ones(4);
   x.copy_(on_cpu, /*non_blocking=*/true);
@@ -309,7 +309,7 @@ TEST_F(MockCudaTest, TheHostMustNotOverwriteWhatACopyStillReads) {
   EXPECT_EQ(refusal([&] { on_cpu.zero_(); }), "");
 }
 
-TEST_F(MockCudaTest, ACopyThatBlocksIsDone) {
+TEST_F(MockCudaTest, ABlockingCopyIsDone) {
   const at::Tensor x = at::ones(4, cuda(0));
   EXPECT_EQ(x.cpu().sum().item<float>(), 4);
 }
@@ -334,7 +334,7 @@ TEST_F(MockCudaTest, ACopyBetweenDevicesIsNotOrderedWithAThirdStream) {
   EXPECT_NE(refusal([&] { x.zero_(); }), "");
 }
 
-TEST_F(MockCudaTest, CountsWhatIsDone) {
+TEST_F(MockCudaTest, CountsWork) {
   const c10::Stream stream = current_stream(cuda(0));
   const at::Tensor x = at::zeros(4, cuda(0));
   order(stream, stream);
@@ -355,7 +355,7 @@ TEST_F(MockCudaTest, AnEventStaysOnItsDevice) {
   EXPECT_NE(refusal([&] { event.record(current_stream(cuda(1))); }), "");
 }
 
-TEST_F(MockCudaTest, AnEventIsDoneOnceTheHostKnows) {
+TEST_F(MockCudaTest, AnEventIsDoneOnceTheHostHasWaited) {
   c10::Event event(c10::kCUDA);
   const at::Tensor x = at::zeros(4, cuda(0));
   event.record(current_stream(cuda(0)));

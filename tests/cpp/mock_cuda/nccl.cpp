@@ -15,7 +15,7 @@
 #include "devices.h"
 #include "memory.h"
 
-// What a communicator is: a rank of a clique.
+// A communicator: a rank of a clique.
 struct torchkv::nccl::ncclComm {
   int clique;
   int rank;
@@ -78,7 +78,7 @@ c10::Stream stream_of(const Part& part) {
                                 : mock_cuda::stream_of(part.stream);
 }
 
-// `later` goes on after what `earlier` holds now.
+// Makes `later` wait for the work on `earlier`.
 void order(c10::Stream earlier, c10::Stream later) {
   c10::Event event(c10::kCUDA);
   event.record(earlier);
@@ -218,9 +218,9 @@ void run(const std::vector<Part>& ranks) {
   }
 }
 
-// Of a rank's send and receive buffers one has the numbers of all ranks, the
-// other those of one: apart in memory, or the latter in the former's place for
-// this rank.
+// One of a rank's send and receive buffers has the numbers of all ranks, the
+// other those of one: disjoint in memory, or the latter at this rank's offset
+// in the former.
 bool are_apart_or_in_place(const Part& part) {
   if (part.kind == Kind::kReduce || part.kind == Kind::kBroadcast) {
     return true;
@@ -274,7 +274,7 @@ nccl::Result run_group() {
           });
       if (num_captured != 0 &&
           num_captured != static_cast<int64_t>(parts.size())) {
-        unusable_cliques.insert(clique); // the ranks wait for each other
+        unusable_cliques.insert(clique); // the ranks deadlock
       }
       if (unusable_cliques.count(clique) != 0) {
         return kInvalidUsage;
@@ -287,7 +287,7 @@ nccl::Result run_group() {
 
 nccl::Result add(const Part& part) {
   if (depth == 0) {
-    return kInvalidUsage; // alone, it would wait for the others for ever
+    return kInvalidUsage; // alone, it would deadlock
   }
   group.push_back(part);
   return 0;

@@ -5,10 +5,9 @@
 namespace torchkv::mock_cuda {
 
 // NCCL for the fake devices. An operation is one work of each rank's stream;
-// what a rank receives is ordered after all that it comes from. Fails where
-// ranks of a clique do not take part in one order, a device takes part that is
-// not the communicator's, or what a rank scatters or gathers overlaps what it
-// receives other than in place.
+// what a rank receives is ordered after all its sources. Fails if ranks of a
+// clique differ in their order of operations, a device is not the
+// communicator's, or a rank's buffers overlap other than in place.
 const nccl::Functions& nccl_functions();
 
 // Operations since the start, each counted once.

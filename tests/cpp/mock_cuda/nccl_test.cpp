@@ -1,4 +1,4 @@
-// The fake NCCL: what ranks receive, what it is ordered after, what it refuses.
+// The fake NCCL: results, order and errors.
 #include "nccl.h"
 
 #include <ATen/ATen.h>
@@ -66,7 +66,7 @@ class NcclTest : public DevicesTest {
         comms[static_cast<size_t>(rank)],
         stream_of(rank));
   }
-  // `call` for each rank in one group; what the group says.
+  // Runs `call` for each rank in one group; returns the group's result.
   template <class Call>
   nccl::Result grouped(Call call, int num_ranks = kRanks) const {
     EXPECT_EQ(functions.group_start(), 0);
@@ -86,7 +86,7 @@ class NcclTest : public DevicesTest {
     });
   }
 
-  // Of a large buffer, what belongs to a rank.
+  // The elements of a large buffer that belong to a rank.
   static at::Tensor part_of(const at::Tensor& tensor, int rank) {
     return tensor.narrow(0, rank * kCount, kCount);
   }
@@ -109,7 +109,7 @@ at::Tensor expected_gathered() {
 // --- What ranks receive
 // -------------------------------------------------------------------------
 
-TEST_F(NcclTest, ReduceScatterGivesEachRankItsPartOfTheSum) {
+TEST_F(NcclTest, ReduceScatterGivesEachRankItsShardOfTheSum) {
   const int before = num_nccl_operations();
   EXPECT_EQ(reduce_scatter_all(), 0);
   EXPECT_EQ(num_nccl_operations() - before, 1);
@@ -118,7 +118,7 @@ TEST_F(NcclTest, ReduceScatterGivesEachRankItsPartOfTheSum) {
   }
 }
 
-TEST_F(NcclTest, AllGatherGivesAllRanksWhatEachSends) {
+TEST_F(NcclTest, AllGatherGivesAllRanksAllShards) {
   const int before = num_nccl_operations();
   EXPECT_EQ(all_gather_all(), 0);
   EXPECT_EQ(num_nccl_operations() - before, 1);
@@ -127,7 +127,7 @@ TEST_F(NcclTest, AllGatherGivesAllRanksWhatEachSends) {
   }
 }
 
-TEST_F(NcclTest, InPlaceIsTheRanksOwnPart) {
+TEST_F(NcclTest, InPlaceIsTheRanksOwnShard) {
   const nccl::Result scattered = grouped([&](int rank) {
     return reduce_scatter(rank, large.at(rank), part_of(large.at(rank), rank));
   });
@@ -148,7 +148,7 @@ TEST_F(NcclTest, InPlaceIsTheRanksOwnPart) {
   }
 }
 
-// --- What it is ordered after
+// --- Order
 // -------------------------------------------------------------------------
 
 // On another stream of the same device.
@@ -157,13 +157,13 @@ std::string zero_elsewhere(const at::Tensor& tensor) {
   return refusal([&] { tensor.zero_(); });
 }
 
-TEST_F(NcclTest, WhatIsReceivedComesAfterWhatAllSend) {
+TEST_F(NcclTest, ReceivesAreOrderedAfterAllSends) {
   for (const bool scatters : {true, false}) {
     const auto run = [&] {
       return scatters ? reduce_scatter_all() : all_gather_all();
     };
     EXPECT_EQ(run(), 0);
-    // What rank 3 sends may be freed or overwritten once rank 1 is done.
+    // Rank 3's buffer may be freed or overwritten once rank 1 is done.
     const at::Tensor& sent = (scatters ? large : small).at(3);
     EXPECT_NE(zero_elsewhere(sent), "");
     const c10::Stream stream = new_stream(cuda(3));
@@ -176,7 +176,7 @@ TEST_F(NcclTest, WhatIsReceivedComesAfterWhatAllSend) {
   }
 }
 
-TEST_F(NcclTest, EachStreamReadsWhatItsRankSends) {
+TEST_F(NcclTest, EachStreamReadsItsRanksInput) {
   const c10::Stream writer = new_stream(cuda(2));
   order(current_stream(cuda(2)), writer);
   {
@@ -198,7 +198,7 @@ TEST_F(NcclTest, EachStreamReadsWhatItsRankSends) {
   EXPECT_EQ(refusal([&] { reduce_scatter_all(); }), "");
 }
 
-TEST_F(NcclTest, EachStreamWritesWhatItsRankReceives) {
+TEST_F(NcclTest, EachStreamWritesItsRanksOutput) {
   const c10::Stream reader = new_stream(cuda(2));
   order(current_stream(cuda(2)), reader);
   {
@@ -219,15 +219,15 @@ TEST_F(NcclTest, EachStreamWritesWhatItsRankReceives) {
   order(reader, current_stream(cuda(2)));
 }
 
-// --- What it refuses
+// --- Errors
 // -------------------------------------------------------------------------
 
-TEST_F(NcclTest, AnOperationAloneWouldWaitForEver) {
+TEST_F(NcclTest, ASingleOperationWouldDeadlock) {
   EXPECT_NE(reduce_scatter(0, large.at(0), small.at(0)), 0);
   EXPECT_NE(all_gather(0, small.at(0), large.at(0)), 0);
 }
 
-TEST_F(NcclTest, AllRanksTakePartInOneOperation) {
+TEST_F(NcclTest, AllRanksMustJoinAnOperation) {
   const auto scatter = [&](int rank, int64_t count) {
     return reduce_scatter(rank, large.at(rank), small.at(rank), count);
   };
@@ -242,7 +242,7 @@ TEST_F(NcclTest, AllRanksTakePartInOneOperation) {
   EXPECT_EQ(grouped([&](int rank) { return scatter(rank, 1); }), 0);
 }
 
-TEST_F(NcclTest, ARankIsOnItsDevice) {
+TEST_F(NcclTest, ARankMustBeOnItsDevice) {
   const auto on_a_stream_of = [&](int other) {
     return grouped([&](int rank) {
       return functions.all_gather(
@@ -265,7 +265,7 @@ TEST_F(NcclTest, ARankIsOnItsDevice) {
   }
 }
 
-TEST_F(NcclTest, ThePartOfAnotherRankIsNotInPlace) {
+TEST_F(NcclTest, TheShardOfAnotherRankIsNotInPlace) {
   const auto other = [](int rank) { return (rank + 1) % kRanks; };
   EXPECT_NE(
       grouped([&](int rank) {
@@ -281,7 +281,7 @@ TEST_F(NcclTest, ThePartOfAnotherRankIsNotInPlace) {
       0);
 }
 
-TEST_F(NcclTest, BuffersEndWithTheirMemory) {
+TEST_F(NcclTest, BuffersMustFitTheirMemory) {
   // The large one needs kRanks times as much.
   EXPECT_NE(
       refusal([&] {
@@ -299,9 +299,9 @@ TEST_F(NcclTest, BuffersEndWithTheirMemory) {
       std::string::npos);
 }
 
-// And after one that was not, the communicators are lost.
+// After an error, the communicators are unusable.
 TEST_F(NcclTest, AllStreamsOfAnOperationAreCapturedOrNone) {
-  static const nccl::Functions others = functions; // with cliques of their own
+  static const nccl::Functions others = functions; // with separate cliques
   nccl::set_functions(&others);
   comms = nccl::clique({0, 1, 2, 3});
   EXPECT_EQ(all_gather_all(), 0);
@@ -315,7 +315,7 @@ TEST_F(NcclTest, AllStreamsOfAnOperationAreCapturedOrNone) {
   EXPECT_NE(all_gather_all(), 0);
 }
 
-// --- What a store does about it
+// --- How a store uses it
 // -------------------------------------------------------------------------
 
 class NcclStoreTest : public DevicesTest {
@@ -329,7 +329,7 @@ class NcclStoreTest : public DevicesTest {
     return functions;
   }
 
-  // Pushes ones of some devices; returns what is wrong with that.
+  // Pushes ones of some devices; returns the error.
   static std::string push(KVStore& store, int key, std::vector<int> devices) {
     std::vector<at::Tensor> values;
     for (const int device : devices) {
@@ -339,8 +339,8 @@ class NcclStoreTest : public DevicesTest {
   }
 };
 
-// Before NCCL hears of it, which would lose the communicators.
-TEST_F(NcclStoreTest, NoCaptureReachesNccl) {
+// Rejected before NCCL is called, which would lose the communicators.
+TEST_F(NcclStoreTest, CapturesAreRejectedBeforeNccl) {
   const auto store = make_store("nccl");
   store->init(1, at::zeros({2}, at::device(cuda(0))));
   EXPECT_EQ(push(*store, 1, {0, 1}), "");
@@ -355,8 +355,7 @@ TEST_F(NcclStoreTest, NoCaptureReachesNccl) {
     begin_capture(captured);
     const std::string said =
         refusal([&] { store->push(1, Tensors::replicas(values)); });
-    EXPECT_NE(
-        said.find("expected no CUDA graph to be captured"), std::string::npos)
+    EXPECT_NE(said.find("unexpected CUDA graph capture on"), std::string::npos)
         << said;
     EXPECT_NE(refusal([&] { store->pull(1, Tensors::replicas(values)); }), "");
     refusal([&] { end_capture(captured); });
@@ -366,7 +365,7 @@ TEST_F(NcclStoreTest, NoCaptureReachesNccl) {
   EXPECT_TRUE(at::equal(store->pull(1)[0].cpu(), at::full({2}, 2.F)));
 }
 
-TEST_F(NcclStoreTest, ACommunicatorThatHasFailedIsNotUsedAgain) {
+TEST_F(NcclStoreTest, AFailedCommunicatorIsNotReused) {
   const auto store = make_store("nccl");
   for (const int key : {1, 2}) {
     store->init(key, at::zeros({2}, at::device(cuda(0))));
@@ -381,14 +380,15 @@ TEST_F(NcclStoreTest, ACommunicatorThatHasFailedIsNotUsedAgain) {
       std::string::npos);
   functions().group_end = nccl_functions().group_end;
   const std::string said = push(*store, 1, {0, 1, 2});
-  EXPECT_NE(said.find("CUDA devices 0, 1, 2, but got"), std::string::npos)
+  EXPECT_NE(
+      said.find("failed before on CUDA devices 0, 1, 2"), std::string::npos)
       << said;
   EXPECT_NE(said.find("ncclGroupEnd failed"), std::string::npos) << said;
   EXPECT_EQ(push(*store, 2, {0, 3}), "") << "others work on";
 }
 
-// A launch that blocks waits for those that come after it.
-TEST_F(NcclStoreTest, LaunchesThatBlockAreRefused) {
+// A blocking launch would wait for later ones.
+TEST_F(NcclStoreTest, BlockingLaunchesAreRejected) {
   setenv("CUDA_LAUNCH_BLOCKING", "1", /*replace=*/1);
   EXPECT_NE(
       refusal([] { make_store("nccl"); }).find("CUDA_LAUNCH_BLOCKING=1"),

@@ -26,7 +26,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
-// Kernels of the CPU run in it: below autograd, and seen by no checks.
+// Guard for running CPU kernels: below autograd and without checks.
 struct OnTheCpu {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::DisableRecordFunctionGuard unseen;
@@ -78,7 +78,7 @@ at::Tensor empty_strided(
       sizes, strides, &allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// What the CPU made, as a view of the memory of `base`.
+// A result of the CPU, as a view of the memory of `base`.
 at::Tensor view_of(const at::Tensor& base, const at::Tensor& on_cpu) {
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW,
@@ -135,7 +135,7 @@ class CpuViews {
   std::unordered_map<const c10::TensorImpl*, at::Tensor> views_;
 };
 
-// Gives an out of an operator the memory that it lacks for what the CPU made.
+// Resizes the memory of an operator's out for the CPU's result.
 void resize_to(const at::Tensor& out, const at::Tensor& on_cpu) {
   auto* storage = out.storage().unsafeGetStorageImpl();
   TORCH_CHECK(storage->resizable(), "mock_cuda: an out cannot be resized");
@@ -147,8 +147,8 @@ void resize_to(const at::Tensor& out, const at::Tensor& on_cpu) {
   cpu_view(out).copy_(on_cpu);
 }
 
-// Done with each replay. What only fills new tensors is done now, too, to know
-// their forms.
+// Runs in each replay. Operators that only fill new tensors also run now, to
+// know their shapes.
 void record(
     const c10::OperatorHandle& op,
     c10::ArrayRef<c10::IValue> arguments,
@@ -181,7 +181,7 @@ void record(
       " in a capture is not modelled");
 
   torch::jit::Stack results = on_cpu;
-  std::vector<at::Tensor> outs; // that were resized, on the CPU
+  std::vector<at::Tensor> outs; // resized, on the CPU
   std::vector<at::Tensor> made; // these, then what is returned
   if (written.empty()) {
     {
@@ -256,7 +256,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::DeviceGuard guard(*device); // as PyTorch's own kernels have
   const c10::Stream stream = current_stream(*device);
 
-  // To the end, so that work is done in the order in which it is enqueued.
+  // Held to the end, so that work runs in the order in which it is enqueued.
   const std::lock_guard lock(mutex());
   const bool is_work = !is_view(schema);
   if (is_work) {
@@ -382,8 +382,8 @@ void wait(c10::Stream waiting, c10::Stream other) {
   event.block(waiting);
 }
 
-// As PyTorch's copy_kernel_cuda: which device does what, through which
-// temporaries, and in what order with the streams of both.
+// As PyTorch's copy_kernel_cuda: the same devices, temporaries and stream
+// order.
 at::Tensor& copy_(
     at::Tensor& to,
     const at::Tensor& from_any_shape,
@@ -407,7 +407,7 @@ at::Tensor& copy_(
       to.is_contiguous() && from.is_contiguous() &&
       to.is_conj() == from.is_conj() && to.is_neg() == from.is_neg();
   if (!is_plain && !has_peer) {
-    // Converted where it comes from on the way to the CPU, unless that blocks.
+    // Converted on the source device on the way to the CPU, unless that blocks.
     const bool converts_first = to.is_cuda() || non_blocking;
     const auto dtype = converts_first ? to.scalar_type() : from.scalar_type();
     at::Tensor plain = at::empty(to.sizes(), to.options().dtype(dtype));

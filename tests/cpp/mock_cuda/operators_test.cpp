@@ -1,4 +1,4 @@
-// Operators on fake devices give what they give on the CPU.
+// Operators on fake devices match the CPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ at::Tensor numbers(c10::Device device) {
   return at::arange(24, at::kFloat).view({4, 6}).to(device);
 }
 
-// What the call makes of tensors on the CPU and on a device.
+// Expects the same result of the call on the CPU and on a device.
 template <class Call>
 void expect_as_on_the_cpu(Call call) {
   const at::Tensor expected = call(c10::Device(c10::kCPU));
@@ -47,7 +47,7 @@ TEST_F(OperatorsTest, InPlaceAndOut) {
   expect_as_on_the_cpu([](auto device) {
     at::Tensor out = at::empty(0, device);
     at::mul_out(out, numbers(device), numbers(device));
-    return at::logical_and(out, numbers(device)); // resizes an out of its own
+    return at::logical_and(out, numbers(device)); // resizes its out
   });
   expect_as_on_the_cpu([](auto device) {
     at::Tensor x = numbers(device);

@@ -1,4 +1,4 @@
-// Optimizers of a store on fake GPUs: the steps of one in CPU memory.
+// Optimizers on fake GPUs match those in CPU memory.
 #include "update/optimizer.h"
 
 #include <ATen/ATen.h>

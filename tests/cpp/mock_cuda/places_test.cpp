@@ -1,4 +1,4 @@
-// Places: which tensors of a call are where.
+// Places of a call's tensors.
 #include "memory/places.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@ using List = std::vector<Place>;
 
 using mock_cuda::cuda;
 
-// Of a pull into tensors on such devices.
+// The places of a pull into tensors on `devices`.
 List places_of(const Places& places, const std::vector<c10::Device>& devices) {
   std::vector<at::Tensor> outs;
   for (const auto device : devices) {
@@ -41,7 +41,7 @@ TEST_F(PlacesTest, AreTheAcceleratorsOfACall) {
       (List{{cuda(2), -1}, {cuda(1), -1}}));
 }
 
-TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
+TEST_F(PlacesTest, OfOneDeviceAreUsedInTurn) {
   const Places places("cuda:1,cuda:2,cuda:1");
   EXPECT_TRUE(places.are_logical());
   EXPECT_EQ(places_of(places, {cuda(1)}), (List{{cuda(1), 0}}));
@@ -59,20 +59,20 @@ TEST_F(PlacesTest, OfOneDeviceTakeTurns) {
   EXPECT_EQ(places_of(places, {other, c10::kCPU}), (List{{other, -1}}));
 }
 
-TEST_F(PlacesTest, MayBeOfTheCpu) {
+TEST_F(PlacesTest, MayIncludeTheCpu) {
   const Places places("cpu,cpu:0");
   const c10::Device cpu(c10::kCPU);
   EXPECT_EQ(places_of(places, {cpu, cpu}), (List{{cpu, 0}, {cpu, 1}}));
 }
 
-TEST_F(PlacesTest, EachHasAStreamOfItsOwn) {
+TEST_F(PlacesTest, EachHasItsOwnStream) {
   Streams streams(runtime_);
   const c10::Stream first = streams.of({cuda(1), 0});
   EXPECT_NE(first, streams.of({cuda(1), 1}));
   EXPECT_EQ(first, streams.of({cuda(1), 0}));
 }
 
-TEST_F(PlacesTest, RefuseWhatIsNoListOfDevices) {
+TEST_F(PlacesTest, RejectInvalidLists) {
   for (const auto* text :
        {"gpu:0", "cuda:0,,cuda:0", "cuda:0;cuda:1", " ", "cuda:0,"}) {
     EXPECT_EQ(

@@ -1,5 +1,4 @@
-// Sharded values on fake GPUs: the devices that work on them, and their
-// streams.
+// Sharded values on fake GPUs: their devices and streams.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +25,7 @@ using mock_cuda::make_store;
 using mock_cuda::num_nccl_operations;
 using mock_cuda::PlacesOfEnvironment;
 
-using CutStreamsTest = mock_cuda::DevicesTest;
+using ShardedStreamsTest = mock_cuda::DevicesTest;
 
 std::vector<at::Tensor> on_devices(int64_t size, int num_devices) {
   std::vector<at::Tensor> result;
@@ -36,7 +35,7 @@ std::vector<at::Tensor> on_devices(int64_t size, int num_devices) {
   return result;
 }
 
-TEST_F(CutStreamsTest, EachDeviceTakesAShareOfTheLaunches) {
+TEST_F(ShardedStreamsTest, EachDeviceHasAShareOfTheLaunches) {
   const auto store = make_store();
   store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
   const auto values = on_devices(1 << 20, 4);
@@ -56,7 +55,7 @@ int64_t launches_of_push(KVStore& store, const Key& key, int64_t size) {
   return counters().launches - before;
 }
 
-TEST_F(CutStreamsTest, ValuesOfALoadedStoreAreCut) {
+TEST_F(ShardedStreamsTest, ValuesOfALoadedStoreAreSharded) {
   const auto store = make_store();
   store->init(1, at::zeros({1 << 20}, at::device(cuda(0))));
   const auto loaded = make_store();
@@ -65,7 +64,7 @@ TEST_F(CutStreamsTest, ValuesOfALoadedStoreAreCut) {
   EXPECT_EQ(launches_of_push(*store, 3, 1 << 20), 4);
 }
 
-TEST_F(CutStreamsTest, DeletedKeysCountForNothing) {
+TEST_F(ShardedStreamsTest, DeletedKeysAreNotCounted) {
   const auto store = make_store();
   for (int i = 0; i < 10; ++i) {
     store->init(1, at::zeros({1 << 20}, at::device(cuda(0))));
@@ -94,8 +93,8 @@ class NoteHomes final : public OpaqueUpdater {
   std::map<int, int> num_keys; // by device
 };
 
-// Wherever they began, or were cut before.
-TEST_F(CutStreamsTest, AnUpdatersWholeValuesAreSpread) {
+// Wherever they were placed or sharded before.
+TEST_F(ShardedStreamsTest, AnUpdatersWholeValuesAreDistributed) {
   for (const auto* type : {"device", "nccl"}) {
     for (const bool was_cut : {false, true}) {
       const auto store = make_store(type);
@@ -124,7 +123,7 @@ TEST_F(CutStreamsTest, AnUpdatersWholeValuesAreSpread) {
   }
 }
 
-TEST_F(CutStreamsTest, NcclFillsTheOutAtHomeBesideOneThatItCannotFill) {
+TEST_F(ShardedStreamsTest, NcclFillsTheHomesOutBesideAnUnsupportedOne) {
   const auto store = make_store("nccl");
   store->init(3, at::ones({2, 5}, at::device(cuda(0))));
   const at::Tensor at_home = at::zeros({2, 5}, at::device(cuda(0)));
@@ -138,10 +137,10 @@ TEST_F(CutStreamsTest, NcclFillsTheOutAtHomeBesideOneThatItCannotFill) {
   }
 }
 
-TEST_F(CutStreamsTest, NcclScattersAndGathersEvenPieces) {
+TEST_F(ShardedStreamsTest, NcclScattersAndGathersEvenShards) {
   const auto store = make_store("nccl");
   store->init(3, at::zeros({1 << 20}));
-  store->init(5, at::zeros({(1 << 20) + 3})); // the last piece is smaller
+  store->init(5, at::zeros({(1 << 20) + 3})); // the last shard is smaller
   store->init(7, at::zeros({10}));
   const auto run = [&](int64_t key, int64_t size) {
     const auto values = on_devices(size, 4);
@@ -161,7 +160,7 @@ TEST_F(CutStreamsTest, NcclScattersAndGathersEvenPieces) {
 }
 
 // A gradient is overwritten on its own device right after the push.
-TEST_F(CutStreamsTest, WithoutWaitsTheCheckerComplains) {
+TEST_F(ShardedStreamsTest, MissingWaitsAreDetected) {
   expect_waits_matter([](Runtime& runtime) {
     const auto store = make_store("device", runtime);
     store->init(3, at::zeros({1 << 20}, at::device(cuda(0))));
@@ -174,7 +173,7 @@ TEST_F(CutStreamsTest, WithoutWaitsTheCheckerComplains) {
 }
 
 // The streams of places on one device, too.
-TEST_F(CutStreamsTest, PlacesOfOneDeviceWaitForItsStream) {
+TEST_F(ShardedStreamsTest, PlacesOfOneDeviceWaitForItsStream) {
   const PlacesOfEnvironment places("cuda:0,cuda:0");
   expect_waits_matter([](Runtime& runtime) {
     const auto store = make_store("device", runtime);

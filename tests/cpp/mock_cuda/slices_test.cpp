@@ -1,4 +1,4 @@
-// Values that are cut over fake GPUs: what comes out, and that all is ordered.
+// Values sharded over fake GPUs: results, and the order of all work.
 #include "memory/slices.h"
 
 #include <ATen/ATen.h>
@@ -42,19 +42,19 @@ void PrintTo(const Machine& machine, std::ostream* out) {
   *out << machine.name;
 }
 
-// What a test does to a store on the fake GPUs, it does to one in CPU memory.
-class CutTest : public mock_cuda::DevicesTest,
-                public ::testing::WithParamInterface<Machine> {
+// Each operation runs on a store on fake GPUs and on one in CPU memory.
+class ShardedTest : public mock_cuda::DevicesTest,
+                    public ::testing::WithParamInterface<Machine> {
  protected:
-  CutTest() : environment_(GetParam().places) {
+  ShardedTest() : environment_(GetParam().places) {
     mock_cuda::reset(GetParam().num_devices, GetParam().topology);
     if (!GetParam().has_kernels) {
       kernels::cuda::set_table(nullptr);
     }
     store_ = make_store(GetParam().type);
   }
-  ~CutTest() override {
-    store_.reset(); // before the devices are looked at
+  ~ShardedTest() override {
+    store_.reset(); // before the devices are checked
   }
 
   // Enough for each of 8 devices; not divisible by them.
@@ -126,7 +126,7 @@ class CutTest : public mock_cuda::DevicesTest,
   StorePtr store_;
 };
 
-TEST_P(CutTest, SumsAndHandsOut) {
+TEST_P(ShardedTest, SumsAndCopiesOut) {
   for (const auto dtype :
        {at::kFloat, at::kHalf, at::kInt, at::kComplexFloat}) {
     const Key key(static_cast<int64_t>(dtype));
@@ -139,7 +139,7 @@ TEST_P(CutTest, SumsAndHandsOut) {
   }
 }
 
-TEST_P(CutTest, TakesValuesOfAllSorts) {
+TEST_P(ShardedTest, SupportsAllKindsOfValues) {
   init(3, random());
   push(3);
   auto values = std::vector<at::Tensor>{
@@ -155,7 +155,7 @@ TEST_P(CutTest, TakesValuesOfAllSorts) {
   expect_pulled(3);
 }
 
-TEST_P(CutTest, ManyKeysOfACallAreCutAsOne) {
+TEST_P(ShardedTest, ManyKeysOfACallAreShardedTogether) {
   const Keys keys = mock_cuda::first_keys(20);
   Tensors values;
   Tensors outs;
@@ -180,7 +180,7 @@ TEST_P(CutTest, ManyKeysOfACallAreCutAsOne) {
   }
 }
 
-TEST_P(CutTest, OptimizersStepAndKeepTheirState) {
+TEST_P(ShardedTest, OptimizersStepAndKeepTheirState) {
   for (const auto* rule : {"sgd", "adam", "lamb"}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       const Optimizer made = optimizer(
@@ -211,16 +211,16 @@ TEST_P(CutTest, OptimizersStepAndKeepTheirState) {
                 state.tensors.at(name).cpu(), tensor, in_fp32, in_fp32))
             << name;
       }
-      store_->set_optimizer_states(key, {state}); // back onto the pieces
+      store_->set_optimizer_states(key, {state}); // back into the shards
       push(key);
       expect_pulled(key, tolerance);
     }
   }
 }
 
-TEST_P(CutTest, AnUpdaterSeesTheWholeAndItsKeyIsCutAgain) {
+TEST_P(ShardedTest, AnUpdaterGetsTheWholeAndItsKeyIsShardedAgain) {
   init(3, random());
-  push(3); // cut
+  push(3); // sharded
   for (const auto& store : {store_, expected_}) {
     store->set_updater(std::make_shared<AddTwice>());
   }
@@ -229,18 +229,18 @@ TEST_P(CutTest, AnUpdaterSeesTheWholeAndItsKeyIsCutAgain) {
   for (const auto& store : {store_, expected_}) {
     store->set_updater(nullptr);
   }
-  push(3); // cut again
+  push(3); // sharded again
   expect_pulled(3);
 }
 
-TEST_P(CutTest, StoresAreCopiedWhole) {
+TEST_P(ShardedTest, StoresAreCopiedWhole) {
   init(3, random());
   push(3);
   const auto copy = KVStore::from_state(store_->state());
   EXPECT_TRUE(at::equal(copy->pull(3)[0].cpu(), expected_->pull(3)[0]));
 }
 
-TEST_P(CutTest, ThreadsOnStreamsOfTheirOwn) {
+TEST_P(ShardedTest, ThreadsOnTheirOwnStreams) {
   init(3, at::zeros({3, 190001}));
   for (const auto& store : {store_, expected_}) {
     store->set_optimizer(optimizer("sgd", {{"lr", 1}}));
@@ -267,7 +267,7 @@ TEST_P(CutTest, ThreadsOnStreamsOfTheirOwn) {
   EXPECT_TRUE(store_->pull(3)[0].cpu().eq(-9 * replicas).all().item<bool>());
 }
 
-TEST_P(CutTest, ASteadyStateAllocatesNothing) {
+TEST_P(ShardedTest, ASteadyStateAllocatesNothing) {
   if (!GetParam().has_kernels ||
       GetParam().topology != mock_cuda::Topology::kAll || device(3).is_cpu()) {
     GTEST_SKIP() << "copies that are staged need memory";
@@ -293,7 +293,7 @@ TEST_P(CutTest, ASteadyStateAllocatesNothing) {
 using mock_cuda::Topology;
 INSTANTIATE_TEST_SUITE_P(
     Machines,
-    CutTest,
+    ShardedTest,
     ::testing::Values(
         Machine{"two", "device", 2, Topology::kAll, true, ""},
         Machine{"four", "device", 4, Topology::kAll, true, ""},

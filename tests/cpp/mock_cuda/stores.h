@@ -10,10 +10,10 @@
 #include "devices.h"
 #include "kvstore.h"
 
-// What tests put into stores on the fake devices, and look for there.
+// Stores on fake devices: their inputs and expected results.
 namespace torchkv::mock_cuda {
 
-// Who carries and adds up.
+// What moves and sums values.
 enum class Carrier : uint8_t { kOperators, kKernels, kNccl };
 
 using StorePtr = c10::intrusive_ptr<KVStore>;
@@ -24,7 +24,7 @@ inline StorePtr make_store(
   return c10::make_intrusive<KVStore>(type, runtime);
 }
 
-// A store sees it when it is made.
+// Read when a store is created.
 class PlacesOfEnvironment {
  public:
   explicit PlacesOfEnvironment(const char* places) {
@@ -96,7 +96,7 @@ inline Optimizer make_optimizer(const char* rule) {
   return make_optimizer(make_rule("test", rule, {{"lr", 1}}));
 }
 
-// stored += 2 * input, with temporaries of its own.
+// stored += 2 * input, with temporaries.
 class AddTwice final : public OpaqueUpdater {
  public:
   void update(

@@ -41,8 +41,8 @@ size_t bytes_of_sum(Dtype dtype) {
   return is_half(dtype) ? 4 : bytes_of(dtype);
 }
 
-// What the keys of a launch touch: `range_of` says it of each pointer by its
-// place, of which there are `num_pointers`.
+// The ranges that the keys of a launch touch: `range_of` returns that of each
+// of `num_pointers` pointers.
 template <class RangeOf>
 std::vector<Range> ranges_of(const void* params, RangeOf range_of) {
   const auto& small = *static_cast<const Params<kSmallParams>*>(params);
@@ -188,8 +188,8 @@ int has_code_of_current(bool* result) {
   return 0;
 }
 
-// A question about a stream that makes a context on another device, or about
-// the default stream, fails a capture that is under way elsewhere.
+// A query of a stream that creates a context on another device, or of the
+// default stream, invalidates a capture elsewhere.
 int is_capturing(void* stream, bool* result) {
   const std::lock_guard lock(mutex());
   TORCH_CHECK(

@@ -1,4 +1,4 @@
-// Launches of the store's kernels are checked by what their keys point to.
+// Launches of the store's kernels are checked by the pointers of their keys.
 #include "table.h"
 
 #include <ATen/ATen.h>
@@ -63,7 +63,7 @@ TEST_F(TableTest, ASumIsALaunch) {
 }
 
 // One at a time, everything that it touches is used by another stream.
-TEST_F(TableTest, ASumIsOrderedWithAllThatItTouches) {
+TEST_F(TableTest, ASumIsOrderedWithAllItsMemory) {
   EXPECT_EQ(step(), "");
   const c10::Stream stream = new_stream(cuda(0));
   for (const auto& tensor : {stored, m, v, values[0], values[1]}) {
@@ -112,7 +112,7 @@ TEST_F(TableTest, ACopyReadsItsSourceAndWritesItsOuts) {
 }
 
 // PyTorch refuses large parameters while it captures.
-TEST_F(TableTest, ACaptureTakesSmallParametersOnly) {
+TEST_F(TableTest, ACaptureTakesOnlySmallParameters) {
   const c10::Stream stream = new_stream(cuda(0));
   const c10::StreamGuard guard(stream);
   order(current_stream(cuda(0)), stream);
@@ -134,8 +134,8 @@ TEST_F(TableTest, ACaptureTakesSmallParametersOnly) {
   }
 }
 
-// Where it is not the current device, asking would make a context there.
-TEST_F(TableTest, AStreamIsAskedOnItsDevice) {
+// If it is not the current device, a query would create a context there.
+TEST_F(TableTest, AStreamIsQueriedOnItsDevice) {
   const c10::Stream stream = new_stream(cuda(1));
   bool result = false;
   EXPECT_NE(

@@ -22,7 +22,7 @@ at::Tensor number(int64_t value) {
   return at::scalar_tensor(value, at::kLong);
 }
 
-TEST(TensorsTest, GroupsLieSideBySide) {
+TEST(TensorsTest, GroupsAreContiguous) {
   const Tensors tensors({{number(1), number(2)}, {}, {number(3)}});
   ASSERT_EQ(tensors.size(), 3);
   EXPECT_EQ(numbers(tensors.of(0)), (std::vector<int64_t>{1, 2}));

@@ -1,5 +1,5 @@
-// What a push does with an entry's state, when an optimizer has been replaced
-// and when memory runs out.
+// Batch: an entry's state after an optimizer has been replaced, and when memory
+// runs out.
 #include "store/batch.h"
 
 #include <ATen/ATen.h>
@@ -49,7 +49,7 @@ class BatchTest : public ::testing::Test {
   Entries entries_;
 };
 
-TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
+TEST_F(BatchTest, StateOfAnotherOptimizerIsIgnored) {
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}}, 7);
   entries_[0]->generation = 7;
   entries_[0]->step = 4;
@@ -70,8 +70,8 @@ TEST_F(BatchTest, AnotherOptimizersStateIsNone) {
   EXPECT_EQ(entries_[1]->generation, 7);
 }
 
-// A push under way since before set_optimizer.
-TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
+// A push in flight since before set_optimizer.
+TEST_F(BatchTest, ALateStepUsesTheOptimizerThatUpdatedTheKey) {
   const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
   const auto newer =
       std::make_shared<const Optimizer>(optimizer("adam", {{"lr", 0.25}}, 8));
@@ -90,7 +90,7 @@ TEST_F(BatchTest, ALateStepIsOneOfTheOptimizerThatHasMovedTheKey) {
   EXPECT_EQ(entries_[1]->generation, 7);
 }
 
-TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
+TEST_F(BatchTest, ALateStepAfterTheLastOptimizerUsesItsOwn) {
   const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
   entries_[0]->generation = 8;
   entries_[0]->step = 4;
@@ -101,8 +101,8 @@ TEST_F(BatchTest, ALateStepAfterTheLastOptimizerIsItsOwn) {
   EXPECT_EQ(entries_[0]->generation, 7);
 }
 
-// Of all ways to sum: as it lies, strided, and by torch's operators.
-TEST_F(BatchTest, WithoutMemoryNothingMoves) {
+// For all ways to sum: contiguous, strided, and by torch's operators.
+TEST_F(BatchTest, RunningOutOfMemoryChangesNothing) {
   const at::Tensor strided = at::ones({3, 8}).slice(1, 0, 8, 2);
   const at::Tensor negated =
       at::imag(at::complex(ones(), -ones()).conj()); // 1, lazily

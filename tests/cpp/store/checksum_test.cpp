@@ -32,9 +32,9 @@ StoreState make_state() {
       {state, KeyState()}};
 }
 
-TEST(ChecksumTest, IsThatOfAnEqualState) {
+TEST(ChecksumTest, EqualStatesHaveEqualChecksums) {
   EXPECT_EQ(checksum_of(make_state()), checksum_of(make_state()));
-  // Wherever the elements are in memory.
+  // For any memory layout.
   StoreState strided = make_state();
   strided.values[1] = strided.values[1].t().contiguous().t();
   EXPECT_EQ(checksum_of(strided), checksum_of(make_state()));
@@ -91,18 +91,18 @@ TEST(ChecksumTest, EveryOtherPartChangesIt) {
   }));
 }
 
-// As zlib and zip files have it.
+// As in zlib and zip files.
 TEST(ChecksumTest, IsCrc32) {
   StoreState state;
   state.type = "123456789";
-  // The size of each string and list stands before it.
+  // Each string and list is preceded by its size.
   std::string bytes;
   const auto add = [&](uint64_t size) {
     bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
   };
   add(9);
   bytes += state.type;
-  for (int i = 0; i < 6; ++i) { // what is empty
+  for (int i = 0; i < 6; ++i) { // empty fields
     add(0);
   }
   uint32_t crc = 0xFFFFFFFF;

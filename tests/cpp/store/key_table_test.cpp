@@ -56,7 +56,7 @@ TEST(KeyTableTest, InsertIsAllOrNothing) {
       (std::vector<std::string>{"(key 1)", "(key 3)", "(key 2)"}));
 }
 
-TEST(KeyTableTest, ARefusedFirstInsertDoesNotFixTheKind) {
+TEST(KeyTableTest, ARejectedFirstInsertDoesNotFixTheKind) {
   KeyTable table;
   EXPECT_THROW(table.insert("init", make({"w", 1})), c10::TypeError);
   EXPECT_EQ(table.kind(), std::nullopt);
@@ -64,7 +64,7 @@ TEST(KeyTableTest, ARefusedFirstInsertDoesNotFixTheKind) {
   EXPECT_EQ(table.kind(), KeyKind::kInt);
 }
 
-TEST(KeyTableTest, TheFirstInsertFixesTheKindForGood) {
+TEST(KeyTableTest, TheFirstInsertFixesTheKind) {
   KeyTable table;
   table.insert("init", make({"w"}));
   EXPECT_THROW(table.find("push", 1), c10::TypeError);
@@ -83,7 +83,7 @@ TEST(KeyTableTest, EraseIsAllOrNothing) {
   EXPECT_EQ(order(table), (std::vector<std::string>{"(key 2)"}));
 }
 
-TEST(KeyTableTest, AnErasedEntryLivesAsLongAsACallHoldsIt) {
+TEST(KeyTableTest, AnErasedEntryLivesWhileACallHoldsIt) {
   KeyTable table;
   table.insert("init", make({1}));
   const Entries held = table.find("push", 1);
@@ -92,7 +92,7 @@ TEST(KeyTableTest, AnErasedEntryLivesAsLongAsACallHoldsIt) {
   EXPECT_EQ(held[0].use_count(), 1);
 }
 
-TEST(KeyTableTest, UnknownKeysNameThemselvesAndTheRemedy) {
+TEST(KeyTableTest, ErrorsOfUnknownKeysNameTheKeyAndTheFix) {
   const KeyTable table;
   try {
     table.find("pull", {"conv1.weight"});
@@ -107,7 +107,7 @@ TEST(KeyTableTest, UnknownKeysNameThemselvesAndTheRemedy) {
   }
 }
 
-TEST(KeyTableTest, EveryMethodRefusesAfterClose) {
+TEST(KeyTableTest, EveryMethodThrowsAfterClose) {
   KeyTable table;
   table.insert("init", make({1}));
   table.close();
@@ -143,7 +143,7 @@ TEST(KeyTableTest, TakeReplacesTheEntriesAndReturnsTheOld) {
       (std::vector<std::string>{"(key 3)", "(key 9)", "(key 7)", "(key 5)"}));
 }
 
-TEST(KeyTableTest, TakeRefusesKeysOfTheOtherKind) {
+TEST(KeyTableTest, TakeRejectsKeysOfTheOtherKind) {
   KeyTable table;
   KeyTable other;
   table.insert("init", make({1}));

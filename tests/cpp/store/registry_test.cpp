@@ -18,7 +18,7 @@ std::string refusal(const std::string& text) {
   return "no ValueError";
 }
 
-TEST(RegistryTest, AliasesBecomeTheirTypes) {
+TEST(RegistryTest, AliasesResolveToTheirTypes) {
   EXPECT_EQ(canonical_type("local"), "local");
   EXPECT_EQ(canonical_type("local_update_cpu"), "local");
   EXPECT_EQ(canonical_type("local_allreduce_cpu"), "local");
@@ -26,7 +26,7 @@ TEST(RegistryTest, AliasesBecomeTheirTypes) {
   EXPECT_EQ(canonical_type("local_allreduce_device"), "device");
 }
 
-TEST(RegistryTest, SuggestsTheNearName) {
+TEST(RegistryTest, SuggestsTheNearestName) {
   EXPECT_NE(refusal("LOCAL").find("did you mean 'local'?"), std::string::npos);
   EXPECT_NE(
       refusal("devcie").find("did you mean 'device'?"), std::string::npos);
@@ -35,7 +35,7 @@ TEST(RegistryTest, SuggestsTheNearName) {
       std::string::npos);
 }
 
-TEST(RegistryTest, SuggestsNothingWhereNothingIsNear) {
+TEST(RegistryTest, SuggestsNothingIfNothingIsNear) {
   EXPECT_EQ(refusal("redis").find("did you mean"), std::string::npos);
   EXPECT_EQ(refusal("").find("did you mean"), std::string::npos);
   EXPECT_NE(refusal("redis").find("'dist_device_sync'"), std::string::npos);
@@ -46,7 +46,7 @@ TEST(RegistryTest, NeverMatchesASubstring) {
   EXPECT_NE(refusal("local "), "no ValueError");
 }
 
-TEST(RegistryTest, TypesToComeAreNotImplemented) {
+TEST(RegistryTest, FutureTypesAreNotImplemented) {
   for (const auto* type :
        {"dist", "dist_sync", "dist_async", "dist_device_sync"}) {
     EXPECT_THROW(canonical_type(type), c10::NotImplementedError) << type;

@@ -1,5 +1,4 @@
-// The numbers of an optimizer that are refused, because fp32 does not hold
-// them.
+// Numbers of an optimizer that are invalid because fp32 cannot represent them.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -23,8 +23,8 @@ using testing::value_of;
 
 class DeviceRuleTest : public testing::RuleTest {};
 
-// As it is on the CPU, and as it began there.
-TEST_P(DeviceRuleTest, StepsOfTheCpu) {
+// Matches the CPU, and state that began there.
+TEST_P(DeviceRuleTest, MatchesTheCpu) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexFloat}) {
     testing::RecordingRuntime runtime;
     testing::Pipeline pipeline(Placement::Policy::kShardAll, runtime);
@@ -82,8 +82,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(testing::rule_cases()),
     testing::rule_name);
 
-// What an earlier stream has touched is kept until a later one is done with it,
-// state included.
+// Memory of an earlier stream, state included, is kept until a later one is
+// done.
 TEST(OptimizerDeviceTest, StreamsKeepTheState) {
   testing::RecordingRuntime runtime;
   testing::Pipeline pipeline(Placement::Policy::kShardAll, runtime);

@@ -1,5 +1,5 @@
-// Built-in optimizers in a store: the steps of a plain loop in double, for
-// values and gradients of any dtype and layout, and their state.
+// Built-in optimizers in a store match a plain loop in double, for values and
+// gradients of any dtype and layout; and their state.
 #include "update/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +32,7 @@ double tolerance_of(at::ScalarType dtype) {
 
 class OptimizerRuleTest : public testing::RuleTest {};
 
-TEST_P(OptimizerRuleTest, StepsOfThePlainLoop) {
+TEST_P(OptimizerRuleTest, MatchesThePlainLoop) {
   for (const auto dtype :
        {at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
     for (const int64_t size : {1, 5, 300, 40000}) {
@@ -55,13 +55,12 @@ TEST_P(OptimizerRuleTest, StepsOfThePlainLoop) {
   }
 }
 
-// Values that lie across the stored one, repeat, or must be conjugated or
-// negated first.
+// Gradients that are transposed, expanded, or lazily conjugated or negated.
 TEST_P(OptimizerRuleTest, GradientsOfAnyLayout) {
   for (const auto dtype : {at::kDouble, at::kComplexDouble}) {
     const at::Tensor value = at::randn({70, 33, 3}, dtype);
     const auto store = store_with(value, optimizer(rule_));
-    // The state lies as the value does, whatever its strides.
+    // The state has the value's memory layout, whatever its strides.
     const auto turned = store_with(value.permute({2, 0, 1}), optimizer(rule_));
     PlainOptimizer plain(value);
     const auto push = [&](const at::Tensor& gradient) {
@@ -124,7 +123,7 @@ TEST_P(OptimizerRuleTest, GradientsOfOtherDtypes) {
   }
 }
 
-// A list in one pass, with keys of all sizes, as one key after another.
+// A list in one pass, with keys of all sizes, matches one key after another.
 TEST_P(OptimizerRuleTest, AListOfKeys) {
   constexpr int64_t kKeys = 40;
   const auto store = c10::make_intrusive<KVStore>();
@@ -160,7 +159,7 @@ TEST_P(OptimizerRuleTest, AListOfKeys) {
   }
 }
 
-// Its bytes at any time are those of the options that have been used.
+// Its size is that of the options that have been used.
 TEST_P(OptimizerRuleTest, StateAndRoundTrip) {
   const at::Tensor value = at::randn({7, 3});
   const auto store = store_with(value, optimizer(rule_));

@@ -1,5 +1,5 @@
-// An optimizer's state: when it is made, what keeps it and what does not, and
-// its way out of a store and back.
+// An optimizer's state: when it is created, kept and dropped, and how it is
+// saved and restored.
 #include "update/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -32,7 +32,7 @@ using testing::state_of;
 using testing::store_with;
 using testing::value_of;
 
-TEST(OptimizerStateTest, IsMadeAtTheFirstStepAndOnce) {
+TEST(OptimizerStateTest, IsCreatedOnceAtTheFirstStep) {
   CountingRuntime runtime;
   const auto store = c10::make_intrusive<KVStore>("local", runtime);
   store->init({1, 2}, Tensors::one_each({at::zeros(100), at::zeros(100)}));
@@ -64,7 +64,7 @@ TEST(OptimizerStateTest, HalfPrecisionNeedsAMasterOnly) {
   EXPECT_EQ(runtime.bytes, 400);
 }
 
-TEST(OptimizerStateTest, SurvivesOtherNumbersAndNotAnotherOptimizer) {
+TEST(OptimizerStateTest, SurvivesNewNumbersButNotAnotherOptimizer) {
   const auto store = store_with(at::zeros(3), optimizer("adam", {{"lr", 0.1}}));
   PlainOptimizer plain(at::zeros(3));
   RuleSpec rule = make_rule("test", "adam", {{"lr", 0.1}});
@@ -91,10 +91,10 @@ TEST(OptimizerStateTest, SurvivesOtherNumbersAndNotAnotherOptimizer) {
   EXPECT_EQ(state_of(store).step, 1);
 }
 
-TEST(OptimizerStateTest, AMasterOfAnotherOptimizerIsForgotten) {
+TEST(OptimizerStateTest, AMasterOfAnotherOptimizerIsDropped) {
   const auto store =
       store_with(at::ones(3, at::kHalf), optimizer("sgd", {{"lr", 1e-5}}));
-  store->push(1, at::ones(3, at::kHalf)); // too little to be seen
+  store->push(1, at::ones(3, at::kHalf)); // too small to change fp16
   store->set_updater(nullptr);
   store->push(1, at::full(3, 5, at::kHalf));
   store->set_optimizer(optimizer("sgd", {{"lr", 1}}));
@@ -102,7 +102,7 @@ TEST(OptimizerStateTest, AMasterOfAnotherOptimizerIsForgotten) {
   expect_equal(value_of(store), at::full(3, 4, at::kHalf));
 }
 
-TEST(OptimizerStateTest, OptionsSwitchedOnLive) {
+TEST(OptimizerStateTest, OptionsEnabledLater) {
   struct Switch {
     const char* rule;
     const char* option;
@@ -136,7 +136,7 @@ TEST(OptimizerStateTest, OptionsSwitchedOnLive) {
   }
 }
 
-TEST(OptimizerStateTest, AMomentumSwitchedOnLiveBeginsWithItsFirstGradient) {
+TEST(OptimizerStateTest, AMomentumEnabledLaterStartsWithItsFirstGradient) {
   const auto store =
       store_with(at::zeros(2, at::kDouble), optimizer("sgd", {{"lr", 1}}));
   store->push(1, at::ones(2));
@@ -174,7 +174,7 @@ TEST(OptimizerStateTest, CopiesShareNothingWithTheStore) {
   expect_equal(value_of(store), at::full(3, -1.));
 }
 
-TEST(OptimizerStateTest, RefusedStatesChangeNothing) {
+TEST(OptimizerStateTest, RejectedStatesChangeNothing) {
   const auto store = store_with(at::zeros(3), optimizer("adam", {}));
   store->init(2, at::zeros(3));
   const Keys both{1, 2};
@@ -199,10 +199,10 @@ TEST(OptimizerStateTest, RefusedStatesChangeNothing) {
         int64_t{1} << 62,
         {{"exp_avg", good}, {"exp_avg_sq", good}, {"accumulated", good}}},
        "num_accumulated to be from 0"},
-      {{1, 0, {{"exp_avg", good}}}, "'exp_avg_sq', but got none"},
-      {{1, 0, {{"sum", good}}}, "but got 'sum'"},
+      {{1, 0, {{"exp_avg", good}}}, "missing state 'exp_avg_sq'"},
+      {{1, 0, {{"sum", good}}}, "unexpected state 'sum'"},
       {{1, 0, {{"exp_avg", good}, {"exp_avg_sq", good}, {"master", good}}},
-       "but got 'master'"}, // the value is that itself
+       "unexpected state 'master'"}, // the value is that itself
       {{1, 0, {{"exp_avg", at::ones(4)}, {"exp_avg_sq", good}}},
        "expected shape [3], but got [4]"},
       {{1,
@@ -231,8 +231,8 @@ TEST(OptimizerStateTest, RefusedStatesChangeNothing) {
   }
 }
 
-// A state that does not fit into memory leaves what was there.
-TEST(OptimizerStateTest, NoMemoryForAStateChangesNothing) {
+// If a state does not fit into memory, the old one is kept.
+TEST(OptimizerStateTest, RunningOutOfMemoryChangesNothing) {
   CountingRuntime runtime;
   const auto store = c10::make_intrusive<KVStore>("local", runtime);
   store->init(1, at::zeros(3));
@@ -246,8 +246,8 @@ TEST(OptimizerStateTest, NoMemoryForAStateChangesNothing) {
   expect_same_state(state_of(store), before);
 }
 
-// The first step fails for the second key's state; then there is memory again.
-TEST(OptimizerStateTest, AStepThatFoundNoMemoryCanBeRepeated) {
+// The first step runs out of memory for the second key's state.
+TEST(OptimizerStateTest, AStepThatRanOutOfMemoryCanBeRepeated) {
   CountingRuntime runtime;
   const auto store = c10::make_intrusive<KVStore>("local", runtime);
   const Keys keys{1, 2};
@@ -282,7 +282,7 @@ TEST(OptimizerStateTest, NeedsAnOptimizerAndAnOpenStore) {
   }
 }
 
-TEST(OptimizerStateTest, GroupsAndMultipliersInAStateAndBack) {
+TEST(OptimizerStateTest, GroupsAndMultipliersRoundTrip) {
   Optimizer groups = optimizer("sgd", {{"lr", 1}}, {{"rescale_grad", 0.5}});
   groups.groups.push_back(make_rule("test", "sgd", {{"lr", 4}}));
   groups.keys[2] = {1, 0.5, 1};
@@ -308,7 +308,7 @@ TEST(OptimizerStateTest, GroupsAndMultipliersInAStateAndBack) {
   EXPECT_EQ(again->keys.at("other").wd_mult, 2);
 }
 
-TEST(OptimizerStateTest, PartsThatDoNotFitAreRefused) {
+TEST(OptimizerStateTest, InconsistentPartsAreRejected) {
   const auto store = store_with(at::zeros(3), optimizer("adam", {}));
   store->push(1, at::ones(3));
   const auto refused = [&](auto change) {
@@ -316,7 +316,8 @@ TEST(OptimizerStateTest, PartsThatDoNotFitAreRefused) {
     change(std::get<8>(tuple));
     const auto text = error_text(
         [&] { KVStore::from_state(StoreState::from_tuple(std::move(tuple))); });
-    return has(text, ": expected") || has(text, ": unknown optimizer");
+    return has(text, ": expected") || has(text, ": unknown ") ||
+        has(text, ": missing state");
   };
   EXPECT_FALSE(refused([](auto&) {}));
   EXPECT_TRUE(refused([](auto& t) { std::get<0>(t) = "nadam"; }));

@@ -1,4 +1,4 @@
-// Threads that push, set the optimizer and read its state at once.
+// Threads that push, set the optimizer and read its state concurrently.
 #include "update/optimizer.h"
 
 #include <ATen/ATen.h>
@@ -19,7 +19,7 @@ using testing::state_of;
 using testing::value_of;
 
 // Each push makes one step of each of its keys, whatever others do.
-TEST(OptimizerThreadsTest, PushesSettingsAndStatesAtOnce) {
+TEST(OptimizerThreadsTest, ConcurrentPushesSettingsAndStates) {
   constexpr int kThreads = 3;
   constexpr int kPushes = 200;
   constexpr int64_t kKeys = 20;

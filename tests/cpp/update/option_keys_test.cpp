@@ -1,4 +1,4 @@
-// Keys that an optimizer has options for: which of them a store must have.
+// Keys with options of an optimizer: when they must exist in the store.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ Optimizer with_options_of(const Key& key) {
   return result;
 }
 
-TEST(OptionKeysTest, AStoreWithKeysRefusesUnknownOnes) {
+TEST(OptionKeysTest, AStoreWithKeysRejectsUnknownOnes) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(
       {"fc.weight", "fc.bias"}, Tensors::one_each({at::ones(2), at::ones(2)}));
@@ -47,7 +47,7 @@ TEST(OptionKeysTest, AStoreWithKeysRefusesUnknownOnes) {
       with_options_of("other"), /*keep_state=*/true, /*check_keys=*/false);
 }
 
-TEST(OptionKeysTest, AnEmptyStoreRefusesTheFirstPush) {
+TEST(OptionKeysTest, AnEmptyStoreRejectsTheFirstPush) {
   const auto store = c10::make_intrusive<KVStore>();
   store->set_optimizer(with_options_of(7));
   store->init(3, at::ones(2));
@@ -62,7 +62,7 @@ TEST(OptionKeysTest, AnEmptyStoreRefusesTheFirstPush) {
   store->init(7, at::ones(2));
   store->push(3, at::ones(2));
   EXPECT_TRUE(store->expected_keys().empty());
-  store->erase(7); // one that was found may go
+  store->erase(7); // a known one may be deleted
   store->push(3, at::ones(2));
   expect_equal(value_of(store, 3), at::full(2, -1.));
 }
@@ -80,7 +80,7 @@ TEST(OptionKeysTest, AnotherUpdaterExpectsNothing) {
   expect_equal(value_of(store, 3), at::ones(2));
 }
 
-// A key that was deleted may come back; until then its options wait.
+// Options apply again once a deleted key is re-initialised.
 TEST(OptionKeysTest, OptionsOutliveAKey) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init({3, 7}, Tensors::one_each({at::ones(2), at::ones(2)}));
@@ -96,7 +96,7 @@ TEST(OptionKeysTest, OptionsOutliveAKey) {
   }
 }
 
-// --- By name, as TorchScript sets an optimizer
+// --- Optimizers by name, as in TorchScript
 
 TEST(OptimizerByNameTest, NewNumbersKeepTheState) {
   const auto store = c10::make_intrusive<KVStore>();
@@ -112,7 +112,7 @@ TEST(OptimizerByNameTest, NewNumbersKeepTheState) {
   EXPECT_EQ(store->optimizer_states(3)[0].step, 0);
 }
 
-TEST(OptimizerByNameTest, OptionsOfKeysAndOtherGroupsStay) {
+TEST(OptimizerByNameTest, OptionsOfKeysAndOtherGroupsAreKept) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(
       {1, 2, 3}, Tensors::one_each({at::zeros(1), at::zeros(1), at::zeros(1)}));
@@ -139,7 +139,7 @@ TEST(OptimizerByNameTest, TakesGradientOptions) {
   expect_equal(value_of(store, 3), at::full(1, -3.));
 }
 
-TEST(OptimizerByNameTest, RefusedNumbersChangeNothing) {
+TEST(OptimizerByNameTest, RejectedNumbersChangeNothing) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(3, at::zeros(1));
   store->set_optimizer("sgd", {{"lr", 1}});

@@ -18,7 +18,7 @@ torch::jit::Module make_module(const std::string& source) {
   return module;
 }
 
-// Momentum: state of its own in an attribute.
+// Momentum, with state in an attribute.
 torch::jit::Module make_momentum() {
   torch::jit::Module module("Momentum");
   module.register_attribute(
@@ -49,7 +49,7 @@ std::string refusal(const torch::jit::Module& module) {
   return "no TypeError";
 }
 
-TEST(ScriptUpdaterTest, MayReturnTheStoredValueButNoNewTensor) {
+TEST(ScriptUpdaterTest, MayReturnTheStoredValueButNotANewTensor) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(1, at::zeros(2));
   const auto set = [&](const std::string& body) {
@@ -83,7 +83,7 @@ TEST(ScriptUpdaterTest, KeepsStateAndSharesItWithTheModule) {
   EXPECT_EQ(state.at(1).toTensor()[0].item<float>(), 6);
 }
 
-// The first push hands the merge buffer over, and the module keeps it.
+// The module keeps the merge buffer of the first push.
 TEST(ScriptUpdaterTest, WhatItKeepsIsNotOverwrittenByTheNextPush) {
   const auto module = make_momentum();
   const auto store = c10::make_intrusive<KVStore>();
@@ -95,7 +95,7 @@ TEST(ScriptUpdaterTest, WhatItKeepsIsNotOverwrittenByTheNextPush) {
   EXPECT_EQ(kept[0].item<float>(), 4);
 }
 
-TEST(ScriptUpdaterTest, TravelsWithTheState) {
+TEST(ScriptUpdaterTest, IsPartOfTheState) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(1, at::zeros(2));
   store->set_updater(std::make_shared<ScriptUpdater>(make_momentum()));
@@ -135,7 +135,7 @@ TEST(ScriptUpdaterTest, TakesOneKindOfKeysOrAny) {
   EXPECT_EQ(kind("Any"), std::nullopt);
 }
 
-TEST(ScriptUpdaterTest, ItsKindOfKeysMustBeTheStores) {
+TEST(ScriptUpdaterTest, ItsKindOfKeysMustMatchTheStore) {
   const auto takes_str = std::make_shared<ScriptUpdater>(make_module(
       "def forward(self, key: str, input: Tensor, stored: Tensor): pass"));
   const auto store = c10::make_intrusive<KVStore>();
@@ -147,7 +147,7 @@ TEST(ScriptUpdaterTest, ItsKindOfKeysMustBeTheStores) {
   EXPECT_THROW(store->set_updater(takes_str), c10::TypeError);
 }
 
-TEST(ScriptUpdaterTest, LoadRefusesWhatIsNoVectorOfBytes) {
+TEST(ScriptUpdaterTest, LoadRejectsInvalidTensors) {
   EXPECT_THROW(ScriptUpdater::load(at::zeros(4)), c10::ValueError);
 }
 
