@@ -1,8 +1,8 @@
 """Builds torchkv's binaries and installs what C++ programs need.
 
 torchkv/lib/libtorchkv.so        the store: links LibTorch, does not depend on Python
-torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, built with CUDA only: does not link torch
-torchkv/_C.<suffix>.so           the Python binding: csrc/bindings/python/module.cpp alone
+torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, if built: does not link torch
+torchkv/_C.<suffix>.so           the Python binding: csrc/bindings/python/module.cpp
 torchkv/include, share           headers and the CMake package config
 """
 
