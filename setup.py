@@ -1,8 +1,8 @@
 """Builds torchkv's binaries and installs what C++ programs need.
 
-torchkv/lib/libtorchkv.so        the store: links LibTorch, knows nothing of Python
-torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, where there is CUDA: links no torch
-torchkv/_C.<suffix>.so           the Python door: csrc/bindings/python/module.cpp alone
+torchkv/lib/libtorchkv.so        the store: links LibTorch, does not depend on Python
+torchkv/lib/libtorchkv_cuda.so   the CUDA kernels, if built: does not link torch
+torchkv/_C.<suffix>.so           the Python binding: csrc/bindings/python/module.cpp
 torchkv/include, share           headers and the CMake package config
 """
 
@@ -43,7 +43,7 @@ def check_platform() -> None:
     """Finds the compiler and Python.h, before anything slow is imported."""
     if sys.platform != "linux":
         stop(f"only Linux is supported so far, but this is {sys.platform}")
-    # torch and setuptools each guess a compiler of their own; CXX settles it.
+    # torch and setuptools choose a compiler independently unless CXX is set.
     if not os.environ.get("CXX"):
         found = [cxx for cxx in ("c++", "g++", "clang++") if shutil.which(cxx)]
         if not found:
@@ -101,9 +101,9 @@ import torch_flags  # noqa: E402
 TORCH_MINOR = "{}.{}".format(*release(torch.__version__))
 TORCH = Path(torch.__file__).parent
 LIBRARY = "torchkv.lib.libtorchkv"
-# Which folders of csrc/ are compiled together; store/ goes with kvstore.cpp.
+# The folders of csrc/ compiled as one source, by its name; the others join kvstore.cpp.
 UNITS = {
-    # The two that parse TorchScript's headers.
+    # Both include TorchScript's headers.
     "bindings": "script",
     "update": "script",
     "comm": "comm",
@@ -135,8 +135,9 @@ def public_headers() -> list[Path]:
 def unity_sources(sources: list[str], folder: Path) -> list[str]:
     """The sources to compile: one for each group of UNITS, and the kernels.
 
-    torch's headers take most of the time of a small source, so each group parses them
-    once. The compiler optimizes the kernels as the sources that they are.
+    Most of the time of a small source goes to torch's headers, so each group parses
+    them once. Kernels are compiled separately, so that grouping cannot change the code
+    generated for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = []
@@ -162,7 +163,7 @@ def compile_flags() -> list[str]:
         "-O3",
         # The same bits whichever instructions the processor has (kernels/cpu).
         "-ffp-contract=off",
-        # Nobody reads errno after sqrt, and with it no loop with one is vectorised.
+        # errno is not read, and setting it keeps loops with sqrt from being vectorized.
         "-fno-math-errno",
         "-g0",  # setuptools asks for -g, which triples the time and the objects
         "-Wall",
@@ -247,7 +248,7 @@ def extensions() -> list[Extension]:
         ],
         language="c++",
     )
-    door = Extension(
+    binding = Extension(
         "torchkv._C",
         ["csrc/bindings/python/module.cpp"],
         depends=headers,
@@ -262,7 +263,7 @@ def extensions() -> list[Extension]:
         extra_link_args=["-Wl,-rpath,$ORIGIN/lib"],
         language="c++",
     )
-    return [library, door]
+    return [library, binding]
 
 
 def built_for_torch() -> str:
@@ -295,7 +296,7 @@ class Build(build):
 
 
 class BuildBinaries(BuildExtension):
-    """torch's build_ext, taught about the library that is no Python module."""
+    """torch's build_ext, which can also build a library that is no Python module."""
 
     def finalize_options(self) -> None:
         """Keeps the objects: editable installs would throw them away."""
@@ -319,7 +320,7 @@ class BuildBinaries(BuildExtension):
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
-        """Builds each in a folder of its own: ninja keeps its state there."""
+        """Builds each extension in a separate folder: ninja keeps its state there."""
         own = copy.copy(self)  # the other extension is built at the same time
         own.build_temp = str(OBJECTS / ext.name)
         if ext.name == LIBRARY:
