@@ -41,8 +41,8 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test test-all python-test cpp-test places-test demo bench host-time \
-  bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
+.PHONY: help env build test test-all python-test cpp-test places-test forward-test demo bench \
+  host-time bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
   lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
@@ -54,6 +54,7 @@ help:
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make places-test the Python tests with values sharded over logical devices'
+	@echo 'make forward-test the Python tests of behaviour with stores on other threads'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
 	@echo 'make host-time   the host time of a call, on a fake GPU'
 	@echo 'make bench-peers install MXNet, for the benchmarks, into $(MXNET)'
@@ -138,6 +139,14 @@ cpp-test: $(BUILT)
 	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
 	$(call run_cuda_tests,$(CPP)/plain)
 	$(CPP)/plain/tests/cpp/torchkv_stress
+
+# The Python tests of behaviour again, with stores that work on a thread of their own.
+forward-test: $(BUILT)
+	$(call configure,$(CPP)/plain,)
+	cmake --build $(CPP)/plain --target torchkv_forwarding_store
+	TORCHKV_TEST_STORE=$(CPP)/plain/tests/cpp/libtorchkv_forwarding_store.so \
+	  $(BIN)/python -m pytest -m 'not slow' \
+	  $(patsubst %,tests/%,kvstore torchscript optim state trainer) $(PYTEST_ARGS)
 
 # --- Benchmarks -----------------------------------------------------------------
 

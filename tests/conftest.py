@@ -4,6 +4,7 @@
 so that a broken GPU runner cannot pass silently.
 """
 
+import ctypes
 import faulthandler
 import os
 
@@ -17,6 +18,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch  # noqa: E402
 
 import torchkv  # noqa: E402
+
+# make forward-test: a library that puts a store of its own before "local" and "device".
+if library := os.environ.get("TORCHKV_TEST_STORE"):
+    ctypes.CDLL(os.path.abspath(library))
 
 DEADLOCK_S = 300.0
 SLOW_DEADLOCK_S = 1500.0

@@ -1,17 +1,23 @@
 #pragma once
 
+#include "export.h"
+
 namespace torchkv {
 
 // A per-thread stack of the objects in use. It detects a reentrant call, which
-// would otherwise deadlock on a lock that its own thread holds.
+// would otherwise deadlock on a lock that its own thread holds. All binaries of
+// a process share it.
 template <class T>
-class InProgress {
+class TORCHKV_API InProgress {
  public:
-  explicit InProgress(const T* object) : object_(object), outer_(innermost()) {
+  // A thread that runs a call for another one, which waits for it, passes the
+  // other's innermost(): those objects are in use here, too.
+  explicit InProgress(const T* object, const InProgress* outer = innermost())
+      : object_(object), outer_(outer), before_(innermost()) {
     innermost() = this;
   }
   ~InProgress() {
-    innermost() = outer_;
+    innermost() = before_;
   }
   InProgress(const InProgress&) = delete;
   InProgress& operator=(const InProgress&) = delete;
@@ -27,14 +33,15 @@ class InProgress {
     return false;
   }
 
- private:
   static const InProgress*& innermost() {
     static thread_local const InProgress* value = nullptr;
     return value;
   }
 
+ private:
   const T* object_;
   const InProgress* outer_;
+  const InProgress* before_; // on this thread
 };
 
 } // namespace torchkv

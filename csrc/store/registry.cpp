@@ -95,6 +95,11 @@ std::string canonical_type(const std::string& text) {
       type = alias.empty() ? name : alias;
     }
   }
+  for (const auto& [name, make] : registry.types) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
   if (type.empty()) {
     std::string lower; // capitals and punctuation aside
     std::transform(

@@ -1,10 +1,16 @@
-// Store types: exact names, MXNet's aliases, and what an error suggests.
+// Store types: exact names, MXNet's aliases, what an error suggests, and types
+// that programs add.
 #include "store/registry.h"
 
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+
+#include "kvstore.h"
+#include "store/local_store.h"
 
 namespace torchkv {
 namespace {
@@ -51,6 +57,38 @@ TEST(RegistryTest, FutureTypesAreNotImplemented) {
        {"dist", "dist_sync", "dist_async", "dist_device_sync"}) {
     EXPECT_THROW(canonical_type(type), c10::NotImplementedError) << type;
   }
+}
+
+TEST(RegistryTest, AnAddedTypeIsOneLikeTheOthers) {
+  const auto make = [](Runtime& runtime) {
+    return std::make_unique<LocalStore>(runtime, LocalStore::Options());
+  };
+  EXPECT_EQ(register_store("ring", make), nullptr);
+  EXPECT_EQ(canonical_type("ring"), "ring");
+  EXPECT_NE(refusal("redis").find(", 'ring'"), std::string::npos);
+  EXPECT_NE(refusal("Rings").find("did you mean 'ring'?"), std::string::npos);
+  const auto store = c10::make_intrusive<KVStore>("ring");
+  store->init(1, at::ones(2));
+  EXPECT_EQ(KVStore::from_state(store->state())->type(), "ring");
+  EXPECT_NE(register_store("ring", {}), nullptr);
+  EXPECT_EQ(refusal("redis").find("'ring'"), std::string::npos);
+  EXPECT_NE(refusal("ring"), "no ValueError");
+  EXPECT_EQ(store->repr(), "KVStore(type='ring', keys=1, bytes=8)");
+}
+
+TEST(RegistryTest, ABuiltInTypeCanBeReplacedAndRemoved) {
+  int num_made = 0;
+  const MakeStore before = register_store("device", {});
+  EXPECT_THROW(canonical_type("device"), c10::NotImplementedError);
+  EXPECT_THROW(
+      canonical_type("local_allreduce_device"), c10::NotImplementedError);
+  register_store("device", [&](Runtime& runtime) {
+    ++num_made;
+    return before(runtime);
+  });
+  EXPECT_EQ(KVStore("local_allreduce_device").type(), "device");
+  EXPECT_EQ(num_made, 1);
+  register_store("device", before);
 }
 
 } // namespace

@@ -1,0 +1,175 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "store/store.h"
+
+namespace torchkv::testing {
+
+// A store that hands each call to another one in the same process, through a
+// queue and threads of its own: what a store on several machines has to do,
+// without the machines. An updater runs on a thread that Python has not made.
+class ForwardingStore final : public Store {
+ public:
+  explicit ForwardingStore(std::unique_ptr<Store> inner);
+  ~ForwardingStore() override;
+  ForwardingStore(const ForwardingStore&) = delete;
+  ForwardingStore& operator=(const ForwardingStore&) = delete;
+  ForwardingStore(ForwardingStore&&) = delete;
+  ForwardingStore& operator=(ForwardingStore&&) = delete;
+
+  void init(const Keys& keys, const Tensors& values) override {
+    forward([&] { inner_->init(keys, values); });
+  }
+  WorkPtr push(
+      const Keys& keys,
+      const Tensors& values,
+      const CallOptions& options) override {
+    return forward([&] { return inner_->push(keys, values, options); });
+  }
+  WorkPtr pull(
+      const Keys& keys,
+      const Tensors& outs,
+      const CallOptions& options) override {
+    return forward([&] { return inner_->pull(keys, outs, options); });
+  }
+  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
+      override {
+    return forward([&] { return inner_->pull(keys, options); });
+  }
+  WorkPtr pushpull(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) override {
+    return forward(
+        [&] { return inner_->pushpull(keys, values, outs, options); });
+  }
+  WorkPtr broadcast(
+      const Keys& keys,
+      const Tensors& values,
+      const Tensors& outs,
+      const CallOptions& options) override {
+    return forward(
+        [&] { return inner_->broadcast(keys, values, outs, options); });
+  }
+  void assign(const Keys& keys, const Tensors& values) override {
+    forward([&] { inner_->assign(keys, values); });
+  }
+  void erase(const Keys& keys) override {
+    forward([&] { inner_->erase(keys); });
+  }
+
+  bool contains(const Key& key) const override {
+    return forward([&] { return inner_->contains(key); });
+  }
+  int64_t size() const override {
+    return forward([&] { return inner_->size(); });
+  }
+  std::vector<Key> keys() const override {
+    return forward([&] { return inner_->keys(); });
+  }
+  std::optional<KeyKind> key_kind() const override {
+    return forward([&] { return inner_->key_kind(); });
+  }
+  Meta meta(const char* op, const Key& key) const override {
+    return forward([&] { return inner_->meta(op, key); });
+  }
+  std::optional<Summary> summary() const override {
+    return forward([&] { return inner_->summary(); });
+  }
+
+  void set_updater(std::shared_ptr<OpaqueUpdater> updater) override {
+    forward([&] { inner_->set_updater(std::move(updater)); });
+  }
+  uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
+      override {
+    return forward([&] {
+      return inner_->set_optimizer(
+          std::move(optimizer), keep_state, check_keys);
+    });
+  }
+  Updater updater(const char* op) const override {
+    return forward([&] { return inner_->updater(op); });
+  }
+  void expect_keys(const Keys& keys) override {
+    forward([&] { inner_->expect_keys(keys); });
+  }
+  std::vector<Key> expected_keys() const override {
+    return forward([&] { return inner_->expected_keys(); });
+  }
+  int64_t num_skipped() const override {
+    return forward([&] { return inner_->num_skipped(); });
+  }
+  std::optional<double> grad_norm() const override {
+    return forward([&] { return inner_->grad_norm(); });
+  }
+  std::vector<KeyState> optimizer_states(const Keys& keys) const override {
+    return forward([&] { return inner_->optimizer_states(keys); });
+  }
+  void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states) override {
+    forward([&] { inner_->set_optimizer_states(keys, states); });
+  }
+
+  StoreState state(bool with_keys) const override {
+    return forward([&] { return inner_->state(with_keys); });
+  }
+  void load(StoreState state) override {
+    forward([&] { inner_->load(std::move(state)); });
+  }
+  void take(Store& other) override {
+    Store& others_inner = *dynamic_cast<ForwardingStore&>(other).inner_;
+    forward([&] { inner_->take(others_inner); });
+  }
+  // Not forwarded: a garbage collector waits for nobody.
+  void visit_sole_updater(
+      c10::function_ref<void(const OpaqueUpdater&)> visit) const override {
+    inner_->visit_sole_updater(visit);
+  }
+  int64_t rank() const override {
+    return inner_->rank();
+  }
+  int64_t num_workers() const override {
+    return inner_->num_workers();
+  }
+  void barrier() override {
+    forward([&] { inner_->barrier(); });
+  }
+  void close() override {
+    forward([&] { inner_->close(); });
+  }
+
+ private:
+  class Workers;
+
+  // Runs the call on a thread of the workers; returns or throws what it does.
+  template <class Call>
+  std::invoke_result_t<Call> forward(Call call) const {
+    using Result = std::invoke_result_t<Call>;
+    if constexpr (std::is_void_v<Result>) {
+      run(call);
+    } else {
+      std::optional<Result> result;
+      run([&] { result.emplace(call()); });
+      return *std::move(result);
+    }
+  }
+  void run(c10::function_ref<void()> call) const;
+
+  const std::unique_ptr<Store> inner_;
+  std::unique_ptr<Workers> workers_;
+};
+
+// From now on stores of `type` forward to what was made for it before.
+void forward_stores_of(const std::string& type);
+
+} // namespace torchkv::testing
