@@ -177,6 +177,10 @@ def compile_flags() -> list[str]:
         "-fvisibility=hidden",
         # ATen's headers then include the operators that they need, not all.
         "-DAT_PER_OPERATOR_HEADERS",
+        # Else gcc stops inlining in the grouped sources; clang ignores these.
+        "--param=inline-unit-growth=400",
+        "--param=large-unit-insns=100000",
+        "-Wno-ignored-optimization-argument",
         # File names in error messages: csrc/key.cpp, torch/include/c10/...
         f"-ffile-prefix-map={ROOT}/=",
         f"-ffile-prefix-map={TORCH.parent}/=",

@@ -34,7 +34,7 @@ Store& KVStore::usable(const char* op) const {
   TORCH_CHECK(
       !InProgress<Store>::contains(store_.get()),
       op,
-      ": expected no call of a store from inside its own updater, but got one");
+      ": unexpected call of a store from inside its own updater");
   return *store_;
 }
 

@@ -1,9 +1,9 @@
 """The store's Python API: types, docstrings and Python's protocols.
 
 Every call goes straight to the C++ store. What saves, loads and copies a store is in
-`torchkv/state/stateful.py`. Above 400 lines because a class that users read should not
-be divided further: three quarters of the file are its documentation.
+`torchkv/state/stateful.py`.
 """
+# size: one class, whose documentation is three quarters of the file
 
 from __future__ import annotations
 

@@ -99,9 +99,12 @@ void Backends::add_norm(const Job& job) {
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {
-  // The last one accepts every copy.
-  (void)(cpu_.add_copy(source, out) || cuda_.add_copy(source, out) ||
-         aten_.add_copy(source, out));
+  const bool is_added = source.home.device.is_cpu()
+      ? cpu_.add_copy(source, out)
+      : cuda_.add_copy(source, out);
+  if (!is_added) {
+    aten_.add_copy(source, out); // which accepts every copy
+  }
 }
 
 void Backends::run() {

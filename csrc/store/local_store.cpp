@@ -201,13 +201,13 @@ WorkPtr LocalStore::merge(
   std::optional<AsyncScope> scope;
   Entries entries = find(op, keys, &values, outs, updater);
   check_expected_keys(op);
-  Entries distinct = entries;
-  const auto merged_values = merge_repeats(distinct, values);
-  enter(scope, options, distinct, &values, outs);
-  update(distinct, merged_values ? *merged_values : values, updater);
+  Entries of_outs = outs == nullptr ? Entries() : entries;
+  const auto merged_values = merge_repeats(entries, values);
+  enter(scope, options, entries, &values, outs);
+  update(entries, merged_values ? *merged_values : values, updater);
   if (outs != nullptr) {
-    const auto merged_outs = merge_repeats(entries, *outs);
-    copy_out(entries, merged_outs ? *merged_outs : *outs);
+    const auto merged_outs = merge_repeats(of_outs, *outs);
+    copy_out(of_outs, merged_outs ? *merged_outs : *outs);
   }
   return scope ? scope->finish() : nullptr;
 }

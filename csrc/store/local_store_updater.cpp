@@ -28,7 +28,7 @@ OptimizerPtr LocalStore::optimizer(const char* op) const {
   TORCH_CHECK_VALUE(
       optimizer != nullptr,
       op,
-      ": expected a store with an optimizer, but got one without");
+      ": the store has no optimizer; call set_optimizer first");
   return optimizer;
 }
 

@@ -72,8 +72,7 @@ TEST_F(ForwardingStoreTest, RefusesCallsFromItsUpdater) {
   const auto store = make();
   const auto other = make();
   const std::string expected =
-      "push: expected no call of a store from inside its own updater, but got "
-      "one";
+      "push: unexpected call of a store from inside its own updater";
   store->set_updater(pushing_to(*store));
   EXPECT_EQ(push_error(*store), expected);
   // By way of another store, on whose thread the call is made.

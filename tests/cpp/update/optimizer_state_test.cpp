@@ -268,9 +268,10 @@ TEST(OptimizerStateTest, NeedsAnOptimizerAndAnOpenStore) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(1, at::zeros(3));
   EXPECT_TRUE(
-      has(error_text([&] { store->optimizer_states(1); }), "one without"));
-  EXPECT_TRUE(has(
-      error_text([&] { store->set_optimizer_states(1, {}); }), "one without"));
+      has(error_text([&] { store->optimizer_states(1); }), "has no optimizer"));
+  EXPECT_TRUE(
+      has(error_text([&] { store->set_optimizer_states(1, {}); }),
+          "has no optimizer"));
   store->set_optimizer(optimizer("sgd", {}));
   store->close();
   for (const std::string& text :
