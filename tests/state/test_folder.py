@@ -90,7 +90,7 @@ def test_a_store_of_nccl_is_loaded_without_nccl(tmp_path):
             assert_same(stored(other, 3), full(7))
             assert other.type == "local"
         if torch.version.cuda is None:
-            with pytest.raises(ValueError, match="expected NCCL"):
+            with pytest.raises(ValueError, match="requires NCCL"):
                 torchkv.load(tmp_path)
 
 

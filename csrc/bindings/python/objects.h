@@ -216,10 +216,12 @@ struct PythonObjects {
   static Work work(WorkPtr work) {
     return work;
   }
-  static py::object result(WorkPtr work) {
-    return py::cast(std::move(work));
+  static py::object result(const WorkPtr& work) {
+    return py::cast(work);
   }
-  static py::object result(std::vector<at::Tensor> tensors, bool single) {
+  static py::object result(
+      const std::vector<at::Tensor>& tensors,
+      bool single) {
     if (single) {
       return to_python(tensors[0]);
     }

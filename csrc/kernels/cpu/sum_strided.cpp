@@ -17,11 +17,11 @@ namespace {
 // in larger ones cost more than the copies. They divide the outermost dimension
 // of a value, to read consecutive memory. If that is the innermost one of the
 // stored value, blocks are larger and lines have at least this size.
-constexpr int64_t kBlockBytes = int64_t{1} << 20;
-constexpr int64_t kLargeBlockBytes = int64_t{16} << 20;
+constexpr int64_t kBlockBytes = int64_t{1024} * 1024;
+constexpr int64_t kLargeBlockBytes = 16 * int64_t{1024} * 1024;
 constexpr int64_t kMinLine = 16;
 // A smaller copy costs more than it saves.
-constexpr int64_t kMinBytes = int64_t{8} << 10;
+constexpr int64_t kMinBytes = int64_t{8} * 1024;
 
 // The dimension of more than one element with the smallest (largest) stride; -1
 // if all have one.

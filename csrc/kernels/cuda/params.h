@@ -201,7 +201,8 @@ TORCHKV_HOST_DEVICE inline const KeyHead& find_key(
     uint32_t chunk,
     uint32_t& first_chunk) {
   const auto key = [&](uint32_t i) -> const KeyHead& {
-    return *reinterpret_cast<const KeyHead*>(bank + i * head.key_bytes);
+    const uint32_t offset = i * head.key_bytes;
+    return *reinterpret_cast<const KeyHead*>(bank + offset);
   };
   uint32_t low = 0;
   uint32_t high = head.num_keys - 1;
