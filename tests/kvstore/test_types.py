@@ -51,7 +51,9 @@ def test_distributed_types_are_not_implemented(name):
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
 def test_nccl_needs_a_pytorch_with_nccl():
     for create in (torchkv.create, torch.classes.torchkv.KVStore):
-        with pytest.raises(RuntimeError, match="^create: .* requires NCCL, .* not loaded"):
+        with pytest.raises(
+            RuntimeError, match="^create: .* requires NCCL, .* not loaded"
+        ):
             create("nccl")
 
 
