@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <string>
 #include <unordered_map>
 
@@ -135,8 +134,9 @@ at::Tensor Slices::lease(Entry& entry) {
 void Slices::end_lease(Slice& slice) {
   slice.is_leased = false;
   if (slice.value.storage().use_count() == 1) {
-    // Reads by the last reader happen before the update.
-    std::atomic_thread_fence(std::memory_order_acquire);
+    // use_count() is a relaxed load; releasing another owner acquires what the
+    // last reader has released, so its reads happen before the update.
+    const c10::Storage owner = slice.value.storage();
   } else {
     const at::Tensor leased = slice.value;
     at::Tensor value = allocate_value(
