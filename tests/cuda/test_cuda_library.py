@@ -10,6 +10,7 @@ import pytest
 import torchkv
 
 PACKAGE = Path(torchkv.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_loads_without_gpu_and_driver():
@@ -19,6 +20,6 @@ def test_loads_without_gpu_and_driver():
         pytest.skip("torchkv was built without CUDA kernels")
     library = ctypes.CDLL(path)
     library.torchkv_cuda_table.restype = ctypes.POINTER(ctypes.c_uint32)
-    header = PACKAGE / "include" / "torchkv" / "kernels" / "cuda" / "params.h"
+    header = ROOT / "csrc" / "kernels" / "cuda" / "params.h"
     abi = re.search(r"kAbi = (\d+);", header.read_text())
     assert library.torchkv_cuda_table()[0] == int(abi[1])
