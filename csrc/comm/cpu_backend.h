@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <deque>
+#include <list>
 #include <vector>
 
 #include "../core/export.h"
@@ -44,7 +44,7 @@ class TORCHKV_API CpuBackend final : public Backend {
   kernels::cpu::SumBatch sums_;
   kernels::cpu::CopyBatch copies_;
   std::vector<Strided> strided_;
-  std::deque<at::Tensor> totals_;
+  std::list<at::Tensor> totals_; // an empty deque would allocate
 };
 
 } // namespace torchkv

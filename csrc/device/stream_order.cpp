@@ -179,7 +179,7 @@ void StreamOrder::sync() {
 }
 
 void StreamOrder::end() {
-  std::deque<Source> done; // of the homes
+  std::list<Source> done; // of the homes
   c10::SmallVector<Wait, 8> waits;
   for (auto& home : homes_) {
     if (home.is_capturing && home.num_synced == 0) {

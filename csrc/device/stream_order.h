@@ -8,7 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -123,7 +123,7 @@ class TORCHKV_API StreamOrder {
   Runtime& runtime_;
   c10::SmallVector<Home, 1> homes_;
   size_t current_ = SIZE_MAX; // the home whose device and stream are current
-  std::deque<Source> callers_; // which have recorded their events
+  std::list<Source> callers_; // which have recorded their events
   c10::OptionalDeviceGuard device_;
   // The caller's stream while a place's stream is current.
   std::optional<c10::Stream> hidden_;
