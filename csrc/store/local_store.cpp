@@ -11,6 +11,7 @@
 #include "locked_ranges.h"
 
 namespace torchkv {
+
 LocalStore::LocalStore(Runtime& runtime, Options options)
     : streams_(runtime),
       slices_(streams_, std::move(options.allocator)),
@@ -266,7 +267,9 @@ void LocalStore::update_one_by_one(
       }
       // An updater may keep the tensor that it is given, which then cannot
       // be the allocator's memory.
-      at::Tensor copy = slices_.copy_of(entry, stored.device());
+      at::Tensor copy =
+          slices_.empty_like(entry, stored.scalar_type(), stored.device());
+      slices_.copy(copy, stored);
       apply_updater(opaque, entry.key, input, copy);
       slices_.copy(stored, copy);
     });
