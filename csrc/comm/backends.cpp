@@ -53,7 +53,10 @@ Backend& Backends::of_form(const char* form) {
   }
   const MakeBackend make = find_backend(form);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      make != nullptr, "expected a form with a backend, but got '", form, "'");
+      make != nullptr,
+      "push: expected a form with a backend, but got '",
+      form,
+      "'");
   others_.emplace_back(form, make(*this));
   return *others_.back().second;
 }
@@ -74,7 +77,7 @@ void Backends::offer(const Job& job, Add add) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
-      "expected values that a backend can add up on ",
+      "push: expected values that a backend can add up on ",
       job.slice->home.device,
       ", but got ",
       encoded == job.values.end() ? "dense" : encoded->encoding->form,
