@@ -36,6 +36,14 @@ kernels::cpu::State state_of(const Job& job) {
 
 } // namespace
 
+// Before any sum runs: running out of memory changes nothing.
+void CpuBackend::reserve_scratch(const Job& job) {
+  const int64_t needed = kernels::cpu::scratch_bytes(job.values, *job.result);
+  if (needed > (scratch_.defined() ? scratch_.numel() : 0)) {
+    scratch_ = runtime_.allocate({needed}, {1}, c10::kByte, c10::kCPU);
+  }
+}
+
 // With the memory layout of the result.
 at::Tensor CpuBackend::strided_sum(const Job& job) {
   at::Tensor total = runtime_.allocate(
@@ -43,7 +51,12 @@ at::Tensor CpuBackend::strided_sum(const Job& job) {
       job.result->strides(),
       job.accumulation,
       job.result->device());
-  kernels::cpu::sum_strided(job.values, total, job.accumulation);
+  reserve_scratch(job);
+  kernels::cpu::sum_strided(
+      job.values,
+      total,
+      job.accumulation,
+      scratch_.defined() ? scratch_.mutable_data_ptr() : nullptr);
   return total;
 }
 
@@ -55,6 +68,7 @@ bool CpuBackend::add(const Job& job) {
     sums_.add(
         job.values, *job.result, job.accumulation, *job.step, state_of(job));
   } else if (is_elementwise(job.step->rule)) {
+    reserve_scratch(job);
     strided_.push_back({job, {job.values.begin(), job.values.end()}});
   } else {
     add_sum(job, strided_sum(job));
@@ -100,7 +114,12 @@ bool CpuBackend::add_copy(const Slice& source, const at::Tensor& out) {
 void CpuBackend::run() {
   for (const auto& [job, values] : strided_) {
     kernels::cpu::sum_strided(
-        values, *job.result, job.accumulation, *job.step, state_of(job));
+        values,
+        *job.result,
+        job.accumulation,
+        scratch_.defined() ? scratch_.mutable_data_ptr() : nullptr,
+        *job.step,
+        state_of(job));
   }
   sums_.run();
   copies_.run();

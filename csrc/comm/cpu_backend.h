@@ -39,11 +39,13 @@ class TORCHKV_API CpuBackend final : public Backend {
   };
 
   at::Tensor strided_sum(const Job& job);
+  void reserve_scratch(const Job& job);
 
   Runtime& runtime_;
   kernels::cpu::SumBatch sums_;
   kernels::cpu::CopyBatch copies_;
   std::vector<Strided> strided_;
+  at::Tensor scratch_; // of strided sums, one after another
   std::list<at::Tensor> totals_; // an empty deque would allocate
 };
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "../core/process.h"
 #include "accumulation_type.h"
 #include "layout.h"
 
@@ -56,10 +57,10 @@ Value Parts::laid_out_as(
       entry.strides,
       tensor->scalar_type(),
       tensor->device()));
-  if (is_plain_cpu(*tensor)) {
-    // Not PyTorch's copy, which hangs in a forked child.
+  if (is_plain_cpu(*tensor) && fork_count() != 0) {
+    // PyTorch's copy hangs in a forked child; there, sums need no scratch.
     kernels::cpu::sum_strided(
-        value, copy, accumulation_type(value, tensor->scalar_type()));
+        value, copy, accumulation_type(value, tensor->scalar_type()), nullptr);
   } else {
     runtime.copy(copy, *tensor);
   }

@@ -78,12 +78,16 @@ class TORCHKV_API SumBatch {
 // One such sum for any strides. Values with another order of dimensions than
 // `stored` are copied first, in blocks of at most 16 MiB or 16 columns; slices
 // and expanded values are not, which would take 2 to 15 times as long.
-// REQUIRES: not LAMB, which needs sums of the memory layout of `stored`.
+// REQUIRES: not LAMB, which needs sums of the memory layout of `stored`; at
+// `scratch`, scratch_bytes(values, stored) bytes aligned to 64.
 TORCHKV_API void sum_strided(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     c10::ScalarType accumulation,
+    void* scratch,
     const RuleStep& step = kAssignStep,
     const State& state = {});
+TORCHKV_API int64_t
+scratch_bytes(c10::ArrayRef<Value> values, const at::Tensor& stored);
 
 } // namespace torchkv::kernels::cpu

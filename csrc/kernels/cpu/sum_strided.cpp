@@ -1,8 +1,10 @@
+#include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../../core/plain_dispatch.h"
@@ -108,10 +110,64 @@ void sum_lines(
   }
 }
 
-// A copy with the strides of `model`.
-at::Tensor copied(const at::Tensor& value, const at::Tensor& model) {
-  at::Tensor copy =
-      at::empty_like(model, value.options(), at::MemoryFormat::Preserve);
+// How the transposed values of a sum are copied: in blocks along a dimension.
+struct Blocks {
+  c10::SmallVector<bool, 8> transposed; // of the values
+  int64_t dim = -1; // -1: no value is transposed
+  int64_t size = 0; // of a block, along `dim`
+  int64_t num_bytes = 0; // of the copies of a block
+};
+
+constexpr int64_t kAlignment = 64;
+
+int64_t copy_bytes(int64_t num_elements, const at::Tensor& value) {
+  return (num_elements * value.element_size() + kAlignment - 1) / kAlignment *
+      kAlignment;
+}
+
+Blocks blocks_of(c10::ArrayRef<Value> values, const at::Tensor& stored) {
+  Blocks blocks;
+  const at::Tensor* first = nullptr; // transposed value
+  int64_t num_bytes = 0;
+  for (const auto& value : values) {
+    // In a forked child PyTorch's copy waits for the threads of the parent.
+    blocks.transposed.push_back(
+        fork_count() == 0 && is_transposed(*value.data, stored));
+    if (blocks.transposed.back()) {
+      first = first == nullptr ? value.data : first;
+      num_bytes += stored.numel() * value.data->element_size();
+    }
+  }
+  if (first == nullptr) {
+    return blocks;
+  }
+  blocks.dim = dimension_of(*first, /*largest=*/true);
+  const int64_t size = stored.size(blocks.dim);
+  const bool is_innermost =
+      blocks.dim == dimension_of(stored, /*largest=*/false);
+  blocks.size = is_innermost
+      ? std::max(kMinLine, kLargeBlockBytes * size / num_bytes)
+      : std::max(int64_t{1}, kBlockBytes * size / num_bytes);
+  blocks.size = std::min(blocks.size, size);
+  for (size_t k = 0; k < values.size(); ++k) {
+    if (blocks.transposed[k]) {
+      blocks.num_bytes +=
+          copy_bytes(stored.numel() / size * blocks.size, *values[k].data);
+    }
+  }
+  return blocks;
+}
+
+// A copy at `memory`, with the order of dimensions of `model`.
+at::Tensor copied(
+    const at::Tensor& value,
+    const at::Tensor& model,
+    void* memory) {
+  const at::Tensor copy = at::from_blob(
+      memory,
+      model.sizes(),
+      at::infer_dense_strides(model.sizes(), model.strides()),
+      value.options());
   if (copy.dim() == 2 && !copy.is_contiguous()) {
     copy.t().copy_(value.t()); // fast where the destination is contiguous
   } else {
@@ -122,51 +178,46 @@ at::Tensor copied(const at::Tensor& value, const at::Tensor& model) {
 
 } // namespace
 
+int64_t scratch_bytes(c10::ArrayRef<Value> values, const at::Tensor& stored) {
+  return stored.numel() == 0 ? 0 : blocks_of(values, stored).num_bytes;
+}
+
 void sum_strided(
     c10::ArrayRef<Value> values,
     const at::Tensor& stored,
     c10::ScalarType accumulation,
+    void* scratch,
     const RuleStep& step,
     const State& state) {
   if (stored.numel() == 0) {
     return;
   }
   const PlainDispatch plain; // for the operators and the iterator's views
-  c10::SmallVector<bool, 8> transposed;
-  const at::Tensor* first = nullptr; // transposed value
-  int64_t num_bytes = 0;
-  for (const auto& value : values) {
-    // In a forked child PyTorch's copy waits for the threads of the parent.
-    transposed.push_back(
-        fork_count() == 0 && is_transposed(*value.data, stored));
-    if (transposed.back()) {
-      first = first == nullptr ? value.data : first;
-      num_bytes += stored.numel() * value.data->element_size();
-    }
-  }
-  if (first == nullptr) {
+  const Blocks blocks = blocks_of(values, stored);
+  if (blocks.dim < 0) {
     sum_lines(values, stored, accumulation, step, state);
     return;
   }
-  const int64_t dim = dimension_of(*first, /*largest=*/true);
-  const bool is_innermost = dim == dimension_of(stored, /*largest=*/false);
-  const int64_t size = stored.size(dim);
-  const int64_t block = is_innermost
-      ? std::max(kMinLine, kLargeBlockBytes * size / num_bytes)
-      : std::max(int64_t{1}, kBlockBytes * size / num_bytes);
-  for (int64_t begin = 0; begin < size; begin += block) {
+  const int64_t size = stored.size(blocks.dim);
+  for (int64_t begin = 0; begin < size; begin += blocks.size) {
     const auto part_of = [&](const at::Tensor& tensor) {
-      return size <= block || !tensor.defined()
+      return size <= blocks.size || !tensor.defined()
           ? tensor
-          : tensor.narrow(dim, begin, std::min(block, size - begin));
+          : tensor.narrow(
+                blocks.dim, begin, std::min(blocks.size, size - begin));
     };
     const at::Tensor result = part_of(stored);
+    auto* memory = static_cast<char*>(scratch);
     std::vector<at::Tensor> tensors;
     std::vector<Value> sources;
     tensors.reserve(values.size()); // sources point into it
     for (size_t k = 0; k < values.size(); ++k) {
-      const at::Tensor value = part_of(*values[k].data);
-      tensors.push_back(transposed[k] ? copied(value, result) : value);
+      at::Tensor value = part_of(*values[k].data);
+      if (blocks.transposed[k]) {
+        value = copied(value, result, memory);
+        memory += copy_bytes(result.numel(), value);
+      }
+      tensors.push_back(std::move(value));
       sources.emplace_back(&tensors.back());
     }
     State part_of_state{part_of(state.master), state.states};

@@ -128,6 +128,29 @@ TEST_F(BatchTest, RunningOutOfMemoryChangesNothing) {
   EXPECT_EQ(value_of(1), 0.5);
 }
 
+// Copies of transposed values use one scratch tensor, allocated before any sum.
+TEST(TransposedTest, WithoutMemoryNothingChanges) {
+  CountingRuntime runtime;
+  KVStore store("local", runtime);
+  store.init({3, 5}, Tensors::one_each({at::ones({3, 4}), at::ones({99, 99})}));
+  const Tensors values = Tensors::one_each(
+      {at::full({4, 3}, 2.F).t(), at::full({99, 99}, 2.F).t()});
+  runtime.num_left = 0;
+  EXPECT_THROW(store.push({3, 5}, values), c10::Error);
+  runtime.num_left = 1 << 30;
+  for (const auto& value : store.pull({3, 5})) {
+    EXPECT_TRUE(value.eq(1).all().item<bool>());
+  }
+  const size_t alive = runtime.num_alive();
+  runtime.num_left = 1;
+  store.push({3, 5}, values);
+  EXPECT_EQ(runtime.num_alive(), alive);
+  runtime.num_left = 1 << 30;
+  for (const auto& value : store.pull({3, 5})) {
+    EXPECT_TRUE(value.eq(2).all().item<bool>());
+  }
+}
+
 TEST(ReplacedOptimizerTest, ItsStateIsFreed) {
   CountingRuntime runtime;
   KVStore store("local", runtime);

@@ -32,6 +32,18 @@ std::vector<Value> values_of(const Tensors& tensors) {
   return values;
 }
 
+void sum_strided(
+    c10::ArrayRef<Value> values,
+    const at::Tensor& stored,
+    at::ScalarType accumulation,
+    const RuleStep& step,
+    const kernels::cpu::State& state = {}) {
+  const at::Tensor scratch =
+      at::empty({kernels::cpu::scratch_bytes(values, stored)}, at::kByte);
+  kernels::cpu::sum_strided(
+      values, stored, accumulation, scratch.mutable_data_ptr(), step, state);
+}
+
 RuleStep sgd(double lr, double weight_decay) {
   return {{RuleSpec::Id::kSgd, lr, weight_decay}};
 }
