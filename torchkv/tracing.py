@@ -6,8 +6,13 @@ import sys
 
 import torch.fx
 
-# Where torch.fx stores whether any thread is tracing.
-FX_NAMES = vars(sys.modules[torch.fx.Tracer.__module__])
+_names = vars(sys.modules[torch.fx.Tracer.__module__])
+
+# Where torch.fx stores whether any thread or, in newer versions, this one is tracing.
+if "_is_fx_tracing_flag" in _names:
+    FX_NAMES, FX_FLAG = _names, "_is_fx_tracing_flag"
+else:
+    FX_NAMES, FX_FLAG = _names["_is_fx_tracing_tls"], "flag"
 
 _TRACE = torch.fx.Tracer.trace.__code__
 

@@ -49,7 +49,8 @@ inline void check_fits(const char* op, bool fits, const char* actual) {
 
 // What torchkv.tracing knows of torch.fx; set at import, never freed.
 struct FxTracing {
-  py::handle names; // where some thread's tracing is noted
+  py::handle names; // a dict, or an object of threading.local
+  py::handle dict; // of the latter: "__dict__"
   py::handle flag;
   py::handle is_symbolic_trace;
 };
@@ -57,8 +58,11 @@ inline FxTracing fx_tracing;
 
 inline void find_fx_tracing() {
   const auto module = py::module_::import("torchkv.tracing");
-  fx_tracing.names = module.attr("FX_NAMES").cast<py::dict>().release();
-  fx_tracing.flag = py::str("_is_fx_tracing_flag").release();
+  fx_tracing.names = py::object(module.attr("FX_NAMES")).release();
+  if (!py::isinstance<py::dict>(fx_tracing.names)) {
+    fx_tracing.dict = py::str("__dict__").release();
+  }
+  fx_tracing.flag = py::object(module.attr("FX_FLAG")).release();
   fx_tracing.is_symbolic_trace =
       py::object(module.attr("is_symbolic_trace")).release();
 }
@@ -68,10 +72,13 @@ inline void refuse_tracing(const char* op) {
     throw_traced(op, "torch.jit.trace");
   }
   refuse_graph_capture(op);
-  const PyObject* some_thread_traces =
-      PyDict_GetItemWithError(fx_tracing.names.ptr(), fx_tracing.flag.ptr());
-  if (some_thread_traces == Py_True &&
-      fx_tracing.is_symbolic_trace().cast<bool>()) {
+  // Not the attribute itself: where it is missing, an exception would be slow.
+  const py::object names = fx_tracing.dict
+      ? fx_tracing.names.attr(fx_tracing.dict)
+      : py::reinterpret_borrow<py::object>(fx_tracing.names);
+  const PyObject* may_trace =
+      PyDict_GetItemWithError(names.ptr(), fx_tracing.flag.ptr());
+  if (may_trace == Py_True && fx_tracing.is_symbolic_trace().cast<bool>()) {
     throw_traced(
         op,
         "torch.fx.symbolic_trace",
