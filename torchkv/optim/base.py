@@ -383,13 +383,19 @@ class StoreOptimizer(torch.optim.Optimizer):
             except TypeError as error:  # of a key or an option
                 raise ValueError(str(error)) from error
 
-    def _extras(self) -> list[dict[str, Any]]:
-        """The items that others, such as schedulers, have added to the groups."""
-        return [group.extras() for group in self.param_groups]
+    def _extras(self) -> list[tuple[int, str, Any]]:
+        """What others, such as schedulers, have added: group, name and value."""
+        return [
+            (i, name, value)
+            for i, group in enumerate(self.param_groups)
+            for name, value in group.items()
+            if group.is_extra(name)
+        ]
 
-    def _add_extras(self, extras: Sequence[Mapping[str, Any]]) -> None:
-        for group, more in zip(self.param_groups, extras, strict=False):
-            group.add_extras(more)
+    def _add_extras(self, extras: Iterable[Sequence[Any]]) -> None:
+        for i, name, value in extras:
+            if i < len(self.param_groups) and self.param_groups[i].is_extra(name):
+                dict.update(self.param_groups[i], {name: value})
 
     def __repr__(self) -> str:
         """``AdamW(lr=0.001, betas=(0.9, 0.999), ...)``, as in the first group."""

@@ -244,22 +244,15 @@ class Group(dict[str, Any]):
             self._write({name: default})
         return self[name]
 
-    def _is_extra(self, name: str) -> bool:
+    def is_extra(self, name: str) -> bool:
+        """Whether an item is one that others, such as schedulers, have added."""
         optimizer = self._optimizer()
         return name not in RESERVED and (
             optimizer is None or name not in optimizer.defaults
         )
 
-    def extras(self) -> dict[str, Any]:
-        """The items that others, such as schedulers, have added."""
-        return {name: value for name, value in self.items() if self._is_extra(name)}
-
-    def add_extras(self, items: Mapping[str, Any]) -> None:
-        """Adds items, except options."""
-        dict.update(self, {k: v for k, v in items.items() if self._is_extra(k)})
-
     def _check_extra(self, name: str) -> None:
-        if not self._is_extra(name):
+        if not self.is_extra(name):
             raise ValueError(f"param_groups: option {name!r} cannot be removed")
 
     def __delitem__(self, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
@@ -227,7 +227,7 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
 
 
 def after_load(
-    impl: _C.KVStore, before: Any, extras: Sequence[Mapping[str, Any]]
+    impl: _C.KVStore, before: Any, extras: Sequence[Sequence[Any]]
 ) -> BuiltIn | None:
     """The optimizer of a store whose content was replaced.
 
@@ -236,7 +236,7 @@ def after_load(
     Args:
         impl: the store.
         before: what its ``optimizer()`` returned before.
-        extras: the items that schedulers had added to the loaded groups.
+        extras: what schedulers had added to the loaded groups.
     """
     described = impl.optimizer()
     if not isinstance(described, tuple):
@@ -244,7 +244,7 @@ def after_load(
     last = on_stores.get(before[0]) if isinstance(before, tuple) else None
     if last is not None and before[1] == described[1]:
         last._go_on(impl, before[0], described)
-    elif not any(extras):
+    elif not extras:
         return None  # on_store makes one when needed
     optimizer = on_store(impl, described)
     optimizer._add_extras(extras)

@@ -29,9 +29,7 @@ from torchkv.optim.groups import shown
 from torchkv.state import manifest as manifests
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
-from torchkv.state.form import parse_type
 from torchkv.state.native import Originals
-from torchkv.state.optimizer import Optimizer
 from torchkv.state.tensor_files import DamagedFileError, Written
 
 _FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
@@ -83,7 +81,9 @@ def read(path: str | os.PathLike[str]) -> Content:
     with opened if folder.is_dir() else contextlib.nullcontext():
         manifest = manifests.read_manifest(folder)
         manifests.check_keys(manifest)  # before anything large is read
-        return _content(manifest, _read_files(folder, manifest["files"]))
+        content = Content.parse(manifest)
+        _fill(content, manifest, _read_files(folder, manifest["files"]))
+    return content
 
 
 @contextlib.contextmanager
@@ -198,24 +198,23 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
     return tensors
 
 
-def _content(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+def _fill(
+    content: Content, manifest: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Adds the keys and the updater of a manifest and its files to a content."""
     Originals(manifest["strides"], manifest["dtypes"]).restore(tensors)
-    keys: dict[int | str, KeyContent] = {}
     columns = [manifest[field] for field in manifests.PER_KEY]
     for key, *numbers in zip(manifest["keys"], *columns, strict=True):
         value = tensors.pop(f"value/{key}", None)
         if value is None:
             raise ValueError(f"load: missing value (key {shown(key)})")
-        keys[key] = KeyContent(value, *numbers)
-    updater = tensors.pop("updater", None)
-    by_text = {str(key): item for key, item in keys.items()}
+        content.keys[key] = KeyContent(value, *numbers)
+    content.updater = tensors.pop("updater", None)
+    by_text = {str(key): item for key, item in content.keys.items()}
     for name, tensor in tensors.items():
         role, _, text = name.partition("/")
         if text not in by_text:
             raise ValueError(f"load: unexpected tensor {shown(name)}")
+        if content.optimizer is None:
+            raise ValueError("load: unexpected state of a store without an optimizer")
         by_text[text].states[role] = tensor
-    kind = manifest["key_kind"]
-    optimizer = Optimizer.from_dict(manifest["optimizer"], kind)
-    if optimizer is None and any(key.states for key in keys.values()):
-        raise ValueError("load: unexpected state of a store without an optimizer")
-    return Content(parse_type(manifest["type"]), kind, keys, updater, optimizer)

@@ -34,17 +34,15 @@ _CHECKSUM = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
 
 def manifest_of(content: Content) -> dict[str, Any]:
     """The manifest, without what is known only when the tensors are written."""
-    keys, optimizer = content.keys.values(), content.optimizer
+    keys = content.keys.values()
     return {
         "format": FORMAT,
         "torchkv": torchkv.__version__,
-        "type": content.type,
-        "key_kind": content.key_kind,
+        **content.fields(),
         "keys": list(content.keys),
         "versions": [key.version for key in keys],
         "steps": [key.step for key in keys],
         "accumulated": [key.num_accumulated for key in keys],
-        "optimizer": None if optimizer is None else optimizer.as_dict(),
     }
 
 

@@ -27,8 +27,7 @@ from torchkv import _C
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import listed, shown
 from torchkv.state.content import Content, KeyContent
-from torchkv.state.form import KEY_TYPES, parse, parse_kind, parse_type
-from torchkv.state.optimizer import Optimizer
+from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
 FORMAT = 1
@@ -46,14 +45,11 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     """A snapshot of a store; TypeError where the updater is a Python callable."""
     _check_updater("state_dict", impl)
     content = Content.of(impl)
-    optimizer = content.optimizer
-    states = {key: _states(optimizer, key, item) for key, item in content.keys.items()}
+    states = _states(content)
     return {
         "format": FORMAT,
-        "type": content.type,
-        "key_kind": content.key_kind,
+        **content.fields(),
         "updater": None if content.updater is None else _as_text(content.updater),
-        "optimizer": None if optimizer is None else optimizer.as_dict(),
         "keys": {
             str(key): {
                 "value": item.value,
@@ -113,23 +109,28 @@ def _has_begun(item: KeyContent, state: str) -> bool:
     return (item.num_accumulated if state == "accumulated" else item.step) != 0
 
 
-def _states(
-    optimizer: Optimizer | None, key: int | str, item: KeyContent
-) -> dict[str, Tensor]:
-    value = item.value
-    if optimizer is None or not (value.is_floating_point() or value.is_complex()):
-        return item.states
-    dtype = _C.KVStore.state_dtype(value.dtype)
-    names = optimizer.state_names(key)
-    if dtype != value.dtype:
-        names.append("master")
-    if optimizer.gradient["accumulate"] > 1:
-        names.append("accumulated")
-    states = dict(item.states)
-    for name in names:
-        if name not in states:
-            states[name] = torch.zeros_like(value, dtype=dtype)
-    return states
+def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
+    """By key, the tensors of everything that the optimizer will keep."""
+    result = {key: dict(item.states) for key, item in content.keys.items()}
+    optimizer = content.optimizer
+    if optimizer is None:
+        return result
+    names_of = [_C.KVStore.state_names(optimizer.name, x) for x in optimizer.groups]
+    group_of = {key: group for key, group, *_ in optimizer.options}
+    for key, states in result.items():
+        value = content.keys[key].value
+        if not (value.is_floating_point() or value.is_complex()):
+            continue
+        dtype = _C.KVStore.state_dtype(value.dtype)
+        names = [*names_of[group_of.get(key, 0)]]
+        if dtype != value.dtype:
+            names.append("master")
+        if optimizer.gradient["accumulate"] > 1:
+            names.append("accumulated")
+        for name in names:
+            if name not in states:
+                states[name] = torch.zeros_like(value, dtype=dtype)
+    return result
 
 
 # -- loading
@@ -142,9 +143,8 @@ def _parse(state: object) -> Content:
             f"load_state_dict: expected a state of format {FORMAT}, but got format "
             f"{fields['format']!r}; a newer torchkv may read it"
         )
-    kind = parse_kind(fields["key_kind"])
-    optimizer = Optimizer.from_dict(fields["optimizer"], kind)
-    keys = {}
+    content = Content.parse(fields)
+    keys, kind = content.keys, content.key_kind
     for name, item in fields["keys"].items():
         key = _parse_key(name, kind)
         keys[key] = _parse_item(item, f"key {shown(key)}")
@@ -153,8 +153,8 @@ def _parse(state: object) -> Content:
             raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
         if key in keys:
             keys[key].states.pop(state_name, None)
-    updater = _parse_updater(fields["updater"])
-    return Content(parse_type(fields["type"]), kind, keys, updater, optimizer)
+    content.updater = _parse_updater(fields["updater"])
+    return content
 
 
 def _parse_updater(text: str | None) -> Tensor | None:
