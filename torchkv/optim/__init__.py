@@ -8,7 +8,7 @@ All schedulers of :mod:`torch.optim.lr_scheduler` accept them.
 
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import GradientOptions
+from torchkv.optim.options import GradientOptions
 from torchkv.optim.rules import (
     LAMB,
     SGD,

@@ -1,8 +1,4 @@
-"""The base class of the built-in optimizers, which run in C++.
-
-The formulas are in ``csrc/kernels/rules.h``, the ranges of their options in
-``csrc/core/rule.cpp``.
-"""
+"""The base class of the built-in optimizers, whose formulas run in C++."""
 
 from __future__ import annotations
 
@@ -14,42 +10,19 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import (
+from torchkv.optim.groups import Settings, StoreKey, shown
+from torchkv.optim.options import (
     GRADIENT_DEFAULTS,
-    as_switch,
-    gradient_numbers,
-    gradient_of_numbers,
+    numbers_of,
+    options_of,
     with_defaults,
 )
-from torchkv.optim.groups import Settings, StoreKey, as_number, shown
 
 # Switches between torch's implementations; a store's optimizers have only one.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 
-# Options that are bools, with the names that the C++ rule has for them.
-_SWITCHES = {name: name for name in ("nesterov", "maximize", "amsgrad", "centered")}
-_SWITCHES["decoupled_weight_decay"] = "decoupled"
-
 # By identity, so that other KVStore objects of a store find what one of them set.
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
-
-
-def _numbers(op: str, options: Mapping[str, Any]) -> dict[str, float]:
-    """A group's options as the numbers of the C++ rule, which checks their ranges."""
-    result: dict[str, float] = {}
-    for name, value in options.items():
-        if name == "betas":
-            if not isinstance(value, list | tuple) or len(value) != 2:
-                raise ValueError(
-                    f"{op}: expected two numbers as betas, but got {value!r}"
-                )
-            for i, beta in enumerate(value):
-                result[f"beta{i + 1}"] = as_number(op, f"betas[{i}]", beta)
-        elif name in _SWITCHES:
-            result[_SWITCHES[name]] = as_switch(op, name, value)
-        else:
-            result[name] = as_number(op, name, value)
-    return result
 
 
 class BuiltIn(StoreOptimizer):
@@ -108,7 +81,7 @@ class BuiltIn(StoreOptimizer):
             if in_store == self._in_store:
                 return
             self._in_store = in_store
-            options = [options_of(list(self.defaults), group) for group in numbers]
+            options = [options_of(self.defaults, group) for group in numbers]
             groups: list[dict[str, Any]] = [
                 {"keys": [] if i else None, "params": [], **group}
                 for i, group in enumerate(options)
@@ -119,7 +92,7 @@ class BuiltIn(StoreOptimizer):
             extras = self._extras()
             lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
             wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
-            self._gradient = gradient_of_numbers(gradient)
+            self._gradient = options_of(GRADIENT_DEFAULTS, gradient)
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
@@ -150,7 +123,7 @@ class BuiltIn(StoreOptimizer):
     ) -> int:
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
         groups = [self._numbers_of(group) for group in settings.groups]
-        gradients = gradient_numbers(gradient or self._gradient)
+        gradients = numbers_of(self._name(), gradient or self._gradient)
         for group in groups:
             _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
         if impl is None:
@@ -161,7 +134,7 @@ class BuiltIn(StoreOptimizer):
         return identity
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
-        return _numbers(self._name(), {name: group[name] for name in self.defaults})
+        return numbers_of(self._name(), {name: group[name] for name in self.defaults})
 
     def _apply(self, settings: Settings) -> None:
         self._hand_over(self._store(), settings)
@@ -336,16 +309,3 @@ def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
         key: (group_of.get(key, 0), lr_mult.get(key, 1.0), wd_mult.get(key, 1.0))
         for key in {**group_of, **lr_mult, **wd_mult}
     }
-
-
-def options_of(names: Sequence[str], numbers: Mapping[str, float]) -> dict[str, Any]:
-    """A group's options from the numbers of the C++ rule."""
-    result: dict[str, Any] = {}
-    for name in names:
-        if name == "betas":
-            result[name] = (numbers["beta1"], numbers["beta2"])
-        elif name in _SWITCHES:
-            result[name] = bool(numbers[_SWITCHES[name]])
-        else:
-            result[name] = numbers[name]
-    return result

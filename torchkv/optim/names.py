@@ -10,8 +10,8 @@ import torch
 
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import GradientOptions
 from torchkv.optim.groups import near
+from torchkv.optim.options import GradientOptions
 from torchkv.optim.rules import (
     LAMB,
     SGD,

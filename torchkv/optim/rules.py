@@ -1,4 +1,7 @@
-"""The built-in optimizers: torch.optim's arguments and defaults."""
+"""The built-in optimizers: torch.optim's arguments and defaults.
+
+The formulas are in ``csrc/kernels/rules.h``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
-from torchkv.optim.built_in import BuiltIn, on_stores, options_of
-from torchkv.optim.gradient import GradientOptions
+from torchkv.optim.built_in import BuiltIn, on_stores
+from torchkv.optim.options import GradientOptions, options_of
 
 
 class SGD(BuiltIn):
@@ -219,7 +222,7 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
         return found
     make: Any = _CLASSES[rule]
     optimizer: BuiltIn = make()
-    optimizer.defaults.update(options_of(list(optimizer.defaults), numbers[0]))
+    optimizer.defaults.update(options_of(optimizer.defaults, numbers[0]))
     optimizer._follow(described)
     optimizer._impl, optimizer._identity = impl.weak(), identity
     # Another thread may have made one in the meantime.
