@@ -157,39 +157,28 @@ class TorchOptimizer(StoreOptimizer):
 
     # -- state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a snapshot; see :meth:`StoreOptimizer.state_dict`.
-
-        ``"state_names"`` has pairs of a key that has made a step and its states' names.
-        ``"state"`` also has what the first step of the other keys would create, as a
-        distributed checkpoint looks up there what to load.
-        """
-        with self._lock:
-            result = super().state_dict()
-            states = result["state"]
-            result["state_names"] = tuple((k, tuple(x)) for k, x in states.items() if x)
-            impl = self._store()
-            if impl is not None:
-                settings = self._settings()
-                for key, state in states.items():
-                    if not state:
-                        options = self._options_of(key, settings)
-                        state.update(
-                            self._first_state(impl.pull(key, None, 0), options)
-                        )
-            return result
-
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
+    def _parts(self) -> dict[str, Any]:
+        states: dict[StoreKey, dict[str, Any]] = {}
         impl = self._store()
-        keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
-        result: dict[StoreKey, dict[str, Any]] = {}
+        if impl is None:
+            return {"state_names": (), "state": states}
+        keys = impl.keys()
         with self._step_lock:
             for key in keys:
                 instance = self._of_key.get(key)
                 state = {} if instance is None else instance.state_dict()["state"]
                 # state_dict() returns references.
-                result[key] = copy.deepcopy(state.get(0, {}))
-        return result
+                states[key] = copy.deepcopy(state.get(0, {}))
+        names = tuple((key, tuple(state)) for key, state in states.items() if state)
+        settings = self._settings()
+        for key, state in states.items():
+            if not state:
+                value, options = (
+                    impl.pull(key, None, 0),
+                    self._options_of(key, settings),
+                )
+                states[key] = self._first_state(value, options)
+        return {"state_names": names, "state": states}
 
     def _first_state(
         self, value: torch.Tensor, options: Mapping[str, Any]
@@ -305,13 +294,14 @@ def _check_in_place(
 ) -> None:
     """RuntimeError if a step replaced the weight instead of writing it in place."""
 
-    def memory_of(x: torch.Tensor) -> tuple[Any, ...]:
-        place = x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
-        return *place, x.dtype, x.is_neg(), x.is_conj()
+    def kind_of(x: torch.Tensor) -> tuple[Any, ...]:
+        return x.dtype, x.is_neg(), x.is_conj()
 
-    is_same = instance.param_groups[0]["params"][0] is parameter
-    is_same = is_same and memory_of(parameter) == memory_of(stored)
-    if not is_same:
+    if not (
+        instance.param_groups[0]["params"][0] is parameter
+        and kind_of(parameter) == kind_of(stored)
+        and parameter.is_set_to(stored)
+    ):
         raise RuntimeError(
             f"push: expected {name}.step() to write the weight in place, but it "
             "replaced the parameter or its data; write p.copy_(new) instead of "

@@ -18,6 +18,7 @@ from torchkv.optim.groups import (
     as_group,
     as_multipliers,
     check_known,
+    expect,
 )
 from torchkv.optim.saved import check_parts, settings_of, states_of
 
@@ -78,12 +79,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         """Checks and applies options; on an error, none of them."""
         raise NotImplementedError
 
-    def _more_state(self) -> dict[str, Any]:
-        """Additional items of the state dict."""
-        return {}
-
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
-        """Copies of the state, by key."""
+    def _parts(self) -> dict[str, Any]:
+        """The items of the state dict besides options: copies of the state."""
         raise NotImplementedError
 
     def _load(
@@ -201,7 +198,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             settings = self._settings()
             group = as_group(op, param_group, settings.groups[0], self.defaults)
             settings = settings._replace(groups=[*settings.groups, group])
-            self._name_keys(op, settings, group["keys"])
+            self._adopt(op, settings, group["keys"])
 
     def set_param_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Puts keys into groups with their own options.
@@ -221,21 +218,18 @@ class StoreOptimizer(torch.optim.Optimizer):
             TypeError: a key of the wrong kind (int or str) for the store.
         """
         op = "set_param_groups"
-        if not isinstance(groups, list | tuple):
-            raise TypeError(
-                f"{op}: expected a list of dicts, but got {type(groups).__name__}"
-            )
+        expect(op, groups, list | tuple, "a list of dicts")
         with self._lock:
             settings = self._settings()
             first = settings.groups[0]
             made = [as_group(op, group, first, self.defaults) for group in groups]
             settings = settings._replace(groups=[first, *made])
-            self._name_keys(op, settings, settings.group_of())
+            self._adopt(op, settings, settings.group_of())
 
-    def _name_keys(
-        self, op: str, settings: Settings, names: Iterable[StoreKey]
+    def _adopt(
+        self, op: str, settings: Settings, names: Iterable[StoreKey] = ()
     ) -> None:
-        """Adopts settings in which a caller has named the keys `names`."""
+        """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
         self._check(op, settings)
         if impl is not None:
@@ -244,12 +238,6 @@ class StoreOptimizer(torch.optim.Optimizer):
         self._keep(settings)
         if impl is not None:
             self._expect(impl, settings, names)
-
-    def _adopt(self, op: str, settings: Settings) -> None:
-        """Checks, applies and keeps groups and multipliers."""
-        self._check(op, settings)
-        self._apply(settings)
-        self._keep(settings)
 
     def _check(self, op: str, settings: Settings) -> None:
         settings.check_distinct(op)
@@ -285,7 +273,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             checked = as_multipliers(op, multipliers)
             changed: dict[str, Any] = {field: checked}
             settings = self._settings()._replace(**changed)
-            self._name_keys(op, settings, checked)
+            self._adopt(op, settings, checked)
 
     # -- torch.optim.Optimizer's methods that have no use here
 
@@ -333,6 +321,10 @@ class StoreOptimizer(torch.optim.Optimizer):
             ``"gradient"``, the gradient options; and ``"state"``, by key: the number of
             steps, and tensors of the stored value's shape under torch.optim's names.
             They share no memory with the store. If no store is set, the state is empty.
+            It includes what the first step of a key would create, as a distributed
+            checkpoint looks up there what to load. For classes of torch.optim,
+            ``"state_names"`` has pairs of a key that has made a step and its states'
+            names.
 
         Raises:
             RuntimeError: its store was freed, and the state with it.
@@ -349,8 +341,7 @@ class StoreOptimizer(torch.optim.Optimizer):
                 ),
                 "lr_mult": tuple(self._lr_mult.items()),
                 "wd_mult": tuple(self._wd_mult.items()),
-                **self._more_state(),
-                "state": self._states(),
+                **self._parts(),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -368,15 +359,16 @@ class StoreOptimizer(torch.optim.Optimizer):
             RuntimeError: it is not set on a store.
         """
         op = "load_state_dict"
-        parts = check_parts(op, state_dict, self._name(), self.defaults)
+        expect(op, state_dict, Mapping, "a dict")
         with self._lock:
-            impl = self._store()
-            if impl is None:
-                raise RuntimeError(
-                    f"{op}: the optimizer is not set on a store; call "
-                    "store.set_optimizer(...) first"
-                )
             try:
+                parts = check_parts(op, state_dict, self._name(), self.defaults)
+                impl = self._store()
+                if impl is None:
+                    raise RuntimeError(
+                        f"{op}: the optimizer is not set on a store; call "
+                        "store.set_optimizer(...) first"
+                    )
                 states = states_of(op, parts, impl.keys(), strict)
                 settings = settings_of(op, parts)
                 self._load(op, impl, settings, {**parts, "state": states})

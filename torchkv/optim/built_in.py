@@ -10,7 +10,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, shown
+from torchkv.optim.groups import Settings, StoreKey, expect, shown
 from torchkv.optim.options import (
     GRADIENT_DEFAULTS,
     numbers_of,
@@ -141,8 +141,8 @@ class BuiltIn(StoreOptimizer):
 
     # -- state
 
-    def _more_state(self) -> dict[str, Any]:
-        return {"gradient": dict(self._gradient)}
+    def _parts(self) -> dict[str, Any]:
+        return {"gradient": dict(self._gradient), "state": self._states()}
 
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         """torch.optim's names of the states of the group's keys."""
@@ -194,11 +194,7 @@ class BuiltIn(StoreOptimizer):
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
         gradient = parts.get("gradient", {})
-        if not isinstance(gradient, Mapping):
-            raise ValueError(
-                f"{op}: expected a dict of options as 'gradient', but got "
-                f"{type(gradient).__name__}"
-            )
+        expect(op, gradient, Mapping, "a dict of options as 'gradient'")
         gradient = with_defaults(op, gradient)
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()

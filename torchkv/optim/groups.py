@@ -61,6 +61,12 @@ def as_keys(op: str, keys: Any) -> list[StoreKey]:
     return [as_key(op, keys)]
 
 
+def expect(op: str, value: Any, types: Any, what: str) -> None:
+    """TypeError for a value of other types than those that `what` describes."""
+    if not isinstance(value, types):
+        raise TypeError(f"{op}: expected {what}, but got {type(value).__name__}")
+
+
 def as_number(op: str, name: str, value: Any) -> float:
     """A real number as a float; TypeError for anything else, including tensors."""
     if isinstance(value, torch.Tensor):
@@ -87,11 +93,7 @@ def as_float(op: str, name: str, value: float | numbers.Real) -> float:
 
 def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, float]:
     """Multipliers by key; ValueError if one is negative, infinite or NaN."""
-    if not isinstance(multipliers, Mapping):
-        raise TypeError(
-            f"{op}: expected a dict of multipliers by key, but got "
-            f"{type(multipliers).__name__}"
-        )
+    expect(op, multipliers, Mapping, "a dict of multipliers by key")
     result: dict[StoreKey, float] = {}
     for name, value in multipliers.items():
         key = as_key(op, name)
@@ -108,10 +110,7 @@ def as_group(
     op: str, group: Any, first: Mapping[str, Any], options: Collection[str]
 ) -> dict[str, Any]:
     """A group as given by a caller; its missing options are those of `first`."""
-    if not isinstance(group, Mapping):
-        raise TypeError(
-            f"{op}: expected a dict as group, but got {type(group).__name__}"
-        )
+    expect(op, group, Mapping, "a dict as group")
     keys = as_keys(op, group.get("keys", []))
     if not keys:
         raise ValueError(f"{op}: missing 'keys' in a group")

@@ -11,6 +11,7 @@ from torchkv.optim.groups import (
     as_key,
     as_keys,
     as_multipliers,
+    expect,
     listed,
     shown,
 )
@@ -19,16 +20,17 @@ from torchkv.optim.groups import (
 def check_parts(
     op: str, state_dict: Any, name: str, options: Collection[str]
 ) -> dict[str, Any]:
-    """The parts of a state dict; ValueError unless its structure is right.
+    """The parts of a state dict.
 
     Args:
         op: the operation, for messages.
         state_dict: of an optimizer.
         name: the optimizer's name, which must be the saved one.
         options: the options of each of its parameter groups.
+
+    Raises:
+        ValueError, TypeError: its structure is not that of a state dict.
     """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"{op}: expected a dict, but got {type(state_dict).__name__}")
     parts = {"lr_mult": [], "wd_mult": [], **state_dict}
     for part in ("optimizer", "param_groups", "state"):
         if part not in parts:
@@ -45,30 +47,21 @@ def check_parts(
     if not isinstance(groups, list | tuple) or not groups:
         raise ValueError(f"{op}: expected at least one parameter group")
     for i, group in enumerate(groups):
-        _check_group(op, f"param_groups[{i}]", group, options)
+        expect(op, group, Mapping, f"a dict as param_groups[{i}]")
+        for option in ("keys", *options):
+            if option not in group:
+                raise ValueError(
+                    f"{op}: missing option {option!r} in param_groups[{i}]"
+                )
         if (group["keys"] is None) != (i == 0):
             raise ValueError(
                 f"{op}: expected a list of keys in each of param_groups except the "
                 f"first, but got {group['keys']!r} in param_groups[{i}]"
             )
-    _expect_dict(op, parts["state"], "by key as 'state'")
+    expect(op, parts["state"], Mapping, "a dict by key as 'state'")
     for key, state in parts["state"].items():
-        _expect_dict(op, state, f"by name as the state of key {shown(key)}")
+        expect(op, state, Mapping, f"a dict by name as the state of key {shown(key)}")
     return parts
-
-
-def _expect_dict(op: str, value: Any, what: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"{op}: expected a dict {what}, but got {type(value).__name__}"
-        )
-
-
-def _check_group(op: str, place: str, group: Any, options: Collection[str]) -> None:
-    _expect_dict(op, group, f"as {place}")
-    for name in ("keys", *options):
-        if name not in group:
-            raise ValueError(f"{op}: missing option {name!r} in {place}")
 
 
 def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from torchkv.optim.groups import expect
 from torchkv.trainer.parallel_apply import parallel_apply
 from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 
@@ -343,10 +344,7 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
         ValueError: no devices, or ``meta``, whose tensors have no data.
         TypeError: not a module.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"replicate: expected a module, but got {type(module).__name__}"
-        )
+    expect("replicate", module, nn.Module, "a module")
     if devices is None:
         count = torch.cuda.device_count()
         devices = [torch.device("cuda", i) for i in range(count)] or ["cpu"]

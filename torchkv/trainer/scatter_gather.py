@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchkv.optim.groups import expect
 from torchkv.trainer.nests import map_nests
 
 
@@ -71,18 +72,15 @@ def repeat_on(
     repeat: Mapping[str, Any] | None, devices: Sequence[torch.device]
 ) -> list[dict[str, Any]]:
     """All arguments for each device, with tensors copied to it."""
-    if repeat is not None and not isinstance(repeat, Mapping):
-        raise TypeError(
-            "repeat: expected a dict of arguments by name, but got "
-            f"{type(repeat).__name__}"
-        )
+    repeat = {} if repeat is None else repeat
+    expect("repeat", repeat, Mapping, "a dict of arguments by name")
 
     def repeated_on(device: torch.device) -> dict[str, Any]:
         def move(_: str, leaves: Sequence[Any]) -> Any:
             (x,) = leaves
             return x.to(device) if isinstance(x, Tensor) else x
 
-        moved: dict[str, Any] = map_nests(move, [dict(repeat or {})], "repeat")
+        moved: dict[str, Any] = map_nests(move, [dict(repeat)], "repeat")
         return moved
 
     return [repeated_on(device) for device in devices]

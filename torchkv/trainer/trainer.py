@@ -13,7 +13,7 @@ from torch import Tensor
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, listed
+from torchkv.optim.groups import StoreKey, expect, listed
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.weights import Weights
@@ -367,16 +367,12 @@ class Trainer:
         self.optimizer._know(self._parameters)
 
 
-def _empty_store(kvstore: Any) -> KVStore | None:
+def _empty_store(kvstore: str | KVStore | None) -> KVStore | None:
     if kvstore is None:
         return None
     if isinstance(kvstore, str):
         return create(kvstore)
-    if not isinstance(kvstore, KVStore):
-        raise TypeError(
-            "Trainer: expected a store or a store type as kvstore, but got "
-            f"{type(kvstore).__name__}"
-        )
+    expect("Trainer", kvstore, KVStore, "a store or a store type as kvstore")
     if len(kvstore) > 0 or kvstore.optimizer is not None:
         raise ValueError(
             "Trainer: expected a store that has neither keys nor an optimizer, but got "
