@@ -173,11 +173,8 @@ class TorchOptimizer(StoreOptimizer):
         settings = self._settings()
         for key, state in states.items():
             if not state:
-                value, options = (
-                    impl.pull(key, None, 0),
-                    self._options_of(key, settings),
-                )
-                states[key] = self._first_state(value, options)
+                options = self._options_of(key, settings)
+                states[key] = self._first_state(impl.pull(key, None, 0), options)
         return {"state_names": names, "state": states}
 
     def _first_state(

@@ -67,8 +67,7 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: a number of devices that is not that of modules, or ``meta``.
         """
-        self._devices = _checked_devices("Replicas", devices)
-        _check_one_each("Replicas", self._devices, len(modules))
+        self._devices = _checked_devices("Replicas", devices, len(modules))
         self._modules = list(modules)
 
     @property
@@ -92,10 +91,6 @@ class Replicas(Sequence[nn.Module]):
     def __len__(self) -> int:
         """The number of replicas."""
         return len(self._modules)
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        """Iterates over the replicas in order."""
-        return iter(self._modules)
 
     # -- batches
 
@@ -273,23 +268,17 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: a number of devices that is not that of replicas, or ``meta``.
         """
-        like = args[0] if args else kwargs.get("tensor")
-        place = like if args else kwargs.pop("device", None)
-        if isinstance(like, Tensor):
-            place = [like.device] * len(self)
-        elif isinstance(place, str | int | torch.device):
-            place = [torch.device(place)] * len(self)
-        elif not isinstance(place, list | tuple):  # a dtype, or none
-            for module in self._modules:
-                module.to(*args, **kwargs)
-            return self
-        devices = _checked_devices("to", place)
-        _check_one_each("to", devices, len(self))
-        for module, device in zip(self._modules, devices, strict=True):
-            if isinstance(like, Tensor):
-                module.to(*args, **kwargs)
-            else:
-                module.to(device, *args[1:], **kwargs)
+        if args:
+            like, *others = args
+        else:
+            like, others = kwargs.pop("tensor", kwargs.pop("device", None)), []
+        likes = like if isinstance(like, list | tuple) else [like] * len(self)
+        devices = self._devices
+        if like is not None and not isinstance(like, torch.dtype):
+            places = [x.device if isinstance(x, Tensor) else x for x in likes]
+            devices = _checked_devices("to", places, len(self))
+        for module, like in zip(self._modules, likes, strict=True):
+            module.to(like, *others, **kwargs)
         self._devices = devices
         return self
 
@@ -352,26 +341,25 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
         devices = [devices]
     if not devices:
         raise ValueError("replicate: expected at least one device, but got none")
-    first, *others = devices = _checked_devices("replicate", devices)
+    first, *others = devices = _checked_devices("replicate", devices, len(devices))
     copies = [copy.deepcopy(module).to(device) for device in others]
     return Replicas([module.to(first), *copies], devices)
 
 
-def _check_one_each(op: str, devices: Sequence[torch.device], count: int) -> None:
-    if len(devices) != count:
-        raise ValueError(
-            f"{op}: expected {count} devices, one for each replica, but got "
-            f"{len(devices)}"
-        )
-
-
-def _checked_devices(op: str, devices: Sequence[Device]) -> list[torch.device]:
+def _checked_devices(
+    op: str, devices: Sequence[Device], count: int
+) -> list[torch.device]:
     checked = [torch.device(device) for device in devices]
     for device in checked:
         if device.type == "meta":
             raise ValueError(
                 f"{op}: expected devices whose tensors have data, but got 'meta'"
             )
+    if len(checked) != count:
+        raise ValueError(
+            f"{op}: expected {count} devices, one for each replica, but got "
+            f"{len(checked)}"
+        )
     return checked
 
 
