@@ -255,10 +255,6 @@ class TorchOptimizer(StoreOptimizer):
             f"{self._class.__module__}.{self._name()}; save its state_dict()"
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Not supported, as for any Python updater."""
-        self.__reduce__()
-
 
 def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
     """Rejects numbers that the classes accept, but fail on or step to NaN with."""

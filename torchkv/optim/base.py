@@ -132,10 +132,6 @@ class StoreOptimizer(torch.optim.Optimizer):
         unchecked -= self._later_keys
         impl.expect_keys([key for key in settings.names() if key in unchecked])
 
-    def _check_names(self, op: str, keys: Iterable[StoreKey]) -> None:
-        """KeyError if a key that is not among `keys` has options."""
-        check_known(op, self._settings().names(), frozenset(keys))
-
     def _know(self, keys: Iterable[StoreKey]) -> None:
         """Allows options of keys that the store will only have later."""
         with self._lock:

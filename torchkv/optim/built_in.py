@@ -232,12 +232,6 @@ class BuiltIn(StoreOptimizer):
             options = dict(self.defaults), dict(self._gradient)
             return _unpickled, (type(self), *options, self._settings())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> BuiltIn:
-        """A copy without store and state."""
-        make, arguments = self.__reduce__()
-        copied: BuiltIn = make(*arguments)
-        return copied
-
 
 def _gradient_property(name: str) -> property:
     def get(self: BuiltIn) -> Any:
@@ -262,11 +256,7 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     result: dict[str, Any] = {}
     for name in ("step", "num_accumulated"):
         value = state.get(name)
-        if not isinstance(value, int):
-            raise ValueError(
-                f"{op}: expected an int as {name!r}, but got "
-                f"{type(value).__name__} (key {shown(key)})"
-            )
+        expect(op, value, int, f"an int as {name!r}", f" (key {shown(key)})")
         result[name] = value
     for name, value in state.items():
         if name in result:

@@ -49,22 +49,18 @@ def listed(keys: Iterable[Any], count: int = 5) -> str:
     return ", ".join(map(shown, keys[:count])) + (", ..." * (len(keys) > count))
 
 
-def as_key(op: str, key: Any) -> StoreKey:
-    """A key as the store returns it; raises what the store's methods raise."""
-    return _C.KVStore.key_of(op, key)
-
-
 def as_keys(op: str, keys: Any) -> list[StoreKey]:
-    """One key, or a list or tuple of them, as a list."""
-    if isinstance(keys, list | tuple):
-        return [as_key(op, key) for key in keys]
-    return [as_key(op, keys)]
+    """One key, or a list or tuple, as the store returns them; raises what it raises."""
+    if not isinstance(keys, list | tuple):
+        keys = [keys]
+    return [_C.KVStore.key_of(op, key) for key in keys]
 
 
-def expect(op: str, value: Any, types: Any, what: str) -> None:
-    """TypeError for a value of other types than those that `what` describes."""
+def expect(op: str, value: Any, types: Any, what: str, more: str = "") -> None:
+    """TypeError unless a value is of the types that `what` describes."""
     if not isinstance(value, types):
-        raise TypeError(f"{op}: expected {what}, but got {type(value).__name__}")
+        kind = type(value).__name__
+        raise TypeError(f"{op}: expected {what}, but got {kind}{more}")
 
 
 def as_number(op: str, name: str, value: Any) -> float:
@@ -96,7 +92,7 @@ def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, 
     expect(op, multipliers, Mapping, "a dict of multipliers by key")
     result: dict[StoreKey, float] = {}
     for name, value in multipliers.items():
-        key = as_key(op, name)
+        key = _C.KVStore.key_of(op, name)
         result[key] = as_number(op, "multiplier", value)
         if not (math.isfinite(result[key]) and result[key] >= 0):
             raise ValueError(
@@ -272,10 +268,6 @@ class Group(dict[str, Any]):
         """Not supported: it would remove all options."""
         raise ValueError("param_groups: clear() would remove options")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """Copies as a plain dict."""
-        return dict(self)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as a plain dict."""
+        """Copies and pickles as a plain dict."""
         return dict, (dict(self),)

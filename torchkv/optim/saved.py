@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torchkv import _C
 from torchkv.optim.groups import (
     Settings,
     StoreKey,
-    as_key,
     as_keys,
     as_multipliers,
     expect,
@@ -98,7 +98,7 @@ def _as_present(op: str, key: Any, present: Sequence[StoreKey]) -> StoreKey:
             return int(key)
         except ValueError:
             pass
-    return as_key(op, key)
+    return _C.KVStore.key_of(op, key)
 
 
 def _pairs(op: str, name: str, pairs: Any) -> dict[Any, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, expect, listed
+from torchkv.optim.groups import StoreKey, check_known, expect, listed
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.weights import Weights
@@ -102,12 +102,12 @@ class Trainer:
             NotImplementedError: ``compression_params``, or a store type that is not
                 supported yet.
         """
-        if optimizer_params is not None and not isinstance(optimizer_params, Mapping):
-            raise TypeError(
-                "Trainer: expected a dict as optimizer_params, but got "
-                f"{type(optimizer_params).__name__}; pass the store by keyword: "
-                "Trainer(params, optimizer, kvstore=...)"
+        if optimizer_params is not None:
+            hint = (
+                "; pass the store by keyword: Trainer(params, optimizer, kvstore=...)"
             )
+            what = "a dict as optimizer_params"
+            expect("Trainer", optimizer_params, Mapping, what, hint)
         if compression_params is not None:
             raise NotImplementedError("Trainer: compression_params not supported yet")
         self._parameters = collected(params)
@@ -123,7 +123,8 @@ class Trainer:
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
         if isinstance(optimizer, StoreOptimizer):
-            optimizer._check_names("Trainer", self._parameters)  # including frozen ones
+            named = optimizer._settings().names()
+            check_known("Trainer", named, self._parameters.keys())  # also frozen ones
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
