@@ -6,7 +6,6 @@ as a tuple, which is also what TorchScript's archives, pickles and copies hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,35 +165,33 @@ class Content:
         return [] if self.optimizer is None else self.optimizer.extras
 
     def _as_tuple(self, type: str) -> tuple[Any, ...]:
-        optimizer: tuple[Any, ...] = ("", [], {}, [], [], [], [], [], [], [])
         keys = list(self.keys.values())
-        if self.optimizer is not None:
-            options = self.optimizer.options
-            optimizer = (
-                self.optimizer.name,
-                self.optimizer.groups,
-                self.optimizer.gradient,
-                *_by_kind(key for key, *_ in options),
-                [group for _, group, *_ in options],
-                [number for _, _, *pair in options for number in pair],
-                [key.step for key in keys],
-                [key.num_accumulated for key in keys],
-                [key.states for key in keys],
-            )
+        optimizer = self.optimizer or Optimizer("", [], {}, [], [])
+        options = optimizer.options
+        stepped = [] if self.optimizer is None else keys
         return (
             _FORMAT,
             type,
             self.key_kind,
-            *_by_kind(self.keys),
+            *_by_kind(list(self.keys)),
             [key.value for key in keys],
             [key.version for key in keys],
             [] if self.updater is None else [self.updater],
-            optimizer,
+            (
+                optimizer.name,
+                optimizer.groups,
+                optimizer.gradient,
+                *_by_kind([key for key, *_ in options]),
+                [group for _, group, *_ in options],
+                [number for _, _, *pair in options for number in pair],
+                [key.step for key in stepped],
+                [key.num_accumulated for key in stepped],
+                [key.states for key in stepped],
+            ),
         )
 
 
-def _by_kind(keys: Iterable[int | str]) -> tuple[list[int], list[str]]:
-    keys = list(keys)
+def _by_kind(keys: list[int | str]) -> tuple[list[int], list[str]]:
     ints = [key for key in keys if isinstance(key, int)]
     return ints, [key for key in keys if isinstance(key, str)]
 
