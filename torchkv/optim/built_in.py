@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -123,7 +123,8 @@ class BuiltIn(StoreOptimizer):
     ) -> int:
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
         groups = [self._numbers_of(group) for group in settings.groups]
-        gradients = numbers_of(self._name(), gradient or self._gradient)
+        gradient = gradient or self._gradient
+        gradients = {name: float(value or 0) for name, value in gradient.items()}
         for group in groups:
             _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
         if impl is None:
@@ -149,46 +150,38 @@ class BuiltIn(StoreOptimizer):
         return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
     def _states(self) -> dict[StoreKey, dict[str, Any]]:
-        impl = self._store()
-        keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
-        if impl is None or not keys:
-            return {}
-        states = impl.optimizer_states(list(keys))
-        group_of = self._settings().group_of()
-        groups = [(group, self._state_names(group)) for group in self.param_groups]
-        for key, state in zip(keys, states, strict=True):
-            self._complete(impl, key, state, *groups[group_of.get(key, 0)])
-        return dict(zip(keys, states, strict=True))
-
-    def _complete(
-        self,
-        impl: _C.KVStore,
-        key: StoreKey,
-        state: dict[str, Any],
-        group: Mapping[str, Any],
-        names: list[str],
-    ) -> None:
-        """Adds the tensors that the next step would create.
+        """Copies of the state by key, with what the next step would create.
 
         A distributed checkpoint looks up the names to load before the first step.
         """
-        dtype = impl.dtype(key)
-        if not (dtype.is_floating_point or dtype.is_complex):
-            return
-        kept = _C.KVStore.state_dtype(dtype)
-        fill = group.get("initial_accumulator_value", 0.0)
-        if self._gradient["accumulate"] > 1:
-            names = [*names, "accumulated"]
-        for name in names:
-            # A momentum that began after the first step has no buffer yet.
-            if name not in state and not (self._rule == "sgd" and state["step"] > 0):
-                value = torch.zeros(impl.shape(key), dtype=kept, device="cpu")
-                if fill and name == "sum":
-                    real = torch.view_as_real(value) if kept.is_complex else value
-                    real.fill_(fill)
-                state[name] = value
-        if kept != dtype and "master" not in state:
-            state["master"] = impl.pull(key, None, 0).to(kept)
+        impl = self._store()
+        keys: list[StoreKey] = [] if impl is None else list(impl.keys())
+        if impl is None or not keys:
+            return {}
+        result = dict(zip(keys, impl.optimizer_states(keys), strict=True))
+        group_of = self._settings().group_of()
+        accumulated = ["accumulated"] if self._gradient["accumulate"] > 1 else []
+        names_of = [[*self._state_names(x), *accumulated] for x in self.param_groups]
+        for key, state in result.items():
+            dtype = impl.dtype(key)
+            if not (dtype.is_floating_point or dtype.is_complex):
+                continue
+            kept = _C.KVStore.state_dtype(dtype)
+            group = group_of.get(key, 0)
+            for name in names_of[group]:
+                # A momentum that began after the first step has no buffer yet.
+                if name in state or (self._rule == "sgd" and state["step"] > 0):
+                    continue
+                first: complex = 0.0
+                if self._rule == "adagrad" and name == "sum":
+                    first = self.param_groups[group]["initial_accumulator_value"]
+                    first = complex(first, first) if kept.is_complex else first
+                state[name] = torch.full(
+                    impl.shape(key), first, dtype=kept, device="cpu"
+                )
+            if kept != dtype and "master" not in state:
+                state["master"] = impl.pull(key, None, 0).to(kept)
+        return result
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
