@@ -24,13 +24,13 @@ from typing import Any
 from torch import Tensor
 
 from torchkv import _C
-from torchkv.files import check_path
+from torchkv.files import check_path, lock, opened
 from torchkv.optim.groups import shown
 from torchkv.state import manifest as manifests
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.native import Originals
-from torchkv.state.tensor_files import DamagedFileError, Written
+from torchkv.state.tensor_files import Written
 
 _FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
 _HEADER_BYTES = 48 << 20
@@ -57,9 +57,10 @@ def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
     folder = Path(path)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with _opened(folder.parent) as parent_fd:
+        with opened(folder.parent) as parent_fd:
             os.fsync(parent_fd)
-    with _opened(folder, fcntl.LOCK_EX) as folder_fd:
+    with opened(folder) as folder_fd:
+        lock(folder_fd)  # others neither save nor load meanwhile
         _remove_unused(folder)  # what a killed save has left
         _write(content, folder, folder_fd)
         _remove_unused(folder)  # the previous store
@@ -77,26 +78,14 @@ def read(path: str | os.PathLike[str]) -> Content:
     folder = Path(path)
     if not folder.exists():
         raise FileNotFoundError(f"load: expected a saved store, but {folder} is absent")
-    opened = _opened(folder, fcntl.LOCK_SH)
-    with opened if folder.is_dir() else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if folder.is_dir():
+            lock(stack.enter_context(opened(folder)), fcntl.LOCK_SH)
         manifest = manifests.read_manifest(folder)
         manifests.check_keys(manifest)  # before anything large is read
         content = Content.parse(manifest)
         _fill(content, manifest, _read_files(folder, manifest["files"]))
     return content
-
-
-@contextlib.contextmanager
-def _opened(folder: Path, lock: int | None = None) -> Iterator[int]:
-    """Opens a folder; a lock keeps others from saving and, if exclusive, loading."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            if lock is not None:
-                fcntl.flock(fd, lock)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _remove_unused(folder: Path) -> None:
@@ -183,9 +172,7 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
             written = Written(item["size"], item["crc32"])
             return tensor_files.read(folder / name, written)
         except (FileNotFoundError, IsADirectoryError) as error:
-            raise DamagedFileError(
-                f"load: {name} of the manifest is missing"
-            ) from error
+            raise ValueError(f"load: {name} of the manifest is missing") from error
 
     tensors: dict[str, Tensor] = {}
     with ThreadPoolExecutor(2) as pool:  # one reads while the other adds up
@@ -194,7 +181,7 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
             count += len(read_tensors)
             tensors |= read_tensors
     if len(tensors) != count:
-        raise DamagedFileError("load: repeated tensor in the data files")
+        raise ValueError("load: repeated tensor in the data files")
     return tensors
 
 

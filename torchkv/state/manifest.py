@@ -16,7 +16,7 @@ import torchkv
 from torchkv.files import open_regular
 from torchkv.state.content import Content
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
-from torchkv.state.tensor_files import DamagedFileError, distinct
+from torchkv.state.tensor_files import distinct
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -99,9 +99,9 @@ def _read(path: Path) -> dict[str, Any]:
         )
     rest = data[checksum.end() :]
     if zlib.crc32(rest) != int(checksum[1], 16):
-        raise DamagedFileError(f"load: {path.name} is damaged: its checksum differs")
+        raise ValueError(f"load: {path.name} is damaged: its checksum differs")
     try:
         manifest: dict[str, Any] = json.loads(b"{" + rest, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"load: {path.name} is not JSON: {error}") from error
+        raise ValueError(f"load: {path.name} is not JSON: {error}") from error
     return manifest

@@ -76,10 +76,6 @@ class Written(NamedTuple):
     crc32: int
 
 
-class DamagedFileError(ValueError):
-    """A file that is not what was written."""
-
-
 def header_bytes(name: str) -> int:
     """An upper bound of the bytes that a tensor of this name takes in a header."""
     # JSON may write a character as six, twice for those above 16 bits.
@@ -150,19 +146,19 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
     """The tensors of a file, which share one memory.
 
     Raises:
-        DamagedFileError: it is not the file that was written.
+        ValueError: it is not the file that was written.
     """
     name = path.name
     with open_regular("load", path) as file:
         size = os.fstat(file.fileno()).st_size
         if size != written.size:
-            raise DamagedFileError(
+            raise ValueError(
                 f"load: expected {written.size} bytes in {name}, but got {size}"
             )
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) != 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            raise DamagedFileError(
+            raise ValueError(
                 f"load: expected a safetensors file as {name}, but got another file"
             )
         header = file.read(length)
@@ -172,16 +168,16 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
         for begin in range(0, len(memory), _CHUNK_BYTES):
             chunk = memory[begin : begin + _CHUNK_BYTES]
             if file.readinto(chunk) != len(chunk):
-                raise DamagedFileError(f"load: {name} became shorter while it was read")
+                raise ValueError(f"load: {name} became shorter while it was read")
             crc = zlib.crc32(chunk, crc)
     if crc != written.crc32:
-        raise DamagedFileError(
+        raise ValueError(
             f"load: {name} is damaged: its checksum differs from the manifest's"
         )
     try:
         return _tensors(json.loads(header, object_pairs_hook=distinct), flat)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise DamagedFileError(
+        raise ValueError(
             f"load: expected a safetensors file, but got an invalid header in {name}: "
             f"{error}"
         ) from error
