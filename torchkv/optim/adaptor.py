@@ -84,9 +84,7 @@ class TorchOptimizer(StoreOptimizer):
             result: torch.optim.Optimizer = make(
                 [parameter], **{**self._options, **known}
             )
-        for name, value in options.items():
-            if name in result.defaults:
-                result.param_groups[0][name] = value
+        result.param_groups[0].update(options)
         return result
 
     # -- the store
@@ -131,12 +129,10 @@ class TorchOptimizer(StoreOptimizer):
             options = self._options_of(key, self._in_effect)
             instance = self._of_key.get(key)
             if instance is None:
-                parameter = torch.nn.Parameter(stored)
-                instance = self._of_key[key] = self._instance(parameter, options)
-            else:
-                parameter = instance.param_groups[0]["params"][0]
-            for name, value in options.items():
-                instance.param_groups[0][name] = value
+                instance = self._instance(torch.nn.Parameter(stored), options)
+                self._of_key[key] = instance
+            parameter = instance.param_groups[0]["params"][0]
+            instance.param_groups[0].update(options)
             try:
                 parameter.data = stored
                 parameter.grad = input
@@ -212,8 +208,7 @@ class TorchOptimizer(StoreOptimizer):
                     f"{self._name()}, but got {_listed(state)} (key {shown(key)})"
                 )
             value = impl.pull(key, None, 0)
-            options = self._options_of(key, settings)
-            made[key] = self._loaded(op, key, value, options, state)
+            made[key] = self._loaded(op, key, value, settings, state)
         with self._step_lock:
             self._adopt(op, settings)
             for key in parts["state"]:
@@ -225,13 +220,14 @@ class TorchOptimizer(StoreOptimizer):
         op: str,
         key: StoreKey,
         value: torch.Tensor,
-        options: Mapping[str, Any],
+        settings: Settings,
         state: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
         """An instance with a saved state, whose shapes must be those of a new state.
 
         The names may differ, as an option may have changed after the first step.
         """
+        options = self._options_of(key, settings)
         parameter = torch.nn.Parameter(value)
         instance = self._instance(parameter, options)
         expected = self._first_state(value.clone(), options)
