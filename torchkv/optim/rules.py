@@ -209,12 +209,7 @@ _CLASSES: dict[str, type[BuiltIn]] = {
 
 
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
-    """The optimizer of a store: the object that was set, or else a new one.
-
-    Args:
-        impl: the store.
-        described: what its ``optimizer()`` returned.
-    """
+    """The object that was set on a store with this ``optimizer()``, or a new one."""
     identity, rule, numbers, _, _ = described
     found = on_stores.get(identity)
     if found is not None:
@@ -232,14 +227,10 @@ def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
 def after_load(
     impl: _C.KVStore, before: Any, extras: Sequence[Sequence[Any]]
 ) -> BuiltIn | None:
-    """The optimizer of a store whose content was replaced.
+    """The optimizer of a store whose content was replaced, if it is needed already.
 
-    If the loaded rule is of the same kind, the object that was set is kept.
-
-    Args:
-        impl: the store.
-        before: what its ``optimizer()`` returned before.
-        extras: what schedulers had added to the loaded groups.
+    If the loaded rule is of the same kind as the one of the ``optimizer()`` before, the
+    object that was set is kept. `extras` is what schedulers had added to the groups.
     """
     described = impl.optimizer()
     if not isinstance(described, tuple):

@@ -30,12 +30,7 @@ class Stateful:
 
     @classmethod
     def _of(cls, impl: _C.KVStore, extras: Sequence[Sequence[Any]] = ()) -> Self:
-        """A store around one of C++.
-
-        Args:
-            impl: the store.
-            extras: what schedulers have added to the optimizer's groups.
-        """
+        """A store around one of C++; `extras` is what schedulers added to groups."""
         store = cls.__new__(cls)
         store._impl = impl
         store._optimizer = after_load(impl, None, extras) if extras else None

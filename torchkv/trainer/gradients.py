@@ -122,13 +122,10 @@ class Gradients:
 
     @torch.no_grad()
     def clip(
-        self,
-        op: str,
-        max_norm: float,
-        norm_type: float,
-        error_if_nonfinite: bool,
+        self, max_norm: float, norm_type: float, error_if_nonfinite: bool
     ) -> Tensor:
         """Clips all gradients by the total norm of the sum over replicas."""
+        op = "clip_grad_norm_"
         limit = as_number(op, "max_norm", max_norm)
         if not limit >= 0:
             raise ValueError(

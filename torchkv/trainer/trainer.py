@@ -261,9 +261,7 @@ class Trainer:
                 Nothing has changed.
             ValueError: a `max_norm` that is negative or NaN.
         """
-        return self._gradients.clip(
-            "clip_grad_norm_", max_norm, norm_type, error_if_nonfinite
-        )
+        return self._gradients.clip(max_norm, norm_type, error_if_nonfinite)
 
     @property
     def grad_norm(self) -> float | None:
