@@ -100,7 +100,7 @@ class StoreOptimizer(torch.optim.Optimizer):
                     "one optimizer per store, or call set_updater(None) on the other"
                 )
             settings = self._settings()
-            settings.check_kind(impl)
+            settings.check("set_optimizer", impl)
             if self._store() is None:
                 self._later_keys = frozenset()
             names = settings.names()
@@ -227,19 +227,13 @@ class StoreOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
-        self._check(op, settings)
+        settings.check(op, impl)
         if impl is not None:
             self._check_known(op, impl, names)
         self._apply(settings)
         self._keep(settings)
         if impl is not None:
             self._expect(impl, settings, names)
-
-    def _check(self, op: str, settings: Settings) -> None:
-        settings.check_distinct(op)
-        impl = self._store()
-        if impl is not None:
-            settings.check_kind(impl)
 
     def _keep(self, settings: Settings) -> None:
         self._lr_mult, self._wd_mult = dict(settings.lr_mult), dict(settings.wd_mult)

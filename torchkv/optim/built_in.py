@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -192,7 +192,7 @@ class BuiltIn(StoreOptimizer):
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()
         }
-        self._check(op, settings)
+        settings.check(op, impl)
         group_of = settings.group_of()
         names = [self._state_names(group) for group in settings.groups]
         for key, state in states.items():
@@ -273,8 +273,8 @@ def _unpickled(
     gradient: Mapping[str, Any],
     settings: Settings,
 ) -> BuiltIn:
-    make: Any = cls
-    optimizer: BuiltIn = make(**gradient)
+    make: Callable[..., BuiltIn] = cls
+    optimizer = make(**gradient)
     optimizer.defaults.update(options)
     optimizer._adopt("load", settings)
     return optimizer

@@ -147,21 +147,19 @@ class Settings(NamedTuple):
             key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
         }
 
-    def check_distinct(self, op: str) -> None:
-        """ValueError if a key is in two groups."""
+    def check(self, op: str, impl: _C.KVStore | None) -> None:
+        """ValueError for a key in two groups, TypeError for a kind the store lacks."""
         keys = [key for group in self.groups for key in group["keys"] or ()]
         if len(set(keys)) != len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"{op}: key in more than one group (key {shown(twice)})")
+        if impl is not None:
+            for key in self.names():
+                impl.contains(key)
 
     def names(self) -> list[StoreKey]:
         """The keys that have their own options."""
         return list({**self.group_of(), **self.lr_mult, **self.wd_mult})
-
-    def check_kind(self, impl: _C.KVStore) -> None:
-        """TypeError if a key is of the wrong kind (int or str) for a store."""
-        for key in self.names():
-            impl.contains(key)
 
 
 class Groups(list["Group"]):

@@ -5,7 +5,7 @@ The formulas are in ``csrc/kernels/rules.h``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
@@ -202,7 +202,7 @@ class LAMB(BuiltIn):
         super().__init__(locals())
 
 
-_CLASSES: dict[str, type[BuiltIn]] = {
+_CLASSES: dict[str, Callable[[], BuiltIn]] = {
     "adamw": AdamW,
     **{cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)},
 }
@@ -211,17 +211,15 @@ _CLASSES: dict[str, type[BuiltIn]] = {
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
     """The object that was set on a store with this ``optimizer()``, or a new one."""
     identity, rule, numbers, _, _ = described
-    found = on_stores.get(identity)
-    if found is not None:
-        found._follow(described)
-        return found
-    make: Any = _CLASSES[rule]
-    optimizer: BuiltIn = make()
-    optimizer.defaults.update(options_of(optimizer.defaults, numbers[0]))
+    optimizer = on_stores.get(identity)
+    if optimizer is None:
+        optimizer = _CLASSES[rule]()
+        optimizer.defaults.update(options_of(optimizer.defaults, numbers[0]))
+        optimizer._impl, optimizer._identity = impl.weak(), identity
+        # Another thread may have made one in the meantime.
+        optimizer = on_stores.setdefault(identity, optimizer)
     optimizer._follow(described)
-    optimizer._impl, optimizer._identity = impl.weak(), identity
-    # Another thread may have made one in the meantime.
-    return on_stores.setdefault(identity, optimizer)
+    return optimizer
 
 
 def after_load(

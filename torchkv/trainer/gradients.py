@@ -27,9 +27,9 @@ class Rescale:
         """Takes the user's ``rescale_grad``, even if another trainer has set it."""
         self._own = 1.0
         if isinstance(optimizer, BuiltIn):
-            before, last_set = _rescaled.get(optimizer, (None, None))
             present = optimizer.rescale_grad
-            self._own = present if before is None or present != last_set else before
+            own, last_set = _rescaled.get(optimizer, (present, present))
+            self._own = own if present == last_set else present
 
     def by(self, optimizer: StoreOptimizer, batch_size: float) -> float:
         """Divides a step by a batch size; returns what remains for its gradients."""
