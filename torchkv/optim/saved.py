@@ -70,11 +70,17 @@ def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:
     for group in groups:
         if group["keys"] is not None:
             group["keys"] = as_keys(op, group["keys"])
-    lr_mult, wd_mult = (
-        as_multipliers(op, _pairs(op, name, parts[name]))
-        for name in ("lr_mult", "wd_mult")
-    )
-    return Settings(groups, lr_mult, wd_mult)
+    multipliers = []
+    for name in ("lr_mult", "wd_mult"):
+        try:
+            pairs = dict(parts[name])
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{op}: expected pairs of key and multiplier as {name}, but got "
+                f"{parts[name]!r}"
+            ) from error
+        multipliers.append(as_multipliers(op, pairs))
+    return Settings(groups, *multipliers)
 
 
 def states_of(
@@ -86,8 +92,14 @@ def states_of(
     states: dict[StoreKey, dict[str, Any]] = {}
     for key, state in parts["state"].items():
         states.setdefault(_as_present(op, key, present), {}).update(state)
-    if strict:
-        _check_same_keys(op, set(present), set(states))
+    missing, unexpected = set(present) - states.keys(), states.keys() - set(present)
+    for what, keys in (("missing", missing), ("unexpected", unexpected)):
+        if strict and keys:
+            raise ValueError(
+                f"{op}: expected the state of the store's keys, but {len(keys)} are "
+                f"{what} (key {listed(sorted(keys, key=str))}); strict=False skips "
+                "them"
+            )
     return {key: states[key] for key in present if key in states}
 
 
@@ -99,22 +111,3 @@ def _as_present(op: str, key: Any, present: Sequence[StoreKey]) -> StoreKey:
         except ValueError:
             pass
     return _C.KVStore.key_of(op, key)
-
-
-def _pairs(op: str, name: str, pairs: Any) -> dict[Any, Any]:
-    try:
-        return dict(pairs)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{op}: expected pairs of key and multiplier as {name}, but got {pairs!r}"
-        ) from error
-
-
-def _check_same_keys(op: str, present: set[Any], saved: set[Any]) -> None:
-    for what, keys in (("missing", present - saved), ("unexpected", saved - present)):
-        if keys:
-            raise ValueError(
-                f"{op}: expected the state of the store's keys, but {len(keys)} are "
-                f"{what} (key {listed(sorted(keys, key=str))}); strict=False skips "
-                "them"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import WeakSet
@@ -152,11 +153,7 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             Exception: what a module raises.
         """
-
-        def forward(module: nn.Module, call: _Call) -> Any:
-            return module(*call.args, **call.kwargs)
-
-        return self.gather(self._run(forward, _Call(inputs, keywords), repeat))
+        return self.gather(self._run(operator.call, _Call(inputs, keywords), repeat))
 
     def backward(
         self,
@@ -192,8 +189,8 @@ class Replicas(Sequence[nn.Module]):
                 have gradients.
         """
 
-        def differentiate(module: nn.Module, call: _Call) -> Tensor:
-            value = loss(module, *call.args, **call.kwargs)
+        def differentiate(module: nn.Module, /, *args: Any, **kwargs: Any) -> Tensor:
+            value = loss(module, *args, **kwargs)
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
@@ -203,7 +200,7 @@ class Replicas(Sequence[nn.Module]):
 
     def _run(
         self,
-        function: Callable[[nn.Module, _Call], Any],
+        function: Callable[..., Any],
         call: _Call,
         repeat: Mapping[str, Any] | None,
     ) -> list[Any]:
@@ -212,14 +209,8 @@ class Replicas(Sequence[nn.Module]):
                 raise TypeError(
                     f"repeat: unexpected {name!r}, which is also in the batch"
                 )
-        shards = [
-            _Call(shard.args, {**shard.kwargs, **more})
-            for shard, more in zip(
-                scatter(call, "", self._devices),
-                repeat_on(repeat, self._devices),
-                strict=True,
-            )
-        ]
+        shards = scatter(call, "", self._devices)
+        more = repeat_on(repeat, self._devices)
         # The first replicas get the rows; without any, the first one runs.
         rows = num_rows(call, "")
         count = len(self) if rows is None else min(len(self), max(rows, 1))
@@ -227,7 +218,8 @@ class Replicas(Sequence[nn.Module]):
             _zero_missing_gradients(module)
 
         def run(i: int) -> Any:
-            return function(self._modules[i], shards[i])
+            args, kwargs = shards[i]
+            return function(self._modules[i], *args, **kwargs, **more[i])
 
         return parallel_apply(run, self._devices[:count])
 
