@@ -36,7 +36,7 @@ from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
 from torchkv.state.native import Originals
-from torchkv.state.tensor_files import Written, distinct
+from torchkv.state.tensor_files import distinct
 
 _FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
 _HEADER_BYTES = 48 << 20
@@ -136,7 +136,7 @@ def _write(content: Content, folder: Path, folder_fd: int) -> None:
             for group in _grouped(_drained(content, originals)):
                 name = f"data-{save_id}-{len(files) + 1:05}.safetensors"
                 files.append({"name": name})
-                files[-1] |= writer.write(folder / name, group)._asdict()
+                files[-1] |= writer.write(folder / name, group)
         manifest |= {**vars(originals), "files": files}
         with open(unfinished, "wb") as file:
             file.write(_to_bytes(manifest))
@@ -262,8 +262,7 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
     def read_one(item: dict[str, Any]) -> dict[str, Tensor]:
         name = item["name"]
         try:
-            written = Written(item["size"], item["crc32"])
-            return tensor_files.read(folder / name, written)
+            return tensor_files.read(folder / name, item["size"], item["crc32"])
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ValueError(f"load: {name} of the manifest is missing") from error
 

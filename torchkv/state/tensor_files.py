@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -69,13 +69,6 @@ _Groups: TypeAlias = Sequence[tuple[torch.dtype, list[tuple[str, Tensor]]]]
 """Tensors by name, in the order of the file: grouped by dtype."""
 
 
-class Written(NamedTuple):
-    """What is known of a file once it is written."""
-
-    size: int
-    crc32: int
-
-
 def header_bytes(name: str) -> int:
     """An upper bound of the bytes that a tensor of this name takes in a header."""
     # JSON may write a character as six, twice for those above 16 bits.
@@ -106,8 +99,10 @@ class Writer:
             for future in self._pending:
                 future.result()
 
-    def write(self, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> Written:
-        """Writes a new file.
+    def write(
+        self, path: Path, tensors: Iterable[tuple[str, Tensor]]
+    ) -> dict[str, int]:
+        """Writes a new file and returns its ``"size"`` and ``"crc32"``.
 
         Args:
             path: of a file that does not exist yet.
@@ -134,7 +129,7 @@ class Writer:
             self._submit(_flush, fd, flushed, size)
         finally:
             self._disk.submit(os.close, fd)  # after the pending flushes
-        return Written(size, crc)
+        return {"size": size, "crc32": crc}
 
     def _submit(self, function: Callable[..., None], *arguments: int) -> None:
         self._pending.append(self._disk.submit(function, *arguments))
@@ -142,8 +137,8 @@ class Writer:
             self._pending.popleft().result()
 
 
-def read(path: Path, written: Written) -> dict[str, Tensor]:
-    """The tensors of a file, which share one memory.
+def read(path: Path, written_size: int, crc32: int) -> dict[str, Tensor]:
+    """The tensors of a file that was written, which share one memory.
 
     Raises:
         ValueError: it is not the file that was written.
@@ -151,9 +146,9 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
     name = path.name
     with open_regular("load", path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size != written.size:
+        if size != written_size:
             raise ValueError(
-                f"load: expected {written.size} bytes in {name}, but got {size}"
+                f"load: expected {written_size} bytes in {name}, but got {size}"
             )
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -170,7 +165,7 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
             if file.readinto(chunk) != len(chunk):
                 raise ValueError(f"load: {name} became shorter while it was read")
             crc = zlib.crc32(chunk, crc)
-    if crc != written.crc32:
+    if crc != crc32:
         raise ValueError(
             f"load: {name} is damaged: its checksum differs from the manifest's"
         )

@@ -107,9 +107,9 @@ class Gradients:
         """Adds keys to the store that sums gradients, if any."""
         if self._store is not None:
             new = [key for key in keys if key not in self._store]
-            weights = [self._parameters[key][0] for key in new]
+            values = [torch.zeros_like(self._parameters[key][0]) for key in new]
             if new:
-                self._store.init(new, [torch.zeros_like(w) for w in weights])
+                self._store.init(new, values)
 
     def reduce(self, fresh: Mapping[StoreKey, list[Tensor]]) -> None:
         """Replaces each replica's gradients by the sum of all."""
