@@ -89,14 +89,8 @@ class TorchOptimizer(StoreOptimizer):
 
     # -- the store
 
-    def _store(self) -> _C.KVStore | None:
-        impl = None if self._impl is None else self._impl.lock()
-        try:
-            if impl is not None and impl.optimizer() is self:
-                return impl
-        except RuntimeError:  # closed, forked, or called during an update
-            pass
-        return None
+    def _is_set(self, current: Any) -> bool:
+        return current is self
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         self._in_effect = settings

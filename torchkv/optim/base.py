@@ -67,8 +67,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         """The optimizer's name in messages and saved states."""
         return type(self).__name__
 
-    def _store(self) -> _C.KVStore | None:
-        """The store it is set on, or None."""
+    def _is_set(self, current: Any) -> bool:
+        """Whether it is what its store's ``optimizer()`` returned."""
         raise NotImplementedError
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
@@ -90,6 +90,17 @@ class StoreOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     # -- the store
+
+    def _store(self) -> _C.KVStore | None:
+        """The store it is set on, or None."""
+        impl = None if self._impl is None else self._impl.lock()
+        if impl is None:
+            return None
+        try:
+            current = impl.optimizer()
+        except RuntimeError:  # closed, forked, or called during an update
+            current = None
+        return impl if self._is_set(current) else None
 
     def _bind(self, impl: _C.KVStore) -> None:
         """Becomes the updater of a store; ValueError if it is set on another one."""

@@ -60,19 +60,12 @@ class BuiltIn(StoreOptimizer):
 
     # -- the store
 
-    def _store(self) -> _C.KVStore | None:
-        impl = None if self._impl is None else self._impl.lock()
-        if impl is None:
-            return None
-        try:
-            current = impl.optimizer()
-        except RuntimeError:  # closed, or forked
-            current = None
+    def _is_set(self, current: Any) -> bool:
         if isinstance(current, tuple) and current[0] == self._identity:
             self._follow(current)
-            return impl
+            return True
         self._impl = None
-        return None
+        return False
 
     def _follow(self, described: tuple[Any, ...]) -> None:
         """Takes over numbers that changed in the store, such as loaded ones."""
@@ -248,9 +241,8 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     """A key's state as passed to C++: without tensors that no step has used yet."""
     result: dict[str, Any] = {}
     for name in ("step", "num_accumulated"):
-        value = state.get(name)
-        expect(op, value, int, f"an int as {name!r}", f" (key {shown(key)})")
-        result[name] = value
+        result[name] = state.get(name)
+        expect(op, result[name], int, f"an int as {name!r}", f" (key {shown(key)})")
     for name, value in state.items():
         if name in result:
             continue
