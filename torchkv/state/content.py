@@ -36,7 +36,7 @@ class KeyContent:
     version: int = 0
     step: int = 0
     num_accumulated: int = 0
-    states: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Content:
     def make(self, type: str) -> _C.KVStore:
         """A new store of a type; ValueError if the parts are inconsistent."""
         for key, item in self.keys.items():
-            for name, state in item.states.items():
+            for name, state in item.state.items():
                 if not (state.is_floating_point() or state.is_complex()):
                     raise ValueError(
                         f"load: expected a floating-point or complex tensor as "
@@ -186,7 +186,7 @@ class Content:
                 [number for _, _, *pair in options for number in pair],
                 [key.step for key in stepped],
                 [key.num_accumulated for key in stepped],
-                [key.states for key in stepped],
+                [key.state for key in stepped],
             ),
         )
 

@@ -158,7 +158,7 @@ def _drained(content: Content, originals: Originals) -> Iterator[tuple[str, Tens
         yield "updater", originals.to_native("updater", content.updater)
     for key in list(content.keys):
         item = content.keys.pop(key)
-        for role, tensor in {"value": item.value, **item.states}.items():
+        for role, tensor in {"value": item.value, **item.state}.items():
             name = f"{role}/{key}"
             yield name, originals.to_native(name, tensor)
 
@@ -296,4 +296,4 @@ def _fill(
             raise ValueError(f"load: unexpected tensor {shown(name)}")
         if content.optimizer is None:
             raise ValueError("load: unexpected state of a store without an optimizer")
-        by_text[text].states[role] = tensor
+        by_text[text].state[role] = tensor

@@ -32,8 +32,10 @@ from torchkv.state.tensor_files import memory_of
 
 FORMAT = 1
 
-_COUNTS = ("version", "step", "num_accumulated")
-_KEY_FORM = {"value": Tensor, **dict.fromkeys(_COUNTS, int), "state": {str: Tensor}}
+_KEY_FORM = {
+    **{"value": Tensor, "version": int, "step": int, "num_accumulated": int},
+    "state": {str: Tensor},
+}
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
     **{"updater": str | None, "optimizer": object},
@@ -52,8 +54,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
         "updater": None if content.updater is None else _as_text(content.updater),
         "keys": {
             str(key): {
-                "value": item.value,
-                **{name: getattr(item, name) for name in _COUNTS},
+                **{name: getattr(item, name) for name in _KEY_FORM},
                 "state": states[key],
             }
             for key, item in content.keys.items()
@@ -62,7 +63,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
             [key, name]
             for key, item in content.keys.items()
             for name in states[key]
-            if name not in item.states and _has_begun(item, name)
+            if name not in item.state and _has_begun(item, name)
         ],
     }
 
@@ -111,7 +112,7 @@ def _has_begun(item: KeyContent, state: str) -> bool:
 
 def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
     """By key, the tensors of everything that the optimizer will keep."""
-    result = {key: dict(item.states) for key, item in content.keys.items()}
+    result = {key: dict(item.state) for key, item in content.keys.items()}
     optimizer = content.optimizer
     if optimizer is None:
         return result
@@ -145,14 +146,16 @@ def _parse(state: object) -> Content:
         )
     content = Content.parse(fields)
     keys, kind = content.keys, content.key_kind
-    for name, item in fields["keys"].items():
-        key = _parse_key(name, kind)
-        keys[key] = _parse_item(item, f"key {shown(key)}")
+    for text, saved in fields["keys"].items():
+        key = _parse_key(text, kind)
+        item = KeyContent(**parse(saved, _KEY_FORM, f"key {shown(key)}"))
+        item.state = {k: v for k, v in item.state.items() if _has_begun(item, k)}
+        keys[key] = item
     for key, state_name in fields["absent"]:
         if type(key) is not KEY_TYPES[kind]:
             raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
         if key in keys:
-            keys[key].states.pop(state_name, None)
+            keys[key].state.pop(state_name, None)
     content.updater = _parse_updater(fields["updater"])
     return content
 
@@ -178,17 +181,6 @@ def _parse_key(name: object, kind: str) -> int | str:
             key = int(name) if str(int(name)) == name else name  # not of "03"
     parsed: int | str = parse(key, KEY_TYPES[kind], "a name in 'keys'")
     return parsed
-
-
-def _parse_item(item: object, what: str) -> KeyContent:
-    fields = parse(item, _KEY_FORM, what)
-    result = KeyContent(fields["value"], *(fields[name] for name in _COUNTS))
-    result.states = {
-        name: tensor
-        for name, tensor in fields["state"].items()
-        if _has_begun(result, name)
-    }
-    return result
 
 
 def _check_fits(
