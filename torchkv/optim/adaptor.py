@@ -18,7 +18,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, as_float, as_number, near, shown
+from torchkv.optim.groups import Settings, StoreKey, as_number, near, shown
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -252,8 +252,9 @@ def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
         if name == "lr" and not isinstance(value, torch.Tensor):
             if not math.isfinite(as_number(op, name, value)):
                 raise ValueError(f"{op}: expected a finite lr, but got {value!r}")
-        elif isinstance(value, int | float) and math.isnan(as_float(op, name, value)):
-            raise ValueError(f"{op}: expected a number as {name}, but got nan")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isnan(as_number(op, name, value)):
+                raise ValueError(f"{op}: expected a number as {name}, but got nan")
 
 
 def _model() -> torch.nn.Parameter:

@@ -64,7 +64,7 @@ def expect(op: str, value: Any, types: Any, what: str, more: str = "") -> None:
 
 
 def as_number(op: str, name: str, value: Any) -> float:
-    """A real number as a float; TypeError for anything else, including tensors."""
+    """A real number as fp64; TypeError for anything else, ValueError if too large."""
     if isinstance(value, torch.Tensor):
         raise TypeError(
             f"{op}: expected a number as {name}, but got a tensor, which a store's "
@@ -74,11 +74,6 @@ def as_number(op: str, name: str, value: Any) -> float:
         raise TypeError(
             f"{op}: expected a number as {name}, but got {type(value).__name__}"
         )
-    return as_float(op, name, value)
-
-
-def as_float(op: str, name: str, value: float | numbers.Real) -> float:
-    """A number as fp64; ValueError if it overflows."""
     try:
         return float(value)
     except OverflowError:

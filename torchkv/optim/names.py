@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,7 +15,8 @@ from torchkv.optim.options import GradientOptions
 from torchkv.optim.rules import LAMB, SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 # Name: class, MXNet's defaults where they differ from torch's, its own options.
-_BY_NAME: dict[str, tuple[type[StoreOptimizer], dict[str, Any], dict[str, str]]] = {
+_Entry: TypeAlias = tuple[Callable[..., StoreOptimizer], dict[str, Any], dict[str, str]]
+_BY_NAME: dict[str, _Entry] = {
     "sgd": (SGD, {"lr": 0.01}, {}),
     "nag": (SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {}),
     "adam": (Adam, {}, {"epsilon": "eps"}),
@@ -59,9 +60,8 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
         )
     cls, defaults, aliases = _BY_NAME[name]
     aliases = {**_COMMON, **aliases}
-    signature = inspect.signature(cls.__init__).parameters
-    own = [option for option in signature if option not in ("self", "gradient")]
-    known = {*own, *GradientOptions.__annotations__}
+    signature = inspect.signature(cls).parameters
+    known = {*signature, *GradientOptions.__annotations__} - {"gradient"}
     if "betas" in known:
         known |= {"beta1", "beta2"}
     names = [*aliases, *known]
@@ -91,8 +91,7 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
         first, second = signature["betas"].default
         betas = arguments.pop("beta1", first), arguments.pop("beta2", second)
         arguments["betas"] = betas
-    make: Callable[..., StoreOptimizer] = cls
-    return make(**arguments)
+    return cls(**arguments)
 
 
 def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:

@@ -131,7 +131,7 @@ class Trainer:
         self._gradients = Gradients(self._parameters, reducing)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
-        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        self._weights.store_changed(self._gradients.trained())
         self.optimizer._know(self._parameters)
         self._gradients.init(self._gradients.trained())
 
@@ -309,8 +309,8 @@ class Trainer:
             OSError: what reading raised.
         """
         op = "load_states"
-        state = read_state(op, fname)
-        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        state, optimizer = read_state(op, fname), self.optimizer
+        self._weights.store_changed(self._gradients.trained())
         saved, trained = state.get("state"), set(self._store.keys())
         if isinstance(saved, Mapping) and saved.keys() != trained:
             some = listed(sorted(saved.keys() ^ trained, key=str))
@@ -318,7 +318,7 @@ class Trainer:
                 f"{op}: expected the state of the trainer's {len(trained)} parameters, "
                 f"but got that of {len(saved)}; only one of them has {some}"
             )
-        self.optimizer.load_state_dict(state)
+        optimizer.load_state_dict(state)
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
@@ -341,7 +341,7 @@ class Trainer:
             return
         keys = list(gradients)
         optimizer = self.optimizer
-        self._weights.store_changed(keys, optimizer)
+        self._weights.store_changed(keys)
         norm = self._gradients.norm_before_clipping(gradients)
         pushed = list(gradients.values())
         if not self._update_on_kvstore:
