@@ -135,27 +135,21 @@ class BuiltIn(StoreOptimizer):
 
     # -- state
 
-    def _parts(self) -> dict[str, Any]:
-        return {"gradient": dict(self._gradient), "state": self._states()}
-
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         """torch.optim's names of the states of the group's keys."""
         return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
-        """Copies of the state by key, with what the next step would create.
-
-        A distributed checkpoint looks up the names to load before the first step.
-        """
+    def _parts(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"gradient": dict(self._gradient), "state": {}}
         impl = self._store()
         keys: list[StoreKey] = [] if impl is None else list(impl.keys())
         if impl is None or not keys:
-            return {}
-        result = dict(zip(keys, impl.optimizer_states(keys), strict=True))
+            return parts
+        parts["state"] = dict(zip(keys, impl.optimizer_states(keys), strict=True))
         group_of = self._settings().group_of()
         accumulated = ["accumulated"] if self._gradient["accumulate"] > 1 else []
         names_of = [[*self._state_names(x), *accumulated] for x in self.param_groups]
-        for key, state in result.items():
+        for key, state in parts["state"].items():
             dtype = impl.dtype(key)
             if not (dtype.is_floating_point or dtype.is_complex):
                 continue
@@ -174,7 +168,7 @@ class BuiltIn(StoreOptimizer):
                 )
             if kept != dtype and "master" not in state:
                 state["master"] = impl.pull(key, None, 0).to(kept)
-        return result
+        return parts
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]

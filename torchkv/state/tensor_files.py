@@ -1,18 +1,8 @@
 """Tensors in files of the safetensors format, written and read in one pass.
 
 The format: 8 bytes with the length of the header; the header, JSON with each tensor's
-dtype, shape and offsets; the tensors' bytes. The safetensors library (0.8, as measured
-on 2 cores) reads these files, but does not write or read them here:
-
-* It makes one call per tensor. For a million keys a save takes 8.7 s of CPU time
-  instead of 4.9 s, a load 12.9 s instead of 9.2 s; benchmarks/checkpoint.py allows 10.
-* It computes no checksum, so each file would be read again to save it, and twice to
-  load it.
-* It writes to a temporary file next to the target and renames it. A killed save leaves
-  that file behind, under a random name that could be one of the user's. The result has
-  mode 0600, and errors of the disk are not OSErrors.
-* It reads with the GIL held (0.5 s for 256 MB) or maps the file, and a mapped file that
-  becomes shorter ends the process with SIGBUS.
+dtype, shape and offsets; the tensors' bytes. The safetensors library reads these files;
+docs/architecture.md says why it does not write or read them here.
 """
 
 from __future__ import annotations

@@ -28,11 +28,10 @@ def parallel_apply(
         with modes(device):
             return {i: function(i) for i, d in enumerate(devices) if d == device}
 
-    with ThreadPoolExecutor(len({*devices})) as pool:
-        futures = [pool.submit(run_all, device) for device in dict.fromkeys(devices)]
     results: dict[int, Any] = {}
-    for future in futures:
-        results.update(future.result())
+    with ThreadPoolExecutor(len({*devices})) as pool:
+        for some in pool.map(run_all, dict.fromkeys(devices)):
+            results.update(some)
     return [results[i] for i in range(len(devices))]
 
 
