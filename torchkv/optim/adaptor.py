@@ -277,14 +277,10 @@ def _check_in_place(
     stored: torch.Tensor,
 ) -> None:
     """RuntimeError if a step replaced the weight instead of writing it in place."""
-
-    def kind_of(x: torch.Tensor) -> tuple[Any, ...]:
-        return x.dtype, x.is_neg(), x.is_conj()
-
     if not (
         instance.param_groups[0]["params"][0] is parameter
-        and kind_of(parameter) == kind_of(stored)
-        and parameter.is_set_to(stored)
+        and parameter.dtype == stored.dtype
+        and parameter.is_set_to(stored)  # which also compares conjugation
     ):
         raise RuntimeError(
             f"push: expected {name}.step() to write the weight in place, but it "

@@ -25,6 +25,20 @@ _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
 
 
+def _gradient_option(name: str) -> Any:
+    def get(self: BuiltIn) -> Any:
+        return self._gradient[name]
+
+    def set_(self: BuiltIn, value: Any) -> None:
+        with self._lock:
+            settings = self._settings()
+            gradient = with_defaults(self._name(), {**self._gradient, name: value})
+            self._hand_over(self._store(), settings, gradient)
+            self._gradient = gradient
+
+    return property(get, set_, doc=f"The gradient option ``{name}``.")
+
+
 class BuiltIn(StoreOptimizer):
     """Base class of the optimizers whose formula runs in C++.
 
@@ -34,11 +48,11 @@ class BuiltIn(StoreOptimizer):
 
     _rule: ClassVar[str]
 
-    accumulate: int
-    rescale_grad: float
-    clip_value: float | None
-    max_norm: float | None
-    skip_nonfinite: bool
+    accumulate: int = _gradient_option("accumulate")
+    rescale_grad: float = _gradient_option("rescale_grad")
+    clip_value: float | None = _gradient_option("clip_value")
+    max_norm: float | None = _gradient_option("max_norm")
+    skip_nonfinite: bool = _gradient_option("skip_nonfinite")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""
@@ -211,24 +225,6 @@ class BuiltIn(StoreOptimizer):
         with self._lock:
             options = dict(self.defaults), dict(self._gradient)
             return _unpickled, (type(self), *options, self._settings())
-
-
-def _gradient_property(name: str) -> property:
-    def get(self: BuiltIn) -> Any:
-        return self._gradient[name]
-
-    def set_(self: BuiltIn, value: Any) -> None:
-        with self._lock:
-            settings = self._settings()
-            gradient = with_defaults(self._name(), {**self._gradient, name: value})
-            self._hand_over(self._store(), settings, gradient)
-            self._gradient = gradient
-
-    return property(get, set_, doc=f"The gradient option ``{name}``.")
-
-
-for _option in GRADIENT_DEFAULTS:
-    setattr(BuiltIn, _option, _gradient_property(_option))
 
 
 def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, Any]:
