@@ -132,7 +132,15 @@ class TorchOptimizer(StoreOptimizer):
                 parameter.grad = input
                 with _cpu_by_default():
                     instance.step()
-                _check_in_place(self._name(), key, instance, parameter, stored)
+                is_same = instance.param_groups[0]["params"][0] is parameter
+                is_same = is_same and parameter.dtype == stored.dtype
+                # is_set_to() compares memory, strides, conjugation and negation.
+                if not (is_same and parameter.is_set_to(stored)):
+                    raise RuntimeError(
+                        f"push: expected {self._name()}.step() to write the weight in "
+                        "place, but it replaced the parameter or its data; write "
+                        f"p.copy_(new) instead of p.data = new (key {shown(key)})"
+                    )
             finally:
                 # The memory is the store's: keep no reference to it.
                 parameter.grad = None
@@ -267,26 +275,6 @@ def _cpu_by_default() -> contextlib.AbstractContextManager[Any]:
     if torch.get_default_device().type == "cpu":
         return contextlib.nullcontext()
     return torch.device("cpu")
-
-
-def _check_in_place(
-    name: str,
-    key: StoreKey,
-    instance: torch.optim.Optimizer,
-    parameter: torch.Tensor,
-    stored: torch.Tensor,
-) -> None:
-    """RuntimeError if a step replaced the weight instead of writing it in place."""
-    if not (
-        instance.param_groups[0]["params"][0] is parameter
-        and parameter.dtype == stored.dtype
-        and parameter.is_set_to(stored)  # which also compares conjugation
-    ):
-        raise RuntimeError(
-            f"push: expected {name}.step() to write the weight in place, but it "
-            "replaced the parameter or its data; write p.copy_(new) instead of "
-            f"p.data = new (key {shown(key)})"
-        )
 
 
 def _listed(names: Iterable[str]) -> str:
