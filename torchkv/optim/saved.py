@@ -20,16 +20,10 @@ from torchkv.optim.groups import (
 def check_parts(
     op: str, state_dict: Any, name: str, options: Collection[str]
 ) -> dict[str, Any]:
-    """The parts of a state dict.
-
-    Args:
-        op: the operation, for messages.
-        state_dict: of an optimizer.
-        name: the optimizer's name, which must be the saved one.
-        options: the options of each of its parameter groups.
+    """The parts of a state dict of the optimizer `name`, whose groups have `options`.
 
     Raises:
-        ValueError, TypeError: its structure is not that of a state dict.
+        ValueError, TypeError: another structure, or the state of another optimizer.
     """
     parts = {"lr_mult": [], "wd_mult": [], **state_dict}
     for part in ("optimizer", "param_groups", "state"):

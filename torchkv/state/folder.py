@@ -86,12 +86,7 @@ def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
 
 @_no_collections()
 def read(path: str | os.PathLike[str]) -> Content:
-    """Reads the store in a folder.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
-        ValueError: it holds no store, or a damaged one.
-    """
+    """Reads the store in a folder; raises what :func:`torchkv.load` documents."""
     check_path("load", path)
     folder = Path(path)
     if not folder.exists():

@@ -94,9 +94,7 @@ class Writer:
     ) -> dict[str, int]:
         """Writes a new file and returns its ``"size"`` and ``"crc32"``.
 
-        Args:
-            path: of a file that does not exist yet.
-            tensors: contiguous ones in CPU memory, of dtypes that the format has.
+        The tensors are contiguous, in CPU memory and of dtypes that the format has.
         """
         by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
         for name, tensor in tensors:

@@ -13,12 +13,9 @@ import torch
 def parallel_apply(
     function: Callable[[int], Any], devices: Sequence[torch.device]
 ) -> list[Any]:
-    """Calls ``function(i)`` for each device, and returns the results.
+    """Calls ``function(i)`` for each device; returns the results, or raises its error.
 
     Calls on one device run one after the other; all on one, in the caller's thread.
-
-    Raises:
-        Exception: what `function` raises.
     """
     if len({*devices}) == 1:
         return [function(i) for i in range(len(devices))]

@@ -25,12 +25,7 @@ def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
     """The copies of each parameter, one per replica, by key.
 
     Keys are names or, if there are no names, positions. A repeated tensor has one key.
-
-    Raises:
-        ValueError: no parameters, one that is not a leaf or not initialised, a repeated
-            name, replicas that differ or share a parameter, or only some of several
-            replicas.
-        TypeError: any other form.
+    For its errors, see :class:`torchkv.Trainer`.
     """
     replicas = [_distinct(named) for named in _named_parameters(params)]
     first = replicas[0]

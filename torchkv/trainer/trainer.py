@@ -95,8 +95,9 @@ class Trainer:
 
         Raises:
             ValueError: no parameters, a parameter that is not a leaf or not
-                initialised, replicas that differ, only some of several replicas, a
-                store with keys or an optimizer, or as ``set_optimizer``.
+                initialised, a repeated name, replicas that differ or share a parameter,
+                only some of several replicas, a store with keys or an optimizer, or as
+                ``set_optimizer``.
             KeyError: groups or multipliers of the optimizer name unknown parameters.
             TypeError: an argument of the wrong type.
             NotImplementedError: ``compression_params``, or a store type that is not
