@@ -224,7 +224,17 @@ class BuiltIn(StoreOptimizer):
         """
         with self._lock:
             options = dict(self.defaults), dict(self._gradient)
-            return _unpickled, (type(self), *options, self._settings())
+            return self._unpickle, (*options, self._settings())
+
+    @classmethod
+    def _unpickle(
+        cls, options: Mapping[str, Any], gradient: Mapping[str, Any], settings: Settings
+    ) -> BuiltIn:
+        make: Callable[..., BuiltIn] = cls
+        optimizer = make(**gradient)
+        optimizer.defaults.update(options)
+        optimizer._adopt("load", settings)
+        return optimizer
 
 
 def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,19 +257,6 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
         if count > 0:
             result[name] = value
     return result
-
-
-def _unpickled(
-    cls: type[BuiltIn],
-    options: Mapping[str, Any],
-    gradient: Mapping[str, Any],
-    settings: Settings,
-) -> BuiltIn:
-    make: Callable[..., BuiltIn] = cls
-    optimizer = make(**gradient)
-    optimizer.defaults.update(options)
-    optimizer._adopt("load", settings)
-    return optimizer
 
 
 def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:

@@ -35,8 +35,7 @@ from torchkv.optim.groups import shown
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
-from torchkv.state.native import Originals
-from torchkv.state.tensor_files import distinct
+from torchkv.state.tensor_files import Originals, distinct
 
 _FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
 _HEADER_BYTES = 48 << 20
@@ -150,12 +149,12 @@ def _write(content: Content, folder: Path, folder_fd: int) -> None:
 def _drained(content: Content, originals: Originals) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by name, as the files hold it; the content releases it."""
     if content.updater is not None:
-        yield "updater", originals.to_native("updater", content.updater)
+        yield "updater", originals.to_stored("updater", content.updater)
     for key in list(content.keys):
         item = content.keys.pop(key)
         for role, tensor in {"value": item.value, **item.state}.items():
             name = f"{role}/{key}"
-            yield name, originals.to_native(name, tensor)
+            yield name, originals.to_stored(name, tensor)
 
 
 def _grouped(

@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchkv.files import open_regular
+from torchkv.optim.groups import shown
 
 MAX_HEADER_BYTES = 100_000_000  # what the library accepts
 _CHUNK_BYTES = 16 << 20  # what is written, or read, at a time
@@ -54,6 +56,15 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+# Dtypes that the safetensors library does not read into torch, and what their tensors
+# are stored as.
+_STORED_AS = {
+    torch.complex128: torch.float64,
+    torch.complex32: torch.float16,
+    torch.float8_e8m0fnu: torch.uint8,
+}
+_STORED_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _STORED_AS}
 
 _Groups: TypeAlias = Sequence[tuple[torch.dtype, list[tuple[str, Tensor]]]]
 """Tensors by name, in the order of the file: grouped by dtype."""
@@ -290,3 +301,61 @@ def _numel(shape: list[int]) -> int:
     if math.prod(size or 1 for size in shape) >= 2**63:
         raise ValueError(f"the shape {shape} is too large")
     return math.prod(shape)
+
+
+@dataclass
+class Originals:
+    """Strides and dtypes that the files cannot express, by the names of the tensors."""
+
+    strides: dict[str, list[int]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    def to_stored(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor as the files hold it; notes what is lost."""
+        if not tensor.is_cpu:
+            tensor = tensor.cpu()
+        if not tensor.is_contiguous():
+            self.strides[name] = list(tensor.stride())
+            tensor = tensor.contiguous()
+        stored_as = _STORED_AS.get(tensor.dtype)
+        if stored_as is not None:
+            self.dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            complex = tensor.is_complex()
+            tensor = torch.view_as_real(tensor) if complex else tensor.view(stored_as)
+        return tensor
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The other way, in place; ValueError where a tensor does not fit."""
+        for fields in (self.dtypes, self.strides):
+            for name in fields:
+                if name not in tensors:
+                    raise ValueError(f"load: missing tensor {shown(name)}")
+        for name, text in self.dtypes.items():
+            tensors[name] = _with_dtype(name, tensors[name], text)
+        for name, strides in self.strides.items():
+            tensors[name] = _with_strides(name, tensors[name], strides)
+
+
+def _with_dtype(name: str, tensor: Tensor, text: str) -> Tensor:
+    dtype = _STORED_DTYPES.get(text)
+    if dtype is None or tensor.dtype != _STORED_AS[dtype]:
+        raise ValueError(f"load: {tensor.dtype} does not hold {text!r} ({shown(name)})")
+    if not dtype.is_complex:
+        return tensor.view(dtype)
+    if tensor.shape[-1:] != (2,):
+        raise ValueError(f"load: expected pairs of numbers ({shown(name)})")
+    return torch.view_as_complex(tensor)
+
+
+def _with_strides(name: str, tensor: Tensor, strides: list[int]) -> Tensor:
+    """A copy of these strides, which fill its memory without gaps, as in a store."""
+    fills = len(strides) == tensor.dim()
+    step = 1
+    for stride, size in sorted(zip(strides, tensor.shape, strict=False)):
+        if size != 1:
+            fills = fills and stride == step
+            step *= size
+    if not fills:
+        raise ValueError(f"load: the strides {strides} do not fit ({shown(name)})")
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    return copy.copy_(tensor)
