@@ -203,7 +203,16 @@ def _check_fits(
             f"but got one of {updaters[1]}"
         )
     if strict:
-        _check_names(keys, content)
+        known = set(keys)
+        missing = [key for key in keys if key not in content.keys]
+        unexpected = [key for key in content.keys if key not in known]
+        for what, names in [("missing", missing), ("unexpected", unexpected)]:
+            if names:
+                raise ValueError(
+                    "load_state_dict: expected the keys of the store, but got a state "
+                    f"with {len(names)} {what} (key {listed(names, 10)}); "
+                    "strict=False takes the keys that both have"
+                )
     for key in keys:
         if key not in content.keys:
             continue
@@ -221,16 +230,3 @@ def _updater_of(content: Content) -> str:
     if content.optimizer is not None:
         return f"the optimizer {content.optimizer.name!r}"
     return "no optimizer" if content.updater is None else "a TorchScript updater"
-
-
-def _check_names(keys: list[int | str], content: Content) -> None:
-    known = set(keys)
-    missing = [key for key in keys if key not in content.keys]
-    unexpected = [key for key in content.keys if key not in known]
-    for what, names in [("missing", missing), ("unexpected", unexpected)]:
-        if names:
-            raise ValueError(
-                "load_state_dict: expected the keys of the store, but got a state with "
-                f"{len(names)} {what} (key {listed(names, 10)}); strict=False takes "
-                "the keys that both have"
-            )

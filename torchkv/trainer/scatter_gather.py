@@ -32,17 +32,14 @@ def scatter(nest: Any, path: str, devices: Sequence[torch.device]) -> list[Any]:
 def num_rows(nest: Any, path: str) -> int | None:
     """The length of all tensors, or None without tensors."""
     lengths: dict[int, str] = {}
+    hint = "; pass what all replicas get as repeat={'name': value}"
 
     def check(path: str, x: Any) -> None:
         if x is None:
             return
         path = path.removeprefix(".")
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                "scatter: expected tensors in dicts, lists, tuples and dataclasses, "
-                f"but got {type(x).__name__} as {path}; pass what all replicas get as "
-                "repeat={'name': value}"
-            )
+        what = "tensors in dicts, lists, tuples and dataclasses"
+        expect("scatter", x, Tensor, what, f" as {path}{hint}")
         if x.layout != torch.strided or x.is_nested:
             kind = "a nested tensor" if x.is_nested else f"one of {x.layout}"
             raise NotImplementedError(
@@ -51,8 +48,7 @@ def num_rows(nest: Any, path: str) -> int | None:
         if x.dim() == 0:
             raise ValueError(
                 "scatter: expected tensors with a dimension to split, but got one of "
-                f"shape [] as {path}; pass what all replicas get as "
-                "repeat={'name': value}"
+                f"shape [] as {path}{hint}"
             )
         lengths.setdefault(len(x), path)
 
