@@ -80,11 +80,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _parts(self) -> dict[str, Any]:
-        """The items of the state dict besides groups: copies of the state by key.
-
-        With what the next step would create: a distributed checkpoint looks up there
-        what to load.
-        """
+        """The items of the state dict besides name, groups and multipliers."""
         raise NotImplementedError
 
     def _load(

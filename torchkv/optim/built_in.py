@@ -103,18 +103,6 @@ class BuiltIn(StoreOptimizer):
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
-    def _go_on(
-        self, impl: _C.KVStore, last_identity: int, described: tuple[Any, ...]
-    ) -> None:
-        """Continues with a loaded rule, which replaced the one that it set."""
-        with self._lock:
-            if self._identity != last_identity:
-                return  # meanwhile, another thread has set it on a store
-            self._impl, self._identity = impl.weak(), described[0]
-            on_stores.pop(last_identity, None)
-            on_stores[self._identity] = self
-            self._follow(described)
-
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         on_stores.pop(self._identity, None)
         self._identity = self._hand_over(impl, settings, keep_state=False)

@@ -235,7 +235,11 @@ def after_load(
         return None
     last = on_stores.get(before[0]) if isinstance(before, tuple) else None
     if last is not None and before[1] == described[1]:
-        last._go_on(impl, before[0], described)
+        with last._lock:
+            if last._identity == before[0]:  # no other thread has set it on a store
+                last._impl, last._identity = impl.weak(), described[0]
+                on_stores.pop(before[0], None)
+                on_stores[described[0]] = last
     elif not extras:
         return None  # on_store makes one when needed
     optimizer = on_store(impl, described)

@@ -326,10 +326,9 @@ class Originals:
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The other way, in place; ValueError where a tensor does not fit."""
-        for fields in (self.dtypes, self.strides):
-            for name in fields:
-                if name not in tensors:
-                    raise ValueError(f"load: missing tensor {shown(name)}")
+        for name in (*self.dtypes, *self.strides):
+            if name not in tensors:
+                raise ValueError(f"load: missing tensor {shown(name)}")
         for name, text in self.dtypes.items():
             tensors[name] = _with_dtype(name, tensors[name], text)
         for name, strides in self.strides.items():
