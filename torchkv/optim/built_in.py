@@ -11,12 +11,7 @@ import torch
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
 from torchkv.optim.groups import Settings, StoreKey, expect, shown
-from torchkv.optim.options import (
-    GRADIENT_DEFAULTS,
-    numbers_of,
-    options_of,
-    with_defaults,
-)
+from torchkv.optim.options import numbers_of, options_of, with_defaults
 
 # Switches between torch's implementations; a store's optimizers have only one.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
@@ -99,7 +94,7 @@ class BuiltIn(StoreOptimizer):
             extras = self._extras()
             lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
             wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
-            self._gradient = options_of(GRADIENT_DEFAULTS, gradient)
+            self._gradient = options_of(self._gradient, gradient)
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
@@ -230,7 +225,11 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     result: dict[str, Any] = {}
     for name in ("step", "num_accumulated"):
         result[name] = state.get(name)
-        expect(op, result[name], int, f"an int as {name!r}", f" (key {shown(key)})")
+        if not isinstance(result[name], int):
+            kind = type(result[name]).__name__
+            raise ValueError(
+                f"{op}: expected an int as {name!r}, but got {kind} (key {shown(key)})"
+            )
     for name, value in state.items():
         if name in result:
             continue

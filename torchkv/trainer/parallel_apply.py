@@ -40,11 +40,10 @@ def _modes() -> Callable[[torch.device], AbstractContextManager[None]]:
 
     @contextmanager
     def entered(device: torch.device) -> Iterator[None]:
-        index = device.index if device.type == "cuda" else None
         with (
             torch.set_grad_enabled(grad),
             torch.autocast("cpu", dtypes["cpu"], on["cpu"], cache),
-            torch.cuda.device(-1 if index is None else index),
+            torch.cuda.device(device if device.type == "cuda" else -1),
         ):
             if on["cuda"]:
                 with torch.autocast("cuda", dtypes["cuda"], True, cache):

@@ -103,12 +103,12 @@ class Trainer:
             NotImplementedError: ``compression_params``, or a store type that is not
                 supported yet.
         """
-        if optimizer_params is not None:
-            hint = (
-                "; pass the store by keyword: Trainer(params, optimizer, kvstore=...)"
+        if optimizer_params is not None and not isinstance(optimizer_params, Mapping):
+            raise TypeError(
+                "Trainer: expected a dict as optimizer_params, but got "
+                f"{type(optimizer_params).__name__}; pass the store by keyword: "
+                "Trainer(params, optimizer, kvstore=...)"
             )
-            what = "a dict as optimizer_params"
-            expect("Trainer", optimizer_params, Mapping, what, hint)
         if compression_params is not None:
             raise NotImplementedError("Trainer: compression_params not supported yet")
         self._parameters = collected(params)
