@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,7 +10,7 @@ import re
 import secrets
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import IO, Any
 
@@ -29,21 +30,37 @@ def open_regular(op: str, path: str | os.PathLike[str]) -> BufferedReader:
         ValueError: it is a pipe, a socket or a device, reading which may never end.
         OSError: opening failed.
     """
-    # A pipe without a writer would block here.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK)  # as a pipe may have no writer
+
+    file = open(path, "rb", opener=opener)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(
+            f"{op}: expected a regular file, but got a pipe, a socket or a device "
+            f"as {os.fspath(path)!r}"
+        )
+    return file
+
+
+@contextlib.contextmanager
+def opened(folder: str | os.PathLike[str]) -> Iterator[int]:
+    """Opens a folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise ValueError(
-                f"{op}: expected a regular file, but got a pipe, a socket or a device "
-                f"as {os.fspath(path)!r}"
-            )
-        return os.fdopen(fd, "rb")
-    except BaseException:
+        yield fd
+    finally:
         os.close(fd)
-        raise
+
+
+def lock(fd: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Locks a folder until it is closed, if its file system has locks."""
+    try:
+        fcntl.flock(fd, operation)
+    except OSError:
+        return False
+    return True
 
 
 def write_whole(
@@ -55,13 +72,8 @@ def write_whole(
     """
     check_path(op, path)
     folder, name = os.path.split(os.path.realpath(path))  # a link is kept
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(folder_fd, fcntl.LOCK_EX)
-        except OSError:  # not every file system has locks
-            pass
-        else:
+    with opened(folder) as folder_fd:
+        if lock(folder_fd):
             for other in os.listdir(folder):
                 if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp", other):
                     os.unlink(os.path.join(folder, other))
@@ -76,8 +88,6 @@ def write_whole(
             os.unlink(temporary)
             raise
         os.fsync(folder_fd)
-    finally:
-        os.close(folder_fd)
 
 
 def read_state(op: str, path: str | os.PathLike[str]) -> dict[str, Any]:

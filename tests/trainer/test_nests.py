@@ -49,8 +49,7 @@ NESTS = {
 }
 
 
-def double(_, leaves):
-    (leaf,) = leaves
+def double(_, leaf):
     return leaf if leaf is None else 2 * leaf
 
 
@@ -127,7 +126,7 @@ def test_torchs_own_tuples():
 def test_paths_and_columns():
     seen = {}
 
-    def note(path, leaves):
+    def note(path, *leaves):
         seen[path] = list(leaves)
 
     map_nests(note, [{"a": [1, Point(2, 3)]}, {"a": [4, Point(5, 6)]}], "x")

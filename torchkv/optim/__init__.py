@@ -8,16 +8,8 @@ All schedulers of :mod:`torch.optim.lr_scheduler` accept them.
 
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import GradientOptions
-from torchkv.optim.rules import (
-    LAMB,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Lion,
-    RMSprop,
-)
+from torchkv.optim.options import GradientOptions
+from torchkv.optim.rules import LAMB, SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 __all__ = [
     "LAMB",

@@ -18,7 +18,7 @@ import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, as_float, as_number, near, shown
+from torchkv.optim.groups import Settings, StoreKey, as_number, near, shown
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -84,21 +84,13 @@ class TorchOptimizer(StoreOptimizer):
             result: torch.optim.Optimizer = make(
                 [parameter], **{**self._options, **known}
             )
-        for name, value in options.items():
-            if name in result.defaults:
-                result.param_groups[0][name] = value
+        result.param_groups[0].update(options)
         return result
 
     # -- the store
 
-    def _store(self) -> _C.KVStore | None:
-        impl = None if self._impl is None else self._impl.lock()
-        try:
-            if impl is not None and impl.optimizer() is self:
-                return impl
-        except RuntimeError:  # closed, forked, or called during an update
-            pass
-        return None
+    def _is_set(self, current: Any) -> bool:
+        return current is self
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         self._in_effect = settings
@@ -131,18 +123,24 @@ class TorchOptimizer(StoreOptimizer):
             options = self._options_of(key, self._in_effect)
             instance = self._of_key.get(key)
             if instance is None:
-                parameter = torch.nn.Parameter(stored)
-                instance = self._of_key[key] = self._instance(parameter, options)
-            else:
-                parameter = instance.param_groups[0]["params"][0]
-            for name, value in options.items():
-                instance.param_groups[0][name] = value
+                instance = self._instance(torch.nn.Parameter(stored), options)
+                self._of_key[key] = instance
+            parameter = instance.param_groups[0]["params"][0]
+            instance.param_groups[0].update(options)
             try:
                 parameter.data = stored
                 parameter.grad = input
                 with _cpu_by_default():
                     instance.step()
-                _check_in_place(self._name(), key, instance, parameter, stored)
+                is_same = instance.param_groups[0]["params"][0] is parameter
+                is_same = is_same and parameter.dtype == stored.dtype
+                # is_set_to() compares memory, strides, conjugation and negation.
+                if not (is_same and parameter.is_set_to(stored)):
+                    raise RuntimeError(
+                        f"push: expected {self._name()}.step() to write the weight in "
+                        "place, but it replaced the parameter or its data; write "
+                        f"p.copy_(new) instead of p.data = new (key {shown(key)})"
+                    )
             finally:
                 # The memory is the store's: keep no reference to it.
                 parameter.grad = None
@@ -157,39 +155,25 @@ class TorchOptimizer(StoreOptimizer):
 
     # -- state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a snapshot; see :meth:`StoreOptimizer.state_dict`.
-
-        ``"state_names"`` has pairs of a key that has made a step and its states' names.
-        ``"state"`` also has what the first step of the other keys would create, as a
-        distributed checkpoint looks up there what to load.
-        """
-        with self._lock:
-            result = super().state_dict()
-            states = result["state"]
-            result["state_names"] = tuple((k, tuple(x)) for k, x in states.items() if x)
-            impl = self._store()
-            if impl is not None:
-                settings = self._settings()
-                for key, state in states.items():
-                    if not state:
-                        options = self._options_of(key, settings)
-                        state.update(
-                            self._first_state(impl.pull(key, None, 0), options)
-                        )
-            return result
-
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
+    def _parts(self) -> dict[str, Any]:
+        states: dict[StoreKey, dict[str, Any]] = {}
         impl = self._store()
-        keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
-        result: dict[StoreKey, dict[str, Any]] = {}
+        if impl is None:
+            return {"state_names": (), "state": states}
+        keys = impl.keys()
         with self._step_lock:
             for key in keys:
                 instance = self._of_key.get(key)
                 state = {} if instance is None else instance.state_dict()["state"]
                 # state_dict() returns references.
-                result[key] = copy.deepcopy(state.get(0, {}))
-        return result
+                states[key] = copy.deepcopy(state.get(0, {}))
+        names = tuple((key, tuple(state)) for key, state in states.items() if state)
+        settings = self._settings()
+        for key, state in states.items():
+            if not state:
+                options = self._options_of(key, settings)
+                states[key] = self._first_state(impl.pull(key, None, 0), options)
+        return {"state_names": names, "state": states}
 
     def _first_state(
         self, value: torch.Tensor, options: Mapping[str, Any]
@@ -226,8 +210,7 @@ class TorchOptimizer(StoreOptimizer):
                     f"{self._name()}, but got {_listed(state)} (key {shown(key)})"
                 )
             value = impl.pull(key, None, 0)
-            options = self._options_of(key, settings)
-            made[key] = self._loaded(op, key, value, options, state)
+            made[key] = self._loaded(op, key, value, settings, state)
         with self._step_lock:
             self._adopt(op, settings)
             for key in parts["state"]:
@@ -239,13 +222,14 @@ class TorchOptimizer(StoreOptimizer):
         op: str,
         key: StoreKey,
         value: torch.Tensor,
-        options: Mapping[str, Any],
+        settings: Settings,
         state: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
         """An instance with a saved state, whose shapes must be those of a new state.
 
         The names may differ, as an option may have changed after the first step.
         """
+        options = self._options_of(key, settings)
         parameter = torch.nn.Parameter(value)
         instance = self._instance(parameter, options)
         expected = self._first_state(value.clone(), options)
@@ -269,10 +253,6 @@ class TorchOptimizer(StoreOptimizer):
             f"{self._class.__module__}.{self._name()}; save its state_dict()"
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Not supported, as for any Python updater."""
-        self.__reduce__()
-
 
 def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
     """Rejects numbers that the classes accept, but fail on or step to NaN with."""
@@ -280,8 +260,9 @@ def _check_numbers(op: str, options: Mapping[str, Any]) -> None:
         if name == "lr" and not isinstance(value, torch.Tensor):
             if not math.isfinite(as_number(op, name, value)):
                 raise ValueError(f"{op}: expected a finite lr, but got {value!r}")
-        elif isinstance(value, int | float) and math.isnan(as_float(op, name, value)):
-            raise ValueError(f"{op}: expected a number as {name}, but got nan")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isnan(as_number(op, name, value)):
+                raise ValueError(f"{op}: expected a number as {name}, but got nan")
 
 
 def _model() -> torch.nn.Parameter:
@@ -294,29 +275,6 @@ def _cpu_by_default() -> contextlib.AbstractContextManager[Any]:
     if torch.get_default_device().type == "cpu":
         return contextlib.nullcontext()
     return torch.device("cpu")
-
-
-def _check_in_place(
-    name: str,
-    key: StoreKey,
-    instance: torch.optim.Optimizer,
-    parameter: torch.Tensor,
-    stored: torch.Tensor,
-) -> None:
-    """RuntimeError if a step replaced the weight instead of writing it in place."""
-
-    def memory_of(x: torch.Tensor) -> tuple[Any, ...]:
-        place = x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
-        return *place, x.dtype, x.is_neg(), x.is_conj()
-
-    is_same = instance.param_groups[0]["params"][0] is parameter
-    is_same = is_same and memory_of(parameter) == memory_of(stored)
-    if not is_same:
-        raise RuntimeError(
-            f"push: expected {name}.step() to write the weight in place, but it "
-            "replaced the parameter or its data; write p.copy_(new) instead of "
-            f"p.data = new (key {shown(key)})"
-        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from torchkv.optim.groups import (
     as_group,
     as_multipliers,
     check_known,
+    expect,
 )
 from torchkv.optim.saved import check_parts, settings_of, states_of
 
@@ -66,8 +67,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         """The optimizer's name in messages and saved states."""
         return type(self).__name__
 
-    def _store(self) -> _C.KVStore | None:
-        """The store it is set on, or None."""
+    def _is_set(self, current: Any) -> bool:
+        """Whether it is what its store's ``optimizer()`` returned."""
         raise NotImplementedError
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
@@ -78,12 +79,8 @@ class StoreOptimizer(torch.optim.Optimizer):
         """Checks and applies options; on an error, none of them."""
         raise NotImplementedError
 
-    def _more_state(self) -> dict[str, Any]:
-        """Additional items of the state dict."""
-        return {}
-
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
-        """Copies of the state, by key."""
+    def _parts(self) -> dict[str, Any]:
+        """The items of the state dict besides name, groups and multipliers."""
         raise NotImplementedError
 
     def _load(
@@ -94,6 +91,17 @@ class StoreOptimizer(torch.optim.Optimizer):
 
     # -- the store
 
+    def _store(self) -> _C.KVStore | None:
+        """The store it is set on, or None."""
+        impl = None if self._impl is None else self._impl.lock()
+        if impl is None:
+            return None
+        try:
+            current = impl.optimizer()
+        except RuntimeError:  # closed, forked, or called during an update
+            current = None
+        return impl if self._is_set(current) else None
+
     def _bind(self, impl: _C.KVStore) -> None:
         """Becomes the updater of a store; ValueError if it is set on another one."""
         with self._lock:
@@ -103,7 +111,7 @@ class StoreOptimizer(torch.optim.Optimizer):
                     "one optimizer per store, or call set_updater(None) on the other"
                 )
             settings = self._settings()
-            settings.check_kind(impl)
+            settings.check("set_optimizer", impl)
             if self._store() is None:
                 self._later_keys = frozenset()
             names = settings.names()
@@ -134,10 +142,6 @@ class StoreOptimizer(torch.optim.Optimizer):
         unchecked = {*impl.expected_keys(), *(() if impl.size() else named)}
         unchecked -= self._later_keys
         impl.expect_keys([key for key in settings.names() if key in unchecked])
-
-    def _check_names(self, op: str, keys: Iterable[StoreKey]) -> None:
-        """KeyError if a key that is not among `keys` has options."""
-        check_known(op, self._settings().names(), frozenset(keys))
 
     def _know(self, keys: Iterable[StoreKey]) -> None:
         """Allows options of keys that the store will only have later."""
@@ -201,7 +205,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             settings = self._settings()
             group = as_group(op, param_group, settings.groups[0], self.defaults)
             settings = settings._replace(groups=[*settings.groups, group])
-            self._name_keys(op, settings, group["keys"])
+            self._adopt(op, settings, group["keys"])
 
     def set_param_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Puts keys into groups with their own options.
@@ -221,41 +225,26 @@ class StoreOptimizer(torch.optim.Optimizer):
             TypeError: a key of the wrong kind (int or str) for the store.
         """
         op = "set_param_groups"
-        if not isinstance(groups, list | tuple):
-            raise TypeError(
-                f"{op}: expected a list of dicts, but got {type(groups).__name__}"
-            )
+        expect(op, groups, list | tuple, "a list of dicts")
         with self._lock:
             settings = self._settings()
             first = settings.groups[0]
             made = [as_group(op, group, first, self.defaults) for group in groups]
             settings = settings._replace(groups=[first, *made])
-            self._name_keys(op, settings, settings.group_of())
+            self._adopt(op, settings, settings.group_of())
 
-    def _name_keys(
-        self, op: str, settings: Settings, names: Iterable[StoreKey]
+    def _adopt(
+        self, op: str, settings: Settings, names: Iterable[StoreKey] = ()
     ) -> None:
-        """Adopts settings in which a caller has named the keys `names`."""
+        """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
-        self._check(op, settings)
+        settings.check(op, impl)
         if impl is not None:
             self._check_known(op, impl, names)
         self._apply(settings)
         self._keep(settings)
         if impl is not None:
             self._expect(impl, settings, names)
-
-    def _adopt(self, op: str, settings: Settings) -> None:
-        """Checks, applies and keeps groups and multipliers."""
-        self._check(op, settings)
-        self._apply(settings)
-        self._keep(settings)
-
-    def _check(self, op: str, settings: Settings) -> None:
-        settings.check_distinct(op)
-        impl = self._store()
-        if impl is not None:
-            settings.check_kind(impl)
 
     def _keep(self, settings: Settings) -> None:
         self._lr_mult, self._wd_mult = dict(settings.lr_mult), dict(settings.wd_mult)
@@ -285,7 +274,7 @@ class StoreOptimizer(torch.optim.Optimizer):
             checked = as_multipliers(op, multipliers)
             changed: dict[str, Any] = {field: checked}
             settings = self._settings()._replace(**changed)
-            self._name_keys(op, settings, checked)
+            self._adopt(op, settings, checked)
 
     # -- torch.optim.Optimizer's methods that have no use here
 
@@ -333,6 +322,10 @@ class StoreOptimizer(torch.optim.Optimizer):
             ``"gradient"``, the gradient options; and ``"state"``, by key: the number of
             steps, and tensors of the stored value's shape under torch.optim's names.
             They share no memory with the store. If no store is set, the state is empty.
+            It includes what the first step of a key would create, as a distributed
+            checkpoint looks up there what to load. For classes of torch.optim,
+            ``"state_names"`` has pairs of a key that has made a step and its states'
+            names.
 
         Raises:
             RuntimeError: its store was freed, and the state with it.
@@ -349,8 +342,7 @@ class StoreOptimizer(torch.optim.Optimizer):
                 ),
                 "lr_mult": tuple(self._lr_mult.items()),
                 "wd_mult": tuple(self._wd_mult.items()),
-                **self._more_state(),
-                "state": self._states(),
+                **self._parts(),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
@@ -368,28 +360,35 @@ class StoreOptimizer(torch.optim.Optimizer):
             RuntimeError: it is not set on a store.
         """
         op = "load_state_dict"
-        parts = check_parts(op, state_dict, self._name(), self.defaults)
+        expect(op, state_dict, Mapping, "a dict")
         with self._lock:
-            impl = self._store()
-            if impl is None:
-                raise RuntimeError(
-                    f"{op}: the optimizer is not set on a store; call "
-                    "store.set_optimizer(...) first"
-                )
             try:
+                parts = check_parts(op, state_dict, self._name(), self.defaults)
+                impl = self._store()
+                if impl is None:
+                    raise RuntimeError(
+                        f"{op}: the optimizer is not set on a store; call "
+                        "store.set_optimizer(...) first"
+                    )
                 states = states_of(op, parts, impl.keys(), strict)
                 settings = settings_of(op, parts)
                 self._load(op, impl, settings, {**parts, "state": states})
             except TypeError as error:  # of a key or an option
                 raise ValueError(str(error)) from error
 
-    def _extras(self) -> list[dict[str, Any]]:
-        """The items that others, such as schedulers, have added to the groups."""
-        return [group.extras() for group in self.param_groups]
+    def _extras(self) -> list[tuple[int, str, Any]]:
+        """What others, such as schedulers, have added: group, name and value."""
+        return [
+            (i, name, value)
+            for i, group in enumerate(self.param_groups)
+            for name, value in group.items()
+            if group.is_extra(name)
+        ]
 
-    def _add_extras(self, extras: Sequence[Mapping[str, Any]]) -> None:
-        for group, more in zip(self.param_groups, extras, strict=False):
-            group.add_extras(more)
+    def _add_extras(self, extras: Iterable[Sequence[Any]]) -> None:
+        for i, name, value in extras:
+            if i < len(self.param_groups) and self.param_groups[i].is_extra(name):
+                dict.update(self.param_groups[i], {name: value})
 
     def __repr__(self) -> str:
         """``AdamW(lr=0.001, betas=(0.9, 0.999), ...)``, as in the first group."""

@@ -1,55 +1,37 @@
-"""The base class of the built-in optimizers, which run in C++.
-
-The formulas are in ``csrc/kernels/rules.h``, the ranges of their options in
-``csrc/core/rule.cpp``.
-"""
+"""The base class of the built-in optimizers, whose formulas run in C++."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from torchkv import _C
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import (
-    GRADIENT_DEFAULTS,
-    as_switch,
-    gradient_numbers,
-    gradient_of_numbers,
-    with_defaults,
-)
-from torchkv.optim.groups import Settings, StoreKey, as_number, shown
+from torchkv.optim.groups import Settings, StoreKey, expect, shown
+from torchkv.optim.options import numbers_of, options_of, with_defaults
 
 # Switches between torch's implementations; a store's optimizers have only one.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")
-
-# Options that are bools, with the names that the C++ rule has for them.
-_SWITCHES = {name: name for name in ("nesterov", "maximize", "amsgrad", "centered")}
-_SWITCHES["decoupled_weight_decay"] = "decoupled"
 
 # By identity, so that other KVStore objects of a store find what one of them set.
 on_stores: weakref.WeakValueDictionary[int, BuiltIn] = weakref.WeakValueDictionary()
 
 
-def _numbers(op: str, options: Mapping[str, Any]) -> dict[str, float]:
-    """A group's options as the numbers of the C++ rule, which checks their ranges."""
-    result: dict[str, float] = {}
-    for name, value in options.items():
-        if name == "betas":
-            if not isinstance(value, list | tuple) or len(value) != 2:
-                raise ValueError(
-                    f"{op}: expected two numbers as betas, but got {value!r}"
-                )
-            for i, beta in enumerate(value):
-                result[f"beta{i + 1}"] = as_number(op, f"betas[{i}]", beta)
-        elif name in _SWITCHES:
-            result[_SWITCHES[name]] = as_switch(op, name, value)
-        else:
-            result[name] = as_number(op, name, value)
-    return result
+def _gradient_option(name: str) -> Any:
+    def get(self: BuiltIn) -> Any:
+        return self._gradient[name]
+
+    def set_(self: BuiltIn, value: Any) -> None:
+        with self._lock:
+            settings = self._settings()
+            gradient = with_defaults(self._name(), {**self._gradient, name: value})
+            self._hand_over(self._store(), settings, gradient)
+            self._gradient = gradient
+
+    return property(get, set_, doc=f"The gradient option ``{name}``.")
 
 
 class BuiltIn(StoreOptimizer):
@@ -61,11 +43,11 @@ class BuiltIn(StoreOptimizer):
 
     _rule: ClassVar[str]
 
-    accumulate: int
-    rescale_grad: float
-    clip_value: float | None
-    max_norm: float | None
-    skip_nonfinite: bool
+    accumulate: int = _gradient_option("accumulate")
+    rescale_grad: float = _gradient_option("rescale_grad")
+    clip_value: float | None = _gradient_option("clip_value")
+    max_norm: float | None = _gradient_option("max_norm")
+    skip_nonfinite: bool = _gradient_option("skip_nonfinite")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""
@@ -87,19 +69,12 @@ class BuiltIn(StoreOptimizer):
 
     # -- the store
 
-    def _store(self) -> _C.KVStore | None:
-        impl = None if self._impl is None else self._impl.lock()
-        if impl is None:
-            return None
-        try:
-            current = impl.optimizer()
-        except RuntimeError:  # closed, or forked
-            current = None
+    def _is_set(self, current: Any) -> bool:
         if isinstance(current, tuple) and current[0] == self._identity:
             self._follow(current)
-            return impl
+            return True
         self._impl = None
-        return None
+        return False
 
     def _follow(self, described: tuple[Any, ...]) -> None:
         """Takes over numbers that changed in the store, such as loaded ones."""
@@ -108,7 +83,7 @@ class BuiltIn(StoreOptimizer):
             if in_store == self._in_store:
                 return
             self._in_store = in_store
-            options = [options_of(list(self.defaults), group) for group in numbers]
+            options = [options_of(self.defaults, group) for group in numbers]
             groups: list[dict[str, Any]] = [
                 {"keys": [] if i else None, "params": [], **group}
                 for i, group in enumerate(options)
@@ -119,21 +94,9 @@ class BuiltIn(StoreOptimizer):
             extras = self._extras()
             lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
             wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
-            self._gradient = gradient_of_numbers(gradient)
+            self._gradient = options_of(self._gradient, gradient)
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
-
-    def _go_on(
-        self, impl: _C.KVStore, last_identity: int, described: tuple[Any, ...]
-    ) -> None:
-        """Continues with a loaded rule, which replaced the one that it set."""
-        with self._lock:
-            if self._identity != last_identity:
-                return  # meanwhile, another thread has set it on a store
-            self._impl, self._identity = impl.weak(), described[0]
-            on_stores.pop(last_identity, None)
-            on_stores[self._identity] = self
-            self._follow(described)
 
     def _enter(self, impl: _C.KVStore, settings: Settings) -> None:
         on_stores.pop(self._identity, None)
@@ -150,7 +113,8 @@ class BuiltIn(StoreOptimizer):
     ) -> int:
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
         groups = [self._numbers_of(group) for group in settings.groups]
-        gradients = gradient_numbers(gradient or self._gradient)
+        gradient = gradient or self._gradient
+        gradients = {name: float(value or 0) for name, value in gradient.items()}
         for group in groups:
             _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
         if impl is None:
@@ -161,76 +125,58 @@ class BuiltIn(StoreOptimizer):
         return identity
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
-        return _numbers(self._name(), {name: group[name] for name in self.defaults})
+        return numbers_of(self._name(), {name: group[name] for name in self.defaults})
 
     def _apply(self, settings: Settings) -> None:
         self._hand_over(self._store(), settings)
 
     # -- state
 
-    def _more_state(self) -> dict[str, Any]:
-        return {"gradient": dict(self._gradient)}
-
     def _state_names(self, group: Mapping[str, Any]) -> list[str]:
         """torch.optim's names of the states of the group's keys."""
         return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
-    def _states(self) -> dict[StoreKey, dict[str, Any]]:
+    def _parts(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"gradient": dict(self._gradient), "state": {}}
         impl = self._store()
-        keys: Sequence[StoreKey] = [] if impl is None else impl.keys()
+        keys: list[StoreKey] = [] if impl is None else list(impl.keys())
         if impl is None or not keys:
-            return {}
-        states = impl.optimizer_states(list(keys))
+            return parts
+        parts["state"] = dict(zip(keys, impl.optimizer_states(keys), strict=True))
         group_of = self._settings().group_of()
-        groups = [(group, self._state_names(group)) for group in self.param_groups]
-        for key, state in zip(keys, states, strict=True):
-            self._complete(impl, key, state, *groups[group_of.get(key, 0)])
-        return dict(zip(keys, states, strict=True))
-
-    def _complete(
-        self,
-        impl: _C.KVStore,
-        key: StoreKey,
-        state: dict[str, Any],
-        group: Mapping[str, Any],
-        names: list[str],
-    ) -> None:
-        """Adds the tensors that the next step would create.
-
-        A distributed checkpoint looks up the names to load before the first step.
-        """
-        dtype = impl.dtype(key)
-        if not (dtype.is_floating_point or dtype.is_complex):
-            return
-        kept = _C.KVStore.state_dtype(dtype)
-        fill = group.get("initial_accumulator_value", 0.0)
-        if self._gradient["accumulate"] > 1:
-            names = [*names, "accumulated"]
-        for name in names:
-            # A momentum that began after the first step has no buffer yet.
-            if name not in state and not (self._rule == "sgd" and state["step"] > 0):
-                value = torch.zeros(impl.shape(key), dtype=kept, device="cpu")
-                if fill and name == "sum":
-                    real = torch.view_as_real(value) if kept.is_complex else value
-                    real.fill_(fill)
-                state[name] = value
-        if kept != dtype and "master" not in state:
-            state["master"] = impl.pull(key, None, 0).to(kept)
+        accumulated = ["accumulated"] if self._gradient["accumulate"] > 1 else []
+        names_of = [[*self._state_names(x), *accumulated] for x in self.param_groups]
+        for key, state in parts["state"].items():
+            dtype = impl.dtype(key)
+            if not (dtype.is_floating_point or dtype.is_complex):
+                continue
+            kept = _C.KVStore.state_dtype(dtype)
+            group = group_of.get(key, 0)
+            for name in names_of[group]:
+                # A momentum that began after the first step has no buffer yet.
+                if name in state or (self._rule == "sgd" and state["step"] > 0):
+                    continue
+                first: complex = 0.0
+                if self._rule == "adagrad" and name == "sum":
+                    first = self.param_groups[group]["initial_accumulator_value"]
+                    first = complex(first, first) if kept.is_complex else first
+                state[name] = torch.full(
+                    impl.shape(key), first, dtype=kept, device="cpu"
+                )
+            if kept != dtype and "master" not in state:
+                state["master"] = impl.pull(key, None, 0).to(kept)
+        return parts
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
         gradient = parts.get("gradient", {})
-        if not isinstance(gradient, Mapping):
-            raise ValueError(
-                f"{op}: expected a dict of options as 'gradient', but got "
-                f"{type(gradient).__name__}"
-            )
+        expect(op, gradient, Mapping, "a dict of options as 'gradient'")
         gradient = with_defaults(op, gradient)
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()
         }
-        self._check(op, settings)
+        settings.check(op, impl)
         group_of = settings.group_of()
         names = [self._state_names(group) for group in settings.groups]
         for key, state in states.items():
@@ -261,44 +207,29 @@ class BuiltIn(StoreOptimizer):
         """
         with self._lock:
             options = dict(self.defaults), dict(self._gradient)
-            return _unpickled, (type(self), *options, self._settings())
+            return self._unpickle, (*options, self._settings())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> BuiltIn:
-        """A copy without store and state."""
-        make, arguments = self.__reduce__()
-        copied: BuiltIn = make(*arguments)
-        return copied
-
-
-def _gradient_property(name: str) -> property:
-    def get(self: BuiltIn) -> Any:
-        return self._gradient[name]
-
-    def set_(self: BuiltIn, value: Any) -> None:
-        with self._lock:
-            settings = self._settings()
-            gradient = with_defaults(self._name(), {**self._gradient, name: value})
-            self._hand_over(self._store(), settings, gradient)
-            self._gradient = gradient
-
-    return property(get, set_, doc=f"The gradient option ``{name}``.")
-
-
-for _option in GRADIENT_DEFAULTS:
-    setattr(BuiltIn, _option, _gradient_property(_option))
+    @classmethod
+    def _unpickle(
+        cls, options: Mapping[str, Any], gradient: Mapping[str, Any], settings: Settings
+    ) -> BuiltIn:
+        make: Callable[..., BuiltIn] = cls
+        optimizer = make(**gradient)
+        optimizer.defaults.update(options)
+        optimizer._adopt("load", settings)
+        return optimizer
 
 
 def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, Any]:
     """A key's state as passed to C++: without tensors that no step has used yet."""
     result: dict[str, Any] = {}
     for name in ("step", "num_accumulated"):
-        value = state.get(name)
-        if not isinstance(value, int):
+        result[name] = state.get(name)
+        if not isinstance(result[name], int):
+            kind = type(result[name]).__name__
             raise ValueError(
-                f"{op}: expected an int as {name!r}, but got "
-                f"{type(value).__name__} (key {shown(key)})"
+                f"{op}: expected an int as {name!r}, but got {kind} (key {shown(key)})"
             )
-        result[name] = value
     for name, value in state.items():
         if name in result:
             continue
@@ -315,19 +246,6 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _unpickled(
-    cls: type[BuiltIn],
-    options: Mapping[str, Any],
-    gradient: Mapping[str, Any],
-    settings: Settings,
-) -> BuiltIn:
-    make: Any = cls
-    optimizer: BuiltIn = make(**gradient)
-    optimizer.defaults.update(options)
-    optimizer._adopt("load", settings)
-    return optimizer
-
-
 def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
     """Group and multipliers of the keys that have their own options."""
     _, lr_mult, wd_mult = settings
@@ -336,16 +254,3 @@ def _by_key(settings: Settings) -> dict[StoreKey, tuple[int, float, float]]:
         key: (group_of.get(key, 0), lr_mult.get(key, 1.0), wd_mult.get(key, 1.0))
         for key in {**group_of, **lr_mult, **wd_mult}
     }
-
-
-def options_of(names: Sequence[str], numbers: Mapping[str, float]) -> dict[str, Any]:
-    """A group's options from the numbers of the C++ rule."""
-    result: dict[str, Any] = {}
-    for name in names:
-        if name == "betas":
-            result[name] = (numbers["beta1"], numbers["beta2"])
-        elif name in _SWITCHES:
-            result[name] = bool(numbers[_SWITCHES[name]])
-        else:
-            result[name] = numbers[name]
-    return result

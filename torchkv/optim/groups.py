@@ -49,20 +49,22 @@ def listed(keys: Iterable[Any], count: int = 5) -> str:
     return ", ".join(map(shown, keys[:count])) + (", ..." * (len(keys) > count))
 
 
-def as_key(op: str, key: Any) -> StoreKey:
-    """A key as the store returns it; raises what the store's methods raise."""
-    return _C.KVStore.key_of(op, key)
-
-
 def as_keys(op: str, keys: Any) -> list[StoreKey]:
-    """One key, or a list or tuple of them, as a list."""
-    if isinstance(keys, list | tuple):
-        return [as_key(op, key) for key in keys]
-    return [as_key(op, keys)]
+    """One key, or a list or tuple, as the store returns them; raises what it raises."""
+    if not isinstance(keys, list | tuple):
+        keys = [keys]
+    return [_C.KVStore.key_of(op, key) for key in keys]
+
+
+def expect(op: str, value: Any, types: Any, what: str, more: str = "") -> None:
+    """TypeError unless a value is of the types that `what` describes."""
+    if not isinstance(value, types):
+        kind = type(value).__name__
+        raise TypeError(f"{op}: expected {what}, but got {kind}{more}")
 
 
 def as_number(op: str, name: str, value: Any) -> float:
-    """A real number as a float; TypeError for anything else, including tensors."""
+    """A real number as fp64; TypeError for anything else, ValueError if too large."""
     if isinstance(value, torch.Tensor):
         raise TypeError(
             f"{op}: expected a number as {name}, but got a tensor, which a store's "
@@ -72,11 +74,6 @@ def as_number(op: str, name: str, value: Any) -> float:
         raise TypeError(
             f"{op}: expected a number as {name}, but got {type(value).__name__}"
         )
-    return as_float(op, name, value)
-
-
-def as_float(op: str, name: str, value: float | numbers.Real) -> float:
-    """A number as fp64; ValueError if it overflows."""
     try:
         return float(value)
     except OverflowError:
@@ -87,14 +84,10 @@ def as_float(op: str, name: str, value: float | numbers.Real) -> float:
 
 def as_multipliers(op: str, multipliers: Mapping[Any, float]) -> dict[StoreKey, float]:
     """Multipliers by key; ValueError if one is negative, infinite or NaN."""
-    if not isinstance(multipliers, Mapping):
-        raise TypeError(
-            f"{op}: expected a dict of multipliers by key, but got "
-            f"{type(multipliers).__name__}"
-        )
+    expect(op, multipliers, Mapping, "a dict of multipliers by key")
     result: dict[StoreKey, float] = {}
     for name, value in multipliers.items():
-        key = as_key(op, name)
+        key = _C.KVStore.key_of(op, name)
         result[key] = as_number(op, "multiplier", value)
         if not (math.isfinite(result[key]) and result[key] >= 0):
             raise ValueError(
@@ -108,10 +101,7 @@ def as_group(
     op: str, group: Any, first: Mapping[str, Any], options: Collection[str]
 ) -> dict[str, Any]:
     """A group as given by a caller; its missing options are those of `first`."""
-    if not isinstance(group, Mapping):
-        raise TypeError(
-            f"{op}: expected a dict as group, but got {type(group).__name__}"
-        )
+    expect(op, group, Mapping, "a dict as group")
     keys = as_keys(op, group.get("keys", []))
     if not keys:
         raise ValueError(f"{op}: missing 'keys' in a group")
@@ -152,21 +142,19 @@ class Settings(NamedTuple):
             key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
         }
 
-    def check_distinct(self, op: str) -> None:
-        """ValueError if a key is in two groups."""
+    def check(self, op: str, impl: _C.KVStore | None) -> None:
+        """ValueError for a key in two groups, TypeError for a kind the store lacks."""
         keys = [key for group in self.groups for key in group["keys"] or ()]
         if len(set(keys)) != len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"{op}: key in more than one group (key {shown(twice)})")
+        if impl is not None:
+            for key in self.names():
+                impl.contains(key)
 
     def names(self) -> list[StoreKey]:
         """The keys that have their own options."""
         return list({**self.group_of(), **self.lr_mult, **self.wd_mult})
-
-    def check_kind(self, impl: _C.KVStore) -> None:
-        """TypeError if a key is of the wrong kind (int or str) for a store."""
-        for key in self.names():
-            impl.contains(key)
 
 
 class Groups(list["Group"]):
@@ -244,22 +232,15 @@ class Group(dict[str, Any]):
             self._write({name: default})
         return self[name]
 
-    def _is_extra(self, name: str) -> bool:
+    def is_extra(self, name: str) -> bool:
+        """Whether an item is one that others, such as schedulers, have added."""
         optimizer = self._optimizer()
         return name not in RESERVED and (
             optimizer is None or name not in optimizer.defaults
         )
 
-    def extras(self) -> dict[str, Any]:
-        """The items that others, such as schedulers, have added."""
-        return {name: value for name, value in self.items() if self._is_extra(name)}
-
-    def add_extras(self, items: Mapping[str, Any]) -> None:
-        """Adds items, except options."""
-        dict.update(self, {k: v for k, v in items.items() if self._is_extra(k)})
-
     def _check_extra(self, name: str) -> None:
-        if not self._is_extra(name):
+        if not self.is_extra(name):
             raise ValueError(f"param_groups: option {name!r} cannot be removed")
 
     def __delitem__(self, name: str) -> None:
@@ -280,10 +261,6 @@ class Group(dict[str, Any]):
         """Not supported: it would remove all options."""
         raise ValueError("param_groups: clear() would remove options")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """Copies as a plain dict."""
-        return dict(self)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as a plain dict."""
+        """Copies and pickles as a plain dict."""
         return dict, (dict(self),)

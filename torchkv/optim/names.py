@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.gradient import GradientOptions
 from torchkv.optim.groups import near
-from torchkv.optim.rules import (
-    LAMB,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Lion,
-    RMSprop,
-)
+from torchkv.optim.options import GradientOptions
+from torchkv.optim.rules import LAMB, SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 # Name: class, MXNet's defaults where they differ from torch's, its own options.
-_BY_NAME: dict[str, tuple[type[StoreOptimizer], dict[str, Any], dict[str, str]]] = {
+_Entry: TypeAlias = tuple[Callable[..., StoreOptimizer], dict[str, Any], dict[str, str]]
+_BY_NAME: dict[str, _Entry] = {
     "sgd": (SGD, {"lr": 0.01}, {}),
     "nag": (SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {}),
     "adam": (Adam, {}, {"epsilon": "eps"}),
@@ -67,41 +60,38 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
         )
     cls, defaults, aliases = _BY_NAME[name]
     aliases = {**_COMMON, **aliases}
-    signature = inspect.signature(cls.__init__).parameters
-    own = [option for option in signature if option not in ("self", "gradient")]
-    known = {*own, *GradientOptions.__annotations__}
-    takes_betas = "betas" in known
-    names = [*aliases, *known, *(("beta1", "beta2") if takes_betas else ())]
+    signature = inspect.signature(cls).parameters
+    known = {*signature, *GradientOptions.__annotations__} - {"gradient"}
+    if "betas" in known:
+        known |= {"beta1", "beta2"}
+    names = [*aliases, *known]
     arguments = dict(defaults)
     given: dict[str, str] = {}
-    betas = list(signature["betas"].default) if takes_betas else []
     for option, value in options.items():
         target = aliases.get(option, option)
         if option in _IGNORED:
             continue
-        if takes_betas and option in ("beta1", "beta2"):
-            betas[int(option[-1]) - 1] = value
-            target = "betas"
-            value = tuple(betas)
-        elif target not in known:
+        if target not in known:
             raise ValueError(
                 f"{op}: unknown option {option!r} of {name!r}; expected one of "
                 f"{', '.join(sorted(names))}{near(option, names)}"
             )
-        elif target in given:
+        if target in given:
             raise ValueError(
                 f"{op}: expected {given[target]!r} or {option!r}, which are the same "
                 "option, but got both"
             )
         if option == "clip_gradient" and isinstance(value, float | int) and value < 0:
             value = None  # as in MXNet
-        if option not in ("beta1", "beta2"):
-            given[target] = option
+        given[target] = option
         arguments[target] = value
-    if takes_betas and "betas" in given and {"beta1", "beta2"} & options.keys():
-        raise ValueError(f"{op}: expected 'betas' or 'beta1' and 'beta2', not both")
-    make: Callable[..., StoreOptimizer] = cls
-    return make(**arguments)
+    if {"beta1", "beta2"} & given.keys():
+        if "betas" in given:
+            raise ValueError(f"{op}: expected 'betas' or 'beta1' and 'beta2', not both")
+        first, second = signature["betas"].default
+        betas = arguments.pop("beta1", first), arguments.pop("beta2", second)
+        arguments["betas"] = betas
+    return cls(**arguments)
 
 
 def make(optimizer: Any, options: dict[str, Any]) -> StoreOptimizer:

@@ -1,13 +1,16 @@
-"""The built-in optimizers: torch.optim's arguments and defaults."""
+"""The built-in optimizers: torch.optim's arguments and defaults.
+
+The formulas are in ``csrc/kernels/rules.h``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
-from torchkv.optim.built_in import BuiltIn, on_stores, options_of
-from torchkv.optim.gradient import GradientOptions
+from torchkv.optim.built_in import BuiltIn, on_stores
+from torchkv.optim.options import GradientOptions, options_of
 
 
 class SGD(BuiltIn):
@@ -199,52 +202,45 @@ class LAMB(BuiltIn):
         super().__init__(locals())
 
 
-_CLASSES: dict[str, type[BuiltIn]] = {
+_CLASSES: dict[str, Callable[[], BuiltIn]] = {
     "adamw": AdamW,
     **{cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)},
 }
 
 
 def on_store(impl: _C.KVStore, described: tuple[Any, ...]) -> BuiltIn:
-    """The optimizer of a store: the object that was set, or else a new one.
-
-    Args:
-        impl: the store.
-        described: what its ``optimizer()`` returned.
-    """
+    """The object that was set on a store with this ``optimizer()``, or a new one."""
     identity, rule, numbers, _, _ = described
-    found = on_stores.get(identity)
-    if found is not None:
-        found._follow(described)
-        return found
-    make: Any = _CLASSES[rule]
-    optimizer: BuiltIn = make()
-    optimizer.defaults.update(options_of(list(optimizer.defaults), numbers[0]))
+    optimizer = on_stores.get(identity)
+    if optimizer is None:
+        optimizer = _CLASSES[rule]()
+        optimizer.defaults.update(options_of(optimizer.defaults, numbers[0]))
+        optimizer._impl, optimizer._identity = impl.weak(), identity
+        # Another thread may have made one in the meantime.
+        optimizer = on_stores.setdefault(identity, optimizer)
     optimizer._follow(described)
-    optimizer._impl, optimizer._identity = impl.weak(), identity
-    # Another thread may have made one in the meantime.
-    return on_stores.setdefault(identity, optimizer)
+    return optimizer
 
 
 def after_load(
-    impl: _C.KVStore, before: Any, extras: Sequence[Mapping[str, Any]]
+    impl: _C.KVStore, before: Any, extras: Sequence[Sequence[Any]]
 ) -> BuiltIn | None:
-    """The optimizer of a store whose content was replaced.
+    """The optimizer of a store whose content was replaced, if it is needed already.
 
-    If the loaded rule is of the same kind, the object that was set is kept.
-
-    Args:
-        impl: the store.
-        before: what its ``optimizer()`` returned before.
-        extras: the items that schedulers had added to the loaded groups.
+    If the loaded rule is of the same kind as the one of the ``optimizer()`` before, the
+    object that was set is kept. `extras` is what schedulers had added to the groups.
     """
     described = impl.optimizer()
     if not isinstance(described, tuple):
         return None
     last = on_stores.get(before[0]) if isinstance(before, tuple) else None
     if last is not None and before[1] == described[1]:
-        last._go_on(impl, before[0], described)
-    elif not any(extras):
+        with last._lock:
+            if last._identity == before[0]:  # no other thread has set it on a store
+                last._impl, last._identity = impl.weak(), described[0]
+                on_stores.pop(before[0], None)
+                on_stores[described[0]] = last
+    elif not extras:
         return None  # on_store makes one when needed
     optimizer = on_store(impl, described)
     optimizer._add_extras(extras)

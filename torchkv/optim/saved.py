@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from torchkv import _C
 from torchkv.optim.groups import (
     Settings,
     StoreKey,
-    as_key,
     as_keys,
     as_multipliers,
+    expect,
     listed,
     shown,
 )
@@ -19,16 +20,11 @@ from torchkv.optim.groups import (
 def check_parts(
     op: str, state_dict: Any, name: str, options: Collection[str]
 ) -> dict[str, Any]:
-    """The parts of a state dict; ValueError unless its structure is right.
+    """The parts of a state dict of the optimizer `name`, whose groups have `options`.
 
-    Args:
-        op: the operation, for messages.
-        state_dict: of an optimizer.
-        name: the optimizer's name, which must be the saved one.
-        options: the options of each of its parameter groups.
+    Raises:
+        ValueError, TypeError: another structure, or the state of another optimizer.
     """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"{op}: expected a dict, but got {type(state_dict).__name__}")
     parts = {"lr_mult": [], "wd_mult": [], **state_dict}
     for part in ("optimizer", "param_groups", "state"):
         if part not in parts:
@@ -45,30 +41,21 @@ def check_parts(
     if not isinstance(groups, list | tuple) or not groups:
         raise ValueError(f"{op}: expected at least one parameter group")
     for i, group in enumerate(groups):
-        _check_group(op, f"param_groups[{i}]", group, options)
+        expect(op, group, Mapping, f"a dict as param_groups[{i}]")
+        for option in ("keys", *options):
+            if option not in group:
+                raise ValueError(
+                    f"{op}: missing option {option!r} in param_groups[{i}]"
+                )
         if (group["keys"] is None) != (i == 0):
             raise ValueError(
                 f"{op}: expected a list of keys in each of param_groups except the "
                 f"first, but got {group['keys']!r} in param_groups[{i}]"
             )
-    _expect_dict(op, parts["state"], "by key as 'state'")
+    expect(op, parts["state"], Mapping, "a dict by key as 'state'")
     for key, state in parts["state"].items():
-        _expect_dict(op, state, f"by name as the state of key {shown(key)}")
+        expect(op, state, Mapping, f"a dict by name as the state of key {shown(key)}")
     return parts
-
-
-def _expect_dict(op: str, value: Any, what: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(
-            f"{op}: expected a dict {what}, but got {type(value).__name__}"
-        )
-
-
-def _check_group(op: str, place: str, group: Any, options: Collection[str]) -> None:
-    _expect_dict(op, group, f"as {place}")
-    for name in ("keys", *options):
-        if name not in group:
-            raise ValueError(f"{op}: missing option {name!r} in {place}")
 
 
 def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:
@@ -77,11 +64,17 @@ def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:
     for group in groups:
         if group["keys"] is not None:
             group["keys"] = as_keys(op, group["keys"])
-    lr_mult, wd_mult = (
-        as_multipliers(op, _pairs(op, name, parts[name]))
-        for name in ("lr_mult", "wd_mult")
-    )
-    return Settings(groups, lr_mult, wd_mult)
+    multipliers = []
+    for name in ("lr_mult", "wd_mult"):
+        try:
+            pairs = dict(parts[name])
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{op}: expected pairs of key and multiplier as {name}, but got "
+                f"{parts[name]!r}"
+            ) from error
+        multipliers.append(as_multipliers(op, pairs))
+    return Settings(groups, *multipliers)
 
 
 def states_of(
@@ -93,8 +86,14 @@ def states_of(
     states: dict[StoreKey, dict[str, Any]] = {}
     for key, state in parts["state"].items():
         states.setdefault(_as_present(op, key, present), {}).update(state)
-    if strict:
-        _check_same_keys(op, set(present), set(states))
+    missing, unexpected = set(present) - states.keys(), states.keys() - set(present)
+    for what, keys in (("missing", missing), ("unexpected", unexpected)):
+        if strict and keys:
+            raise ValueError(
+                f"{op}: expected the state of the store's keys, but {len(keys)} are "
+                f"{what} (key {listed(sorted(keys, key=str))}); strict=False skips "
+                "them"
+            )
     return {key: states[key] for key in present if key in states}
 
 
@@ -105,23 +104,4 @@ def _as_present(op: str, key: Any, present: Sequence[StoreKey]) -> StoreKey:
             return int(key)
         except ValueError:
             pass
-    return as_key(op, key)
-
-
-def _pairs(op: str, name: str, pairs: Any) -> dict[Any, Any]:
-    try:
-        return dict(pairs)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{op}: expected pairs of key and multiplier as {name}, but got {pairs!r}"
-        ) from error
-
-
-def _check_same_keys(op: str, present: set[Any], saved: set[Any]) -> None:
-    for what, keys in (("missing", present - saved), ("unexpected", saved - present)):
-        if keys:
-            raise ValueError(
-                f"{op}: expected the state of the store's keys, but {len(keys)} are "
-                f"{what} (key {listed(sorted(keys, key=str))}); strict=False skips "
-                "them"
-            )
+    return _C.KVStore.key_of(op, key)

@@ -6,19 +6,26 @@ as a tuple, which is also what TorchScript's archives, pickles and copies hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from torchkv import _C
-from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.groups import shown
 from torchkv.optim.rules import after_load
-from torchkv.state.optimizer import Optimizer, extras_of
+from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
 
 _FORMAT = 2  # of the C++ store's tuple
+
+_OPTIMIZER_FORM = {
+    "name": str,
+    "groups": [{str: float}],
+    "gradient": {str: float},
+    "options": [(int | str, int, float, float)],
+    "extras": [(int, str, float)],
+}
 
 
 @dataclass(slots=True)
@@ -29,7 +36,46 @@ class KeyContent:
     version: int = 0
     step: int = 0
     num_accumulated: int = 0
-    states: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Optimizer:
+    """The numbers of a built-in optimizer, in the form in which they are saved.
+
+    Lists instead of dicts by key: of a dict, torch.distributed.checkpoint loads only
+    the names that the store already has.
+    """
+
+    name: str
+    groups: list[dict[str, float]]
+    gradient: dict[str, float]
+    options: list[list[Any]]  # key, group, lr_mult, wd_mult
+    extras: list[list[Any]]  # group, name, number: what schedulers have added
+
+    @staticmethod
+    def parse(saved: object, kind: str) -> Optimizer | None:
+        """The fields of an optimizer as saved, or None; ValueError if invalid."""
+        if saved is None:
+            return None
+        optimizer = Optimizer(**parse(saved, _OPTIMIZER_FORM, "'optimizer'"))
+        groups = optimizer.groups
+        if optimizer.name == "adam" and groups and groups[0].get("decoupled"):
+            optimizer.name = "adamw"  # which at first had no separate name
+        keys = [key for key, *_ in optimizer.options]
+        check_distinct(keys, "options of the key")
+        # A store that has had no keys may have options of keys to come.
+        types = {*map(type, keys)}
+        if len(types) > 1 or (kind and not types <= {KEY_TYPES[kind]}):
+            raise ValueError(
+                f"load: expected {kind or 'one kind of'} keys in 'options'"
+            )
+        for group, *_ in optimizer.extras:
+            if not 0 <= group < len(groups):
+                raise ValueError(
+                    f"load: expected a group less than {len(groups)}, but got {group}"
+                )
+        return optimizer
 
 
 @dataclass
@@ -50,30 +96,45 @@ class Content:
         assert format == _FORMAT
         name, groups, gradient, *keyed, steps, accumulated, states = rest
         optimizer = None
+        columns = [values, versions]
         if name:
             option_ints, option_strs, group_of, multipliers = keyed
-            options = zip(group_of, multipliers[::2], multipliers[1::2], strict=True)
+            pairs = multipliers[::2], multipliers[1::2]
+            options = zip([*option_ints, *option_strs], group_of, *pairs, strict=True)
             optimizer = Optimizer(
                 name,
                 [dict(group) for group in groups],
                 dict(gradient),
-                dict(zip([*option_ints, *option_strs], options, strict=True)),
-                extras_of(impl),
+                [list(option) for option in options],
+                _extras_of(impl),
             )
-        else:
-            steps, accumulated = [0] * len(values), [0] * len(values)
-            states = [{} for _ in values]
-        parts = zip(values, versions, steps, accumulated, states, strict=True)
+            columns += [steps, accumulated, states]
         keys = {
-            key: KeyContent(*part)
-            for key, part in zip([*int_keys, *str_keys], parts, strict=True)
+            key: KeyContent(*parts)
+            for key, *parts in zip([*int_keys, *str_keys], *columns, strict=True)
         }
         return Content(type, kind, keys, updater[0] if updater else None, optimizer)
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> Content:
+        """What :meth:`fields` returned, still without keys and updater."""
+        kind = parse_kind(fields["key_kind"])
+        optimizer = Optimizer.parse(fields["optimizer"], kind)
+        return Content(parse_type(fields["type"]), kind, {}, None, optimizer)
+
+    def fields(self) -> dict[str, Any]:
+        """What all saved forms have in common: everything but keys and updater."""
+        optimizer = self.optimizer
+        return {
+            "type": self.type,
+            "key_kind": self.key_kind,
+            "optimizer": None if optimizer is None else vars(optimizer),
+        }
 
     def make(self, type: str) -> _C.KVStore:
         """A new store of a type; ValueError if the parts are inconsistent."""
         for key, item in self.keys.items():
-            for name, state in item.states.items():
+            for name, state in item.state.items():
                 if not (state.is_floating_point() or state.is_complex()):
                     raise ValueError(
                         f"load: expected a floating-point or complex tensor as "
@@ -99,38 +160,51 @@ class Content:
         return after_load(impl, before, self.extras)
 
     @property
-    def extras(self) -> list[dict[str, float]]:
+    def extras(self) -> list[list[Any]]:
         """What schedulers have added to the optimizer's groups."""
         return [] if self.optimizer is None else self.optimizer.extras
 
     def _as_tuple(self, type: str) -> tuple[Any, ...]:
-        optimizer: tuple[Any, ...] = ("", [], {}, [], [], [], [], [], [], [])
         keys = list(self.keys.values())
-        if self.optimizer is not None:
-            options = self.optimizer.options
-            optimizer = (
-                self.optimizer.name,
-                self.optimizer.groups,
-                self.optimizer.gradient,
-                *_by_kind(options),
-                [group for group, _, _ in options.values()],
-                [number for _, *pair in options.values() for number in pair],
-                [key.step for key in keys],
-                [key.num_accumulated for key in keys],
-                [key.states for key in keys],
-            )
+        optimizer = self.optimizer or Optimizer("", [], {}, [], [])
+        options = optimizer.options
+        stepped = [] if self.optimizer is None else keys
         return (
             _FORMAT,
             type,
             self.key_kind,
-            *_by_kind(self.keys),
+            *_by_kind(list(self.keys)),
             [key.value for key in keys],
             [key.version for key in keys],
             [] if self.updater is None else [self.updater],
-            optimizer,
+            (
+                optimizer.name,
+                optimizer.groups,
+                optimizer.gradient,
+                *_by_kind([key for key, *_ in options]),
+                [group for _, group, *_ in options],
+                [number for _, _, *pair in options for number in pair],
+                [key.step for key in stepped],
+                [key.num_accumulated for key in stepped],
+                [key.state for key in stepped],
+            ),
         )
 
 
-def _by_kind(keys: Iterable[int | str]) -> tuple[list[int], list[str]]:
+def _by_kind(keys: list[int | str]) -> tuple[list[int], list[str]]:
     ints = [key for key in keys if isinstance(key, int)]
     return ints, [key for key in keys if isinstance(key, str)]
+
+
+def _extras_of(impl: _C.KVStore) -> list[list[Any]]:
+    """The numbers that schedulers have added to the optimizer's groups."""
+    described = impl.optimizer()
+    found = on_stores.get(described[0]) if isinstance(described, tuple) else None
+    return [
+        [group, name, float(value)]
+        for group, name, value in (found._extras() if found is not None else [])
+        # JSON has neither an infinity nor NaN.
+        if isinstance(name, str)
+        and type(value) in (int, float)
+        and -(2**53) < value < 2**53
+    ]

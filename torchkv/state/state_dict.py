@@ -27,14 +27,15 @@ from torchkv import _C
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import listed, shown
 from torchkv.state.content import Content, KeyContent
-from torchkv.state.form import KEY_TYPES, parse, parse_kind, parse_type
-from torchkv.state.optimizer import Optimizer
+from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
 FORMAT = 1
 
-_COUNTS = ("version", "step", "num_accumulated")
-_KEY_FORM = {"value": Tensor, **dict.fromkeys(_COUNTS, int), "state": {str: Tensor}}
+_KEY_FORM = {
+    **{"value": Tensor, "version": int, "step": int, "num_accumulated": int},
+    "state": {str: Tensor},
+}
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
     **{"updater": str | None, "optimizer": object},
@@ -46,18 +47,14 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     """A snapshot of a store; TypeError where the updater is a Python callable."""
     _check_updater("state_dict", impl)
     content = Content.of(impl)
-    optimizer = content.optimizer
-    states = {key: _states(optimizer, key, item) for key, item in content.keys.items()}
+    states = _states(content)
     return {
         "format": FORMAT,
-        "type": content.type,
-        "key_kind": content.key_kind,
+        **content.fields(),
         "updater": None if content.updater is None else _as_text(content.updater),
-        "optimizer": None if optimizer is None else optimizer.as_dict(),
         "keys": {
             str(key): {
-                "value": item.value,
-                **{name: getattr(item, name) for name in _COUNTS},
+                **{name: getattr(item, name) for name in _KEY_FORM},
                 "state": states[key],
             }
             for key, item in content.keys.items()
@@ -66,7 +63,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
             [key, name]
             for key, item in content.keys.items()
             for name in states[key]
-            if name not in item.states and _has_begun(item, name)
+            if name not in item.state and _has_begun(item, name)
         ],
     }
 
@@ -113,23 +110,28 @@ def _has_begun(item: KeyContent, state: str) -> bool:
     return (item.num_accumulated if state == "accumulated" else item.step) != 0
 
 
-def _states(
-    optimizer: Optimizer | None, key: int | str, item: KeyContent
-) -> dict[str, Tensor]:
-    value = item.value
-    if optimizer is None or not (value.is_floating_point() or value.is_complex()):
-        return item.states
-    dtype = _C.KVStore.state_dtype(value.dtype)
-    names = optimizer.state_names(key)
-    if dtype != value.dtype:
-        names.append("master")
-    if optimizer.gradient["accumulate"] > 1:
-        names.append("accumulated")
-    states = dict(item.states)
-    for name in names:
-        if name not in states:
-            states[name] = torch.zeros_like(value, dtype=dtype)
-    return states
+def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
+    """By key, the tensors of everything that the optimizer will keep."""
+    result = {key: dict(item.state) for key, item in content.keys.items()}
+    optimizer = content.optimizer
+    if optimizer is None:
+        return result
+    names_of = [_C.KVStore.state_names(optimizer.name, x) for x in optimizer.groups]
+    group_of = {key: group for key, group, *_ in optimizer.options}
+    for key, states in result.items():
+        value = content.keys[key].value
+        if not (value.is_floating_point() or value.is_complex()):
+            continue
+        dtype = _C.KVStore.state_dtype(value.dtype)
+        names = [*names_of[group_of.get(key, 0)]]
+        if dtype != value.dtype:
+            names.append("master")
+        if optimizer.gradient["accumulate"] > 1:
+            names.append("accumulated")
+        for name in names:
+            if name not in states:
+                states[name] = torch.zeros_like(value, dtype=dtype)
+    return result
 
 
 # -- loading
@@ -142,19 +144,20 @@ def _parse(state: object) -> Content:
             f"load_state_dict: expected a state of format {FORMAT}, but got format "
             f"{fields['format']!r}; a newer torchkv may read it"
         )
-    kind = parse_kind(fields["key_kind"])
-    optimizer = Optimizer.from_dict(fields["optimizer"], kind)
-    keys = {}
-    for name, item in fields["keys"].items():
-        key = _parse_key(name, kind)
-        keys[key] = _parse_item(item, f"key {shown(key)}")
+    content = Content.parse(fields)
+    keys, kind = content.keys, content.key_kind
+    for text, saved in fields["keys"].items():
+        key = _parse_key(text, kind)
+        item = KeyContent(**parse(saved, _KEY_FORM, f"key {shown(key)}"))
+        item.state = {k: v for k, v in item.state.items() if _has_begun(item, k)}
+        keys[key] = item
     for key, state_name in fields["absent"]:
         if type(key) is not KEY_TYPES[kind]:
             raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
         if key in keys:
-            keys[key].states.pop(state_name, None)
-    updater = _parse_updater(fields["updater"])
-    return Content(parse_type(fields["type"]), kind, keys, updater, optimizer)
+            keys[key].state.pop(state_name, None)
+    content.updater = _parse_updater(fields["updater"])
+    return content
 
 
 def _parse_updater(text: str | None) -> Tensor | None:
@@ -180,17 +183,6 @@ def _parse_key(name: object, kind: str) -> int | str:
     return parsed
 
 
-def _parse_item(item: object, what: str) -> KeyContent:
-    fields = parse(item, _KEY_FORM, what)
-    result = KeyContent(fields["value"], *(fields[name] for name in _COUNTS))
-    result.states = {
-        name: tensor
-        for name, tensor in fields["state"].items()
-        if _has_begun(result, name)
-    }
-    return result
-
-
 def _check_fits(
     impl: _C.KVStore,
     keys: list[int | str],
@@ -211,7 +203,16 @@ def _check_fits(
             f"but got one of {updaters[1]}"
         )
     if strict:
-        _check_names(keys, content)
+        known = set(keys)
+        missing = [key for key in keys if key not in content.keys]
+        unexpected = [key for key in content.keys if key not in known]
+        for what, names in [("missing", missing), ("unexpected", unexpected)]:
+            if names:
+                raise ValueError(
+                    "load_state_dict: expected the keys of the store, but got a state "
+                    f"with {len(names)} {what} (key {listed(names, 10)}); "
+                    "strict=False takes the keys that both have"
+                )
     for key in keys:
         if key not in content.keys:
             continue
@@ -229,16 +230,3 @@ def _updater_of(content: Content) -> str:
     if content.optimizer is not None:
         return f"the optimizer {content.optimizer.name!r}"
     return "no optimizer" if content.updater is None else "a TorchScript updater"
-
-
-def _check_names(keys: list[int | str], content: Content) -> None:
-    known = set(keys)
-    missing = [key for key in keys if key not in content.keys]
-    unexpected = [key for key in content.keys if key not in known]
-    for what, names in [("missing", missing), ("unexpected", unexpected)]:
-        if names:
-            raise ValueError(
-                "load_state_dict: expected the keys of the store, but got a state with "
-                f"{len(names)} {what} (key {listed(names, 10)}); strict=False takes "
-                "the keys that both have"
-            )

@@ -6,13 +6,14 @@ import copy
 import io
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
 from torchkv import _C
 from torchkv.files import read_state, write_whole
+from torchkv.optim.rules import after_load
 from torchkv.state import folder
 from torchkv.state.state_dict import load_state_dict, state_dict
 
@@ -28,18 +29,11 @@ class Stateful:
     _optimizer: StoreOptimizer | None
 
     @classmethod
-    def _of(cls, impl: _C.KVStore, extras: Sequence[Mapping[str, Any]] = ()) -> Self:
-        """A store around one of C++.
-
-        Args:
-            impl: the store.
-            extras: what schedulers have added to the optimizer's groups.
-        """
+    def _of(cls, impl: _C.KVStore, extras: Sequence[Sequence[Any]] = ()) -> Self:
+        """A store around one of C++; `extras` is what schedulers added to groups."""
         store = cls.__new__(cls)
         store._impl = impl
-        store._optimizer = None
-        if any(extras) and store.optimizer is not None:
-            store.optimizer._add_extras(extras)
+        store._optimizer = after_load(impl, None, extras) if extras else None
         return store
 
     @property
@@ -180,7 +174,7 @@ class Stateful:
 
     @classmethod
     def _unpickle(
-        cls, state: bytes, crc32: int, extras: Sequence[Mapping[str, Any]]
+        cls, state: bytes, crc32: int, extras: Sequence[Sequence[Any]]
     ) -> Self:
         if zlib.crc32(state) != crc32:
             raise ValueError("load: the pickle is damaged: its checksum differs")
@@ -196,7 +190,7 @@ class Stateful:
             )
         return optimizer
 
-    def _extras(self) -> list[dict[str, Any]]:
+    def _extras(self) -> list[tuple[int, str, Any]]:
         optimizer = self.optimizer
         return [] if optimizer is None else optimizer._extras()
 

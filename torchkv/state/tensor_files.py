@@ -1,18 +1,8 @@
 """Tensors in files of the safetensors format, written and read in one pass.
 
 The format: 8 bytes with the length of the header; the header, JSON with each tensor's
-dtype, shape and offsets; the tensors' bytes. The safetensors library (0.8, as measured
-on 2 cores) reads these files, but does not write or read them here:
-
-* It makes one call per tensor. For a million keys a save takes 8.7 s of CPU time
-  instead of 4.9 s, a load 12.9 s instead of 9.2 s; benchmarks/checkpoint.py allows 10.
-* It computes no checksum, so each file would be read again to save it, and twice to
-  load it.
-* It writes to a temporary file next to the target and renames it. A killed save leaves
-  that file behind, under a random name that could be one of the user's. The result has
-  mode 0600, and errors of the disk are not OSErrors.
-* It reads with the GIL held (0.5 s for 256 MB) or maps the file, and a mapped file that
-  becomes shorter ends the process with SIGBUS.
+dtype, shape and offsets; the tensors' bytes. The safetensors library reads these files;
+docs/architecture.md says why it does not write or read them here.
 """
 
 from __future__ import annotations
@@ -27,13 +17,15 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchkv.files import open_regular
+from torchkv.optim.groups import shown
 
 MAX_HEADER_BYTES = 100_000_000  # what the library accepts
 _CHUNK_BYTES = 16 << 20  # what is written, or read, at a time
@@ -65,19 +57,17 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
+# Dtypes that the safetensors library does not read into torch, and what their tensors
+# are stored as.
+_STORED_AS = {
+    torch.complex128: torch.float64,
+    torch.complex32: torch.float16,
+    torch.float8_e8m0fnu: torch.uint8,
+}
+_STORED_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _STORED_AS}
+
 _Groups: TypeAlias = Sequence[tuple[torch.dtype, list[tuple[str, Tensor]]]]
 """Tensors by name, in the order of the file: grouped by dtype."""
-
-
-class Written(NamedTuple):
-    """What is known of a file once it is written."""
-
-    size: int
-    crc32: int
-
-
-class DamagedFileError(ValueError):
-    """A file that is not what was written."""
 
 
 def header_bytes(name: str) -> int:
@@ -110,12 +100,12 @@ class Writer:
             for future in self._pending:
                 future.result()
 
-    def write(self, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> Written:
-        """Writes a new file.
+    def write(
+        self, path: Path, tensors: Iterable[tuple[str, Tensor]]
+    ) -> dict[str, int]:
+        """Writes a new file and returns its ``"size"`` and ``"crc32"``.
 
-        Args:
-            path: of a file that does not exist yet.
-            tensors: contiguous ones in CPU memory, of dtypes that the format has.
+        The tensors are contiguous, in CPU memory and of dtypes that the format has.
         """
         by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
         for name, tensor in tensors:
@@ -138,7 +128,7 @@ class Writer:
             self._submit(_flush, fd, flushed, size)
         finally:
             self._disk.submit(os.close, fd)  # after the pending flushes
-        return Written(size, crc)
+        return {"size": size, "crc32": crc}
 
     def _submit(self, function: Callable[..., None], *arguments: int) -> None:
         self._pending.append(self._disk.submit(function, *arguments))
@@ -146,23 +136,23 @@ class Writer:
             self._pending.popleft().result()
 
 
-def read(path: Path, written: Written) -> dict[str, Tensor]:
-    """The tensors of a file, which share one memory.
+def read(path: Path, written_size: int, crc32: int) -> dict[str, Tensor]:
+    """The tensors of a file that was written, which share one memory.
 
     Raises:
-        DamagedFileError: it is not the file that was written.
+        ValueError: it is not the file that was written.
     """
     name = path.name
     with open_regular("load", path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size != written.size:
-            raise DamagedFileError(
-                f"load: expected {written.size} bytes in {name}, but got {size}"
+        if size != written_size:
+            raise ValueError(
+                f"load: expected {written_size} bytes in {name}, but got {size}"
             )
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) != 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            raise DamagedFileError(
+            raise ValueError(
                 f"load: expected a safetensors file as {name}, but got another file"
             )
         header = file.read(length)
@@ -172,16 +162,16 @@ def read(path: Path, written: Written) -> dict[str, Tensor]:
         for begin in range(0, len(memory), _CHUNK_BYTES):
             chunk = memory[begin : begin + _CHUNK_BYTES]
             if file.readinto(chunk) != len(chunk):
-                raise DamagedFileError(f"load: {name} became shorter while it was read")
+                raise ValueError(f"load: {name} became shorter while it was read")
             crc = zlib.crc32(chunk, crc)
-    if crc != written.crc32:
-        raise DamagedFileError(
+    if crc != crc32:
+        raise ValueError(
             f"load: {name} is damaged: its checksum differs from the manifest's"
         )
     try:
         return _tensors(json.loads(header, object_pairs_hook=distinct), flat)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise DamagedFileError(
+        raise ValueError(
             f"load: expected a safetensors file, but got an invalid header in {name}: "
             f"{error}"
         ) from error
@@ -311,3 +301,60 @@ def _numel(shape: list[int]) -> int:
     if math.prod(size or 1 for size in shape) >= 2**63:
         raise ValueError(f"the shape {shape} is too large")
     return math.prod(shape)
+
+
+@dataclass
+class Originals:
+    """Strides and dtypes that the files cannot express, by the names of the tensors."""
+
+    strides: dict[str, list[int]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    def to_stored(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor as the files hold it; notes what is lost."""
+        if not tensor.is_cpu:
+            tensor = tensor.cpu()
+        if not tensor.is_contiguous():
+            self.strides[name] = list(tensor.stride())
+            tensor = tensor.contiguous()
+        stored_as = _STORED_AS.get(tensor.dtype)
+        if stored_as is not None:
+            self.dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            complex = tensor.is_complex()
+            tensor = torch.view_as_real(tensor) if complex else tensor.view(stored_as)
+        return tensor
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The other way, in place; ValueError where a tensor does not fit."""
+        for name in (*self.dtypes, *self.strides):
+            if name not in tensors:
+                raise ValueError(f"load: missing tensor {shown(name)}")
+        for name, text in self.dtypes.items():
+            tensors[name] = _with_dtype(name, tensors[name], text)
+        for name, strides in self.strides.items():
+            tensors[name] = _with_strides(name, tensors[name], strides)
+
+
+def _with_dtype(name: str, tensor: Tensor, text: str) -> Tensor:
+    dtype = _STORED_DTYPES.get(text)
+    if dtype is None or tensor.dtype != _STORED_AS[dtype]:
+        raise ValueError(f"load: {tensor.dtype} does not hold {text!r} ({shown(name)})")
+    if not dtype.is_complex:
+        return tensor.view(dtype)
+    if tensor.shape[-1:] != (2,):
+        raise ValueError(f"load: expected pairs of numbers ({shown(name)})")
+    return torch.view_as_complex(tensor)
+
+
+def _with_strides(name: str, tensor: Tensor, strides: list[int]) -> Tensor:
+    """A copy of these strides, which fill its memory without gaps, as in a store."""
+    fills = len(strides) == tensor.dim()
+    step = 1
+    for stride, size in sorted(zip(strides, tensor.shape, strict=False)):
+        if size != 1:
+            fills = fills and stride == step
+            step *= size
+    if not fills:
+        raise ValueError(f"load: the strides {strides} do not fit ({shown(name)})")
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    return copy.copy_(tensor)

@@ -27,9 +27,9 @@ class Rescale:
         """Takes the user's ``rescale_grad``, even if another trainer has set it."""
         self._own = 1.0
         if isinstance(optimizer, BuiltIn):
-            before, last_set = _rescaled.get(optimizer, (None, None))
             present = optimizer.rescale_grad
-            self._own = present if before is None or present != last_set else before
+            own, last_set = _rescaled.get(optimizer, (present, present))
+            self._own = own if present == last_set else present
 
     def by(self, optimizer: StoreOptimizer, batch_size: float) -> float:
         """Divides a step by a batch size; returns what remains for its gradients."""
@@ -107,9 +107,9 @@ class Gradients:
         """Adds keys to the store that sums gradients, if any."""
         if self._store is not None:
             new = [key for key in keys if key not in self._store]
-            weights = [self._parameters[key][0] for key in new]
+            values = [torch.zeros_like(self._parameters[key][0]) for key in new]
             if new:
-                self._store.init(new, [torch.zeros_like(w) for w in weights])
+                self._store.init(new, values)
 
     def reduce(self, fresh: Mapping[StoreKey, list[Tensor]]) -> None:
         """Replaces each replica's gradients by the sum of all."""
@@ -122,13 +122,10 @@ class Gradients:
 
     @torch.no_grad()
     def clip(
-        self,
-        op: str,
-        max_norm: float,
-        norm_type: float,
-        error_if_nonfinite: bool,
+        self, max_norm: float, norm_type: float, error_if_nonfinite: bool
     ) -> Tensor:
         """Clips all gradients by the total norm of the sum over replicas."""
+        op = "clip_grad_norm_"
         limit = as_number(op, "max_norm", max_norm)
         if not limit >= 0:
             raise ValueError(

@@ -13,16 +13,14 @@ from torch.nn.utils.rnn import PackedSequence
 from torchkv.optim.groups import shown
 
 
-def map_nests(
-    function: Callable[[str, Sequence[Any]], Any], nests: Sequence[Any], path: str
-) -> Any:
+def map_nests(function: Callable[..., Any], nests: Sequence[Any], path: str) -> Any:
     """Calls a function for each leaf, and returns the results in the same structure.
 
     Mappings, lists, tuples, named tuples and dataclass instances are nests. Anything
     else is a leaf, including ``PackedSequence``, whose rows are not its tensors'.
 
     Args:
-        function: called as ``function(path, leaves)`` with the leaves at one position,
+        function: called as ``function(path, *leaves)`` with the leaves at one position,
             one from each nest.
         nests: at least one, all of the same structure.
         path: the name of the nests in messages.
@@ -34,7 +32,7 @@ def map_nests(
     first, *others = nests
     children = _children(first)
     if children is None:
-        return function(path, nests)
+        return function(path, *nests)
     _check_fields(first, path)
     columns = {name: [child] for name, child in children.items()}
     for other in others:

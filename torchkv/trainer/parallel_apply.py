@@ -13,12 +13,9 @@ import torch
 def parallel_apply(
     function: Callable[[int], Any], devices: Sequence[torch.device]
 ) -> list[Any]:
-    """Calls ``function(i)`` for each device, and returns the results.
+    """Calls ``function(i)`` for each device; returns the results, or raises its error.
 
     Calls on one device run one after the other; all on one, in the caller's thread.
-
-    Raises:
-        Exception: what `function` raises.
     """
     if len({*devices}) == 1:
         return [function(i) for i in range(len(devices))]
@@ -28,11 +25,10 @@ def parallel_apply(
         with modes(device):
             return {i: function(i) for i, d in enumerate(devices) if d == device}
 
-    with ThreadPoolExecutor(len({*devices})) as pool:
-        futures = [pool.submit(run_all, device) for device in dict.fromkeys(devices)]
     results: dict[int, Any] = {}
-    for future in futures:
-        results.update(future.result())
+    with ThreadPoolExecutor(len({*devices})) as pool:
+        for some in pool.map(run_all, dict.fromkeys(devices)):
+            results.update(some)
     return [results[i] for i in range(len(devices))]
 
 
@@ -44,11 +40,10 @@ def _modes() -> Callable[[torch.device], AbstractContextManager[None]]:
 
     @contextmanager
     def entered(device: torch.device) -> Iterator[None]:
-        index = device.index if device.type == "cuda" else None
         with (
             torch.set_grad_enabled(grad),
             torch.autocast("cpu", dtypes["cpu"], on["cpu"], cache),
-            torch.cuda.device(-1 if index is None else index),
+            torch.cuda.device(device if device.type == "cuda" else -1),
         ):
             if on["cuda"]:
                 with torch.autocast("cuda", dtypes["cuda"], True, cache):

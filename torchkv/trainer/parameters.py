@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -25,33 +25,45 @@ def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
     """The copies of each parameter, one per replica, by key.
 
     Keys are names or, if there are no names, positions. A repeated tensor has one key.
-
-    Raises:
-        ValueError: no parameters, one that is not a leaf or not initialised, a repeated
-            name, replicas that differ or share a parameter, or only some of several
-            replicas.
-        TypeError: any other form.
+    For its errors, see :class:`torchkv.Trainer`.
     """
-    result = _collected(params)
+    replicas = [_distinct(named) for named in _named_parameters(params)]
+    first = replicas[0]
+    if not first:
+        raise ValueError("Trainer: expected at least one parameter, but got none")
+    for i, replica in enumerate(replicas[1:], 1):
+        for key in {**first, **replica}:
+            expected, actual = _described(first.get(key)), _described(replica.get(key))
+            if expected != actual:
+                raise ValueError(
+                    "Trainer: expected replicas of the same parameters, but got "
+                    f"{actual} and {expected} (key {shown(key)}, replica {i})"
+                )
+    result = {key: [replica[key] for replica in replicas] for key in first}
+    for key, copies in result.items():
+        if len({id(parameter) for parameter in copies}) < len(copies):
+            raise ValueError(
+                "Trainer: expected replicas with their own parameters, but got two "
+                f"that share one (key {shown(key)}); torchkv.replicate makes copies"
+            )
     _check_all_replicas(result)
     return result
 
 
-def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
+def _named_parameters(params: Any) -> list[list[tuple[StoreKey, Tensor]]]:
+    """Keys and parameters of each replica."""
     if isinstance(params, nn.Module):
-        return _of_replicas([params])
+        params = [params]
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise _wrong_form(type(params).__name__)
     items = list(params.items() if isinstance(params, Mapping) else params)
-    if not items:
-        raise ValueError("Trainer: expected at least one parameter, but got none")
-    if all(isinstance(item, nn.Module) for item in items):
+    if items and all(isinstance(item, nn.Module) for item in items):
         # Other iterables are more likely to be over layers, such as children().
         if not isinstance(params, list | tuple | Replicas):
             raise _wrong_form(f"modules in a {type(params).__name__}")
-        return _of_replicas(items)
+        return [list(module.named_parameters()) for module in items]
     if all(isinstance(item, Tensor) for item in items):
-        return _distinct(list(enumerate(items)))
+        return [list(enumerate(items))]
     for item in items:
         if not (
             isinstance(item, tuple)
@@ -60,7 +72,7 @@ def _collected(params: Any) -> dict[StoreKey, list[Tensor]]:
             and isinstance(item[1], Tensor)
         ):
             raise _wrong_form(f"one with an item of type {type(item).__name__}")
-    return _distinct(items)
+    return [items]
 
 
 def _wrong_form(actual: str) -> TypeError:
@@ -92,10 +104,8 @@ def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:
             )
 
 
-def _distinct(
-    items: Sequence[tuple[StoreKey, Tensor]],
-) -> dict[StoreKey, list[Tensor]]:
-    result: dict[StoreKey, list[Tensor]] = {}
+def _distinct(items: Iterable[tuple[StoreKey, Tensor]]) -> dict[StoreKey, Tensor]:
+    result: dict[StoreKey, Tensor] = {}
     seen: set[int] = set()
     for key, parameter in items:
         if nn.parameter.is_lazy(parameter):
@@ -113,33 +123,7 @@ def _distinct(
         if key in result:
             raise ValueError(f"Trainer: repeated name (key {shown(key)})")
         seen.add(id(parameter))
-        result[key] = [parameter]
-    return result
-
-
-def _of_replicas(modules: Sequence[nn.Module]) -> dict[StoreKey, list[Tensor]]:
-    replicas = [_distinct(list(module.named_parameters())) for module in modules]
-    first = replicas[0]
-    if not first:
-        raise ValueError("Trainer: expected at least one parameter, but got none")
-    for i, replica in enumerate(replicas[1:], 1):
-        for key in {**first, **replica}:
-            tensors = [x[key][0] if key in x else None for x in (first, replica)]
-            expected, actual = (_described(tensor) for tensor in tensors)
-            if expected != actual:
-                raise ValueError(
-                    "Trainer: expected replicas of the same parameters, but got "
-                    f"{actual} and {expected} (key {shown(key)}, replica {i})"
-                )
-    result: dict[StoreKey, list[Tensor]] = {
-        key: [replica[key][0] for replica in replicas] for key in first
-    }
-    for key, copies in result.items():
-        if len({id(parameter) for parameter in copies}) < len(copies):
-            raise ValueError(
-                "Trainer: expected replicas with their own parameters, but got two "
-                f"that share one (key {shown(key)}); torchkv.replicate makes copies"
-            )
+        result[key] = parameter
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, overload
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from torchkv.optim.groups import expect
 from torchkv.trainer.parallel_apply import parallel_apply
 from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 
@@ -66,8 +68,7 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: a number of devices that is not that of modules, or ``meta``.
         """
-        self._devices = _checked_devices("Replicas", devices)
-        _check_one_each("Replicas", self._devices, len(modules))
+        self._devices = _checked_devices("Replicas", devices, len(modules))
         self._modules = list(modules)
 
     @property
@@ -91,10 +92,6 @@ class Replicas(Sequence[nn.Module]):
     def __len__(self) -> int:
         """The number of replicas."""
         return len(self._modules)
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        """Iterates over the replicas in order."""
-        return iter(self._modules)
 
     # -- batches
 
@@ -156,11 +153,7 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             Exception: what a module raises.
         """
-
-        def forward(module: nn.Module, call: _Call) -> Any:
-            return module(*call.args, **call.kwargs)
-
-        return self.gather(self._run(forward, _Call(inputs, keywords), repeat))
+        return self.gather(self._run(operator.call, _Call(inputs, keywords), repeat))
 
     def backward(
         self,
@@ -196,8 +189,8 @@ class Replicas(Sequence[nn.Module]):
                 have gradients.
         """
 
-        def differentiate(module: nn.Module, call: _Call) -> Tensor:
-            value = loss(module, *call.args, **call.kwargs)
+        def differentiate(module: nn.Module, /, *args: Any, **kwargs: Any) -> Tensor:
+            value = loss(module, *args, **kwargs)
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
@@ -207,7 +200,7 @@ class Replicas(Sequence[nn.Module]):
 
     def _run(
         self,
-        function: Callable[[nn.Module, _Call], Any],
+        function: Callable[..., Any],
         call: _Call,
         repeat: Mapping[str, Any] | None,
     ) -> list[Any]:
@@ -216,14 +209,8 @@ class Replicas(Sequence[nn.Module]):
                 raise TypeError(
                     f"repeat: unexpected {name!r}, which is also in the batch"
                 )
-        shards = [
-            _Call(shard.args, {**shard.kwargs, **more})
-            for shard, more in zip(
-                scatter(call, "", self._devices),
-                repeat_on(repeat, self._devices),
-                strict=True,
-            )
-        ]
+        shards = scatter(call, "", self._devices)
+        more = repeat_on(repeat, self._devices)
         # The first replicas get the rows; without any, the first one runs.
         rows = num_rows(call, "")
         count = len(self) if rows is None else min(len(self), max(rows, 1))
@@ -231,7 +218,8 @@ class Replicas(Sequence[nn.Module]):
             _zero_missing_gradients(module)
 
         def run(i: int) -> Any:
-            return function(self._modules[i], shards[i])
+            args, kwargs = shards[i]
+            return function(self._modules[i], *args, **kwargs, **more[i])
 
         return parallel_apply(run, self._devices[:count])
 
@@ -272,23 +260,17 @@ class Replicas(Sequence[nn.Module]):
         Raises:
             ValueError: a number of devices that is not that of replicas, or ``meta``.
         """
-        like = args[0] if args else kwargs.get("tensor")
-        place = like if args else kwargs.pop("device", None)
-        if isinstance(like, Tensor):
-            place = [like.device] * len(self)
-        elif isinstance(place, str | int | torch.device):
-            place = [torch.device(place)] * len(self)
-        elif not isinstance(place, list | tuple):  # a dtype, or none
-            for module in self._modules:
-                module.to(*args, **kwargs)
-            return self
-        devices = _checked_devices("to", place)
-        _check_one_each("to", devices, len(self))
-        for module, device in zip(self._modules, devices, strict=True):
-            if isinstance(like, Tensor):
-                module.to(*args, **kwargs)
-            else:
-                module.to(device, *args[1:], **kwargs)
+        if args:
+            like, *others = args
+        else:
+            like, others = kwargs.pop("tensor", kwargs.pop("device", None)), []
+        likes = like if isinstance(like, list | tuple) else [like] * len(self)
+        devices = self._devices
+        if like is not None and not isinstance(like, torch.dtype):
+            places = [x.device if isinstance(x, Tensor) else x for x in likes]
+            devices = _checked_devices("to", places, len(self))
+        for module, like in zip(self._modules, likes, strict=True):
+            module.to(like, *others, **kwargs)
         self._devices = devices
         return self
 
@@ -343,10 +325,7 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
         ValueError: no devices, or ``meta``, whose tensors have no data.
         TypeError: not a module.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"replicate: expected a module, but got {type(module).__name__}"
-        )
+    expect("replicate", module, nn.Module, "a module")
     if devices is None:
         count = torch.cuda.device_count()
         devices = [torch.device("cuda", i) for i in range(count)] or ["cpu"]
@@ -354,26 +333,25 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
         devices = [devices]
     if not devices:
         raise ValueError("replicate: expected at least one device, but got none")
-    first, *others = devices = _checked_devices("replicate", devices)
+    first, *others = devices = _checked_devices("replicate", devices, len(devices))
     copies = [copy.deepcopy(module).to(device) for device in others]
     return Replicas([module.to(first), *copies], devices)
 
 
-def _check_one_each(op: str, devices: Sequence[torch.device], count: int) -> None:
-    if len(devices) != count:
-        raise ValueError(
-            f"{op}: expected {count} devices, one for each replica, but got "
-            f"{len(devices)}"
-        )
-
-
-def _checked_devices(op: str, devices: Sequence[Device]) -> list[torch.device]:
+def _checked_devices(
+    op: str, devices: Sequence[Device], count: int
+) -> list[torch.device]:
     checked = [torch.device(device) for device in devices]
     for device in checked:
         if device.type == "meta":
             raise ValueError(
                 f"{op}: expected devices whose tensors have data, but got 'meta'"
             )
+    if len(checked) != count:
+        raise ValueError(
+            f"{op}: expected {count} devices, one for each replica, but got "
+            f"{len(checked)}"
+        )
     return checked
 
 

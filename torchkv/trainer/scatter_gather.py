@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchkv.optim.groups import expect
 from torchkv.trainer.nests import map_nests
 
 
@@ -19,34 +21,25 @@ def scatter(nest: Any, path: str, devices: Sequence[torch.device]) -> list[Any]:
     if num_rows(nest, path) is None:
         return [nest] * len(devices)
 
-    def shard_of(i: int) -> Any:
-        def shard(_: str, leaves: Sequence[Any]) -> Tensor | None:
-            (x,) = leaves
-            if x is None:
-                return None
-            shards: Sequence[Tensor] = x.tensor_split(len(devices))
-            return shards[i].to(devices[i], non_blocking=True)
+    def shard(i: int, _: str, x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return x.tensor_split(len(devices))[i].to(devices[i], non_blocking=True)
 
-        return map_nests(shard, [nest], path)
-
-    return [shard_of(i) for i in range(len(devices))]
+    return [map_nests(partial(shard, i), [nest], path) for i in range(len(devices))]
 
 
 def num_rows(nest: Any, path: str) -> int | None:
     """The length of all tensors, or None without tensors."""
     lengths: dict[int, str] = {}
+    hint = "; pass what all replicas get as repeat={'name': value}"
 
-    def check(path: str, leaves: Sequence[Any]) -> None:
-        (x,) = leaves
+    def check(path: str, x: Any) -> None:
         if x is None:
             return
         path = path.removeprefix(".")
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                "scatter: expected tensors in dicts, lists, tuples and dataclasses, "
-                f"but got {type(x).__name__} as {path}; pass what all replicas get as "
-                "repeat={'name': value}"
-            )
+        what = "tensors in dicts, lists, tuples and dataclasses"
+        expect("scatter", x, Tensor, what, f" as {path}{hint}")
         if x.layout != torch.strided or x.is_nested:
             kind = "a nested tensor" if x.is_nested else f"one of {x.layout}"
             raise NotImplementedError(
@@ -55,8 +48,7 @@ def num_rows(nest: Any, path: str) -> int | None:
         if x.dim() == 0:
             raise ValueError(
                 "scatter: expected tensors with a dimension to split, but got one of "
-                f"shape [] as {path}; pass what all replicas get as "
-                "repeat={'name': value}"
+                f"shape [] as {path}{hint}"
             )
         lengths.setdefault(len(x), path)
 
@@ -71,21 +63,14 @@ def repeat_on(
     repeat: Mapping[str, Any] | None, devices: Sequence[torch.device]
 ) -> list[dict[str, Any]]:
     """All arguments for each device, with tensors copied to it."""
-    if repeat is not None and not isinstance(repeat, Mapping):
-        raise TypeError(
-            "repeat: expected a dict of arguments by name, but got "
-            f"{type(repeat).__name__}"
-        )
+    repeat = {} if repeat is None else repeat
+    expect("repeat", repeat, Mapping, "a dict of arguments by name")
 
-    def repeated_on(device: torch.device) -> dict[str, Any]:
-        def move(_: str, leaves: Sequence[Any]) -> Any:
-            (x,) = leaves
-            return x.to(device) if isinstance(x, Tensor) else x
+    def move(device: torch.device, _: str, x: Any) -> Any:
+        return x.to(device) if isinstance(x, Tensor) else x
 
-        moved: dict[str, Any] = map_nests(move, [dict(repeat or {})], "repeat")
-        return moved
-
-    return [repeated_on(device) for device in devices]
+    nests = [dict(repeat)]
+    return [map_nests(partial(move, device), nests, "repeat") for device in devices]
 
 
 def gather(outputs: Sequence[Any], device: torch.device) -> Any:
@@ -93,14 +78,11 @@ def gather(outputs: Sequence[Any], device: torch.device) -> Any:
     if not outputs:
         raise ValueError("gather: expected at least one tensor, but got none")
 
-    def join(path: str, leaves: Sequence[Any]) -> Tensor | None:
+    def join(path: str, *leaves: Any) -> Tensor | None:
         if all(x is None for x in leaves):
             return None
         for x in leaves:
-            if not isinstance(x, Tensor):
-                raise TypeError(
-                    f"gather: expected tensors, but got {type(x).__name__} as {path}"
-                )
+            expect("gather", x, Tensor, "tensors", f" as {path}")
         moved = [x.to(device) for x in leaves]
         if all(x.dim() == 0 for x in moved):
             return torch.stack(moved)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, listed
+from torchkv.optim.groups import StoreKey, check_known, expect, listed
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.weights import Weights
@@ -95,8 +95,9 @@ class Trainer:
 
         Raises:
             ValueError: no parameters, a parameter that is not a leaf or not
-                initialised, replicas that differ, only some of several replicas, a
-                store with keys or an optimizer, or as ``set_optimizer``.
+                initialised, a repeated name, replicas that differ or share a parameter,
+                only some of several replicas, a store with keys or an optimizer, or as
+                ``set_optimizer``.
             KeyError: groups or multipliers of the optimizer name unknown parameters.
             TypeError: an argument of the wrong type.
             NotImplementedError: ``compression_params``, or a store type that is not
@@ -123,14 +124,15 @@ class Trainer:
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
         if isinstance(optimizer, StoreOptimizer):
-            optimizer._check_names("Trainer", self._parameters)  # including frozen ones
+            named = optimizer._settings().names()
+            check_known("Trainer", named, self._parameters.keys())  # also frozen ones
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
         self._gradients = Gradients(self._parameters, reducing)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
-        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        self._weights.store_changed(self._gradients.trained())
         self.optimizer._know(self._parameters)
         self._gradients.init(self._gradients.trained())
 
@@ -260,9 +262,7 @@ class Trainer:
                 Nothing has changed.
             ValueError: a `max_norm` that is negative or NaN.
         """
-        return self._gradients.clip(
-            "clip_grad_norm_", max_norm, norm_type, error_if_nonfinite
-        )
+        return self._gradients.clip(max_norm, norm_type, error_if_nonfinite)
 
     @property
     def grad_norm(self) -> float | None:
@@ -310,8 +310,8 @@ class Trainer:
             OSError: what reading raised.
         """
         op = "load_states"
-        state = read_state(op, fname)
-        self._weights.store_changed(self._gradients.trained(), self.optimizer)
+        state, optimizer = read_state(op, fname), self.optimizer
+        self._weights.store_changed(self._gradients.trained())
         saved, trained = state.get("state"), set(self._store.keys())
         if isinstance(saved, Mapping) and saved.keys() != trained:
             some = listed(sorted(saved.keys() ^ trained, key=str))
@@ -319,7 +319,7 @@ class Trainer:
                 f"{op}: expected the state of the trainer's {len(trained)} parameters, "
                 f"but got that of {len(saved)}; only one of them has {some}"
             )
-        self.optimizer.load_state_dict(state)
+        optimizer.load_state_dict(state)
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
@@ -342,7 +342,7 @@ class Trainer:
             return
         keys = list(gradients)
         optimizer = self.optimizer
-        self._weights.store_changed(keys, optimizer)
+        self._weights.store_changed(keys)
         norm = self._gradients.norm_before_clipping(gradients)
         pushed = list(gradients.values())
         if not self._update_on_kvstore:
@@ -367,16 +367,12 @@ class Trainer:
         self.optimizer._know(self._parameters)
 
 
-def _empty_store(kvstore: Any) -> KVStore | None:
+def _empty_store(kvstore: str | KVStore | None) -> KVStore | None:
     if kvstore is None:
         return None
     if isinstance(kvstore, str):
         return create(kvstore)
-    if not isinstance(kvstore, KVStore):
-        raise TypeError(
-            "Trainer: expected a store or a store type as kvstore, but got "
-            f"{type(kvstore).__name__}"
-        )
+    expect("Trainer", kvstore, KVStore, "a store or a store type as kvstore")
     if len(kvstore) > 0 or kvstore.optimizer is not None:
         raise ValueError(
             "Trainer: expected a store that has neither keys nor an optimizer, but got "

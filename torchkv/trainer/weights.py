@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchkv.kvstore import KVStore
-from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import StoreKey, shown
 
@@ -38,9 +37,7 @@ class Weights:
         parameter = self._parameters[key][0]
         return parameter.data_ptr(), parameter._version
 
-    def store_changed(
-        self, keys: Iterable[StoreKey], optimizer: StoreOptimizer
-    ) -> None:
+    def store_changed(self, keys: Iterable[StoreKey]) -> None:
         """Stores parameters that were written since the last call or note.
 
         Those of the first replica; the optimizer's state is kept. After an error or an
@@ -65,18 +62,17 @@ class Weights:
             else:
                 of_other_dtypes[key] = value
         if of_other_dtypes:
-            self._store_again(of_other_dtypes, optimizer)
+            self._store_again(of_other_dtypes)
         if assigned:
             store.assign(list(assigned), list(assigned.values()))
         if new:
             store.init(list(new), list(new.values()))
         self.note_written(keys)
 
-    def _store_again(
-        self, values: Mapping[StoreKey, Tensor], optimizer: StoreOptimizer
-    ) -> None:
+    def _store_again(self, values: Mapping[StoreKey, Tensor]) -> None:
         """Replaces keys by new ones of the values' dtypes, with the same state."""
         store, keys = self._store, list(values)
+        optimizer = store._required_optimizer("Trainer")
         before, saved = store.pull(keys), optimizer.state_dict()
         states = {key: dict(saved["state"][key]) for key in keys}
         if isinstance(optimizer, BuiltIn):
