@@ -39,27 +39,30 @@ Store& KVStore::usable(const char* op) const {
 }
 
 void KVStore::init(const Keys& keys, const Tensors& values) {
-  usable("init").init(keys, values);
+  const Call call{"init", keys, &values};
+  usable(call.op).insert(call);
 }
 
 WorkPtr KVStore::push(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
-  return usable("push").push(keys, values, options);
+  const Call call{"push", keys, &values, nullptr, options};
+  return usable(call.op).merge(call);
 }
 
 WorkPtr KVStore::pull(
     const Keys& keys,
     const Tensors& outs,
     const CallOptions& options) const {
-  return usable("pull").pull(keys, outs, options);
+  const Call call{"pull", keys, nullptr, &outs, options};
+  return usable(call.op).pull(call);
 }
 
 std::vector<at::Tensor> KVStore::pull(
     const Keys& keys,
-    const CallOptions& options) const {
-  return usable("pull").pull(keys, options);
+    const CallOptions& /*options*/) const {
+  return usable("pull").pull(keys);
 }
 
 WorkPtr KVStore::pushpull(
@@ -67,7 +70,8 @@ WorkPtr KVStore::pushpull(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
-  return usable("pushpull").pushpull(keys, values, outs, options);
+  const Call call{"pushpull", keys, &values, &outs, options};
+  return usable(call.op).merge(call);
 }
 
 WorkPtr KVStore::broadcast(
@@ -75,11 +79,13 @@ WorkPtr KVStore::broadcast(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
-  return usable("broadcast").broadcast(keys, values, outs, options);
+  const Call call{"broadcast", keys, &values, &outs, options};
+  return usable(call.op).insert(call);
 }
 
 void KVStore::assign(const Keys& keys, const Tensors& values) {
-  usable("assign").assign(keys, values);
+  const Call call{"assign", keys, &values};
+  usable(call.op).assign(call);
 }
 
 void KVStore::erase(const Keys& keys) {

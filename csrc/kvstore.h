@@ -15,7 +15,6 @@
 #include "device/work.h"
 #include "memory/key_state.h"
 #include "store/arguments.h"
-#include "store/call_options.h"
 #include "store/state.h"
 #include "update/updater.h"
 

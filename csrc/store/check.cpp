@@ -64,20 +64,17 @@ std::string dtype_name(c10::ScalarType dtype) {
   return c10::str("torch.", c10::getDtypeNames(dtype).first);
 }
 
-void check_shape(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    c10::IntArrayRef sizes) {
+void check_shape(const char* op, const Entry& entry, c10::IntArrayRef sizes) {
+  const c10::IntArrayRef expected = entry.meta.sizes;
   TORCH_CHECK_VALUE(
-      sizes == c10::IntArrayRef(meta.sizes),
+      sizes == expected,
       op,
       ": expected shape ",
-      c10::IntArrayRef(meta.sizes),
+      expected,
       ", but got ",
       sizes,
       " ",
-      key.context());
+      entry.key.context());
 }
 
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
@@ -135,19 +132,16 @@ void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
 
 namespace {
 
-void check_value(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const Value& value) {
+void check_value(const char* op, const Entry& entry, const Value& value) {
+  const Key& key = entry.key;
+  const Meta& meta = entry.meta;
   if (value.dense() != nullptr && is_usual(meta, *value.data)) {
     return;
   }
   check_storable(op, key, *value.data);
   check_shape(
       op,
-      key,
-      meta,
+      entry,
       value.dense() != nullptr ? value.data->sizes() : value.encoding->sizes);
   TORCH_CHECK_TYPE(
       c10::canCast(value.dtype(), meta.dtype),
@@ -167,11 +161,9 @@ void check_value(
       key.context());
 }
 
-void check_out(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const at::Tensor& out) {
+void check_out(const char* op, const Entry& entry, const at::Tensor& out) {
+  const Key& key = entry.key;
+  const Meta& meta = entry.meta;
   if (is_usual(meta, out)) {
     return;
   }
@@ -181,7 +173,7 @@ void check_out(
       op,
       ": expected an out that can be written, but got a ZeroTensor ",
       key.context());
-  check_shape(op, key, meta, out.sizes());
+  check_shape(op, entry, out.sizes());
   TORCH_CHECK_TYPE(
       c10::canCast(meta.dtype, out.scalar_type()),
       op,
@@ -203,29 +195,28 @@ void check_out(
 
 } // namespace
 
-void check_values(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& values) {
-  check_count(op, keys, values);
+void check_values(const Call& call, const Entries& entries) {
+  if (call.values == nullptr) {
+    return;
+  }
+  const Tensors& values = *call.values;
+  check_count(call.op, call.keys, values);
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto number = static_cast<int64_t>(i);
     for (int64_t j = values.begin(number); j < values.ends[i]; ++j) {
-      check_value(op, keys.list[i], entries[i]->meta, values.value(j));
+      check_value(call.op, *entries[i], values.value(j));
     }
   }
 }
 
-void check_outs(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& outs) {
-  check_count(op, keys, outs);
+void check_outs(const Call& call, const Entries& entries) {
+  if (call.outs == nullptr) {
+    return;
+  }
+  check_count(call.op, call.keys, *call.outs);
   for (size_t i = 0; i < entries.size(); ++i) {
-    for (const auto& out : outs.of(static_cast<int64_t>(i))) {
-      check_out(op, keys.list[i], entries[i]->meta, out);
+    for (const auto& out : call.outs->of(static_cast<int64_t>(i))) {
+      check_out(call.op, *entries[i], out);
     }
   }
 }
@@ -235,10 +226,12 @@ void check_not_empty(const char* op, const Keys& keys) {
       keys.size() != 0, op, ": expected at least one key, but got none");
 }
 
-void check_one_each(const char* op, const Keys& keys, const Tensors& tensors) {
-  check_count(op, keys, tensors);
+void check_one_each(const Call& call) {
+  const char* op = call.op;
+  const Keys& keys = call.keys;
+  check_count(op, keys, *call.values);
   for (int64_t i = 0; i < keys.size(); ++i) {
-    const size_t size = tensors.of(i).size();
+    const size_t size = call.values->of(i).size();
     TORCH_CHECK_VALUE(
         size == 1,
         op,
@@ -246,7 +239,7 @@ void check_one_each(const char* op, const Keys& keys, const Tensors& tensors) {
         size,
         " ",
         keys.list[i].context());
-    const Value value = tensors.value(i);
+    const Value value = call.values->value(i);
     TORCH_CHECK_NOT_IMPLEMENTED(
         value.dense() != nullptr,
         op,

@@ -20,31 +20,20 @@ namespace torchkv {
 // a device that PyTorch can run on.
 void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
 
-void check_shape(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    c10::IntArrayRef sizes);
+void check_shape(const char* op, const Entry& entry, c10::IntArrayRef sizes);
 
 // "torch.float32"
 std::string dtype_name(c10::ScalarType dtype);
 
-// One or more tensors per key, each as check_storable, of the stored shape and
-// of a dtype that converts to the stored one; or encoded, in a form with a
-// backend.
-void check_values(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& values);
+// The values of a call, if it has any: one or more tensors per key, each as
+// check_storable, of the stored shape and of a dtype that converts to the
+// stored one; or encoded, in a form with a backend.
+void check_values(const Call& call, const Entries& entries);
 
-// One or more tensors per key, each as check_storable, of the stored shape, of
-// a dtype that the stored one converts to, and without overlapping elements.
-void check_outs(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& outs);
+// The outs, if it has any: one or more tensors per key, each as check_storable,
+// of the stored shape, of a dtype that the stored one converts to, and without
+// overlapping elements.
+void check_outs(const Call& call, const Entries& entries);
 
 void check_not_empty(const char* op, const Keys& keys);
 
@@ -52,9 +41,9 @@ void check_not_empty(const char* op, const Keys& keys);
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// One tensor for each key, of which the store can hold a copy: dense, and as
+// One value for each key, of which the store can hold a copy: dense, and as
 // check_storable.
-void check_one_each(const char* op, const Keys& keys, const Tensors& tensors);
+void check_one_each(const Call& call);
 
 void check_no_repeats(const char* op, const Entries& entries);
 

@@ -11,15 +11,16 @@
 
 namespace torchkv {
 
-void check_optimizable(const char* op, const Key& key, const Meta& meta) {
+void check_optimizable(const char* op, const Entry& entry) {
+  const c10::ScalarType dtype = entry.meta.dtype;
   TORCH_CHECK_TYPE(
-      c10::isFloatingType(meta.dtype) || c10::isComplexType(meta.dtype),
+      c10::isFloatingType(dtype) || c10::isComplexType(dtype),
       op,
       ": expected a stored value of floating-point or complex dtype, as the "
       "store has an optimizer, but got ",
-      dtype_name(meta.dtype),
+      dtype_name(dtype),
       " ",
-      key.context());
+      entry.key.context());
 }
 
 void check_counter(
@@ -43,19 +44,19 @@ void check_counter(
 
 void check_state(
     const char* op,
-    const Key& key,
-    const Meta& meta,
+    const Entry& entry,
     const RuleSpec& rule,
     const KeyState& state) {
+  const Key& key = entry.key;
+  const c10::ScalarType dtype = entry.meta.dtype;
   const auto names = state_names(rule);
   if (!state.tensors.empty()) {
-    check_optimizable(op, key, meta);
+    check_optimizable(op, entry);
   }
   const auto arithmetic =
-      state.tensors.empty() ? meta.dtype : at::toOpMathType(meta.dtype);
+      state.tensors.empty() ? dtype : at::toOpMathType(dtype);
   const auto is_known = [&](const std::string& name) {
-    return (name == "master" && arithmetic != meta.dtype) ||
-        name == "accumulated" ||
+    return (name == "master" && arithmetic != dtype) || name == "accumulated" ||
         std::any_of(names.begin(), names.end(), [&](const char* known) {
              return known != nullptr && name == known;
            });
@@ -81,7 +82,7 @@ void check_state(
         "' ",
         key.context());
     check_storable(op, key, tensor);
-    check_shape(op, key, meta, tensor.sizes());
+    check_shape(op, entry, tensor.sizes());
     TORCH_CHECK_VALUE(
         c10::canCast(tensor.scalar_type(), arithmetic),
         op,

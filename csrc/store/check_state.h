@@ -4,8 +4,8 @@
 
 #include "../core/key.h"
 #include "../core/rule.h"
+#include "../memory/entry.h"
 #include "../memory/key_state.h"
-#include "../memory/meta.h"
 
 namespace torchkv {
 
@@ -13,7 +13,7 @@ namespace torchkv {
 
 // TypeError unless the dtype of the key's value is floating-point or complex,
 // as optimizers require.
-void check_optimizable(const char* op, const Key& key, const Meta& meta);
+void check_optimizable(const char* op, const Entry& entry);
 
 // ValueError unless `count`, named `name`, is a count of updates that can grow.
 void check_counter(
@@ -22,11 +22,10 @@ void check_counter(
     const char* name,
     int64_t count);
 
-// ValueError unless `state` is a valid state of the rule for the key.
+// ValueError unless `state` is a valid state of the rule for the entry.
 void check_state(
     const char* op,
-    const Key& key,
-    const Meta& meta,
+    const Entry& entry,
     const RuleSpec& rule,
     const KeyState& state);
 

@@ -28,9 +28,8 @@ namespace torchkv {
 //
 // Invariants:
 // 1. A stored value never aliases a tensor of the caller (except a lease);
-// pushed
-//    tensors are only read, and not after the call or, if it is asynchronous,
-//    its work.
+//    pushed tensors are only read, and not after the call or, if it is
+//    asynchronous, its work.
 // 2. A call waits for an entry's mutex only while it holds no other; more, for
 //    one pass over many keys, it takes only where they are free. An updater's
 //    it takes after its one entry's. So the calls of one store cannot wait for
@@ -49,28 +48,11 @@ class TORCHKV_API LocalStore final : public Store {
   // The runtime outlives the store.
   LocalStore(Runtime& runtime, Options options);
 
-  void init(const Keys& keys, const Tensors& values) override;
-  WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) override;
-  WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
-      override;
-  WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  void assign(const Keys& keys, const Tensors& values) override;
+  WorkPtr insert(const Call& call) override;
+  WorkPtr merge(const Call& call) override;
+  WorkPtr pull(const Call& call) override;
+  std::vector<at::Tensor> pull(const Keys& keys) override;
+  void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
   bool contains(const Key& key) const override;
@@ -103,14 +85,10 @@ class TORCHKV_API LocalStore final : public Store {
 
   // For servers that hold a LocalStore:
 
-  // pushpull with an updater that need not be the one that is set, such as that
-  // of the round which the values belong to. Without outs, push. Generations of
-  // optimizers are compared as in push.
-  void apply(
-      const Keys& keys,
-      const Tensors& values,
-      const Updater& updater,
-      const Tensors* outs = nullptr);
+  // merge with an updater that need not be the one that is set, such as that of
+  // the round which the values belong to. Generations of optimizers are
+  // compared as in merge.
+  WorkPtr apply(const Call& call, const Updater& updater);
 
   // The value and the number of its updates, at one moment. The store does not
   // write the tensor while it, or another tensor on its storage, exists: the
@@ -124,33 +102,12 @@ class TORCHKV_API LocalStore final : public Store {
   OptimizerPtr current_optimizer() const;
   // Frees the state of optimizers before `generation`.
   void replace_updater(const char* op, Updater next, uint64_t generation);
-  Entries find(
-      const char* op,
-      const Keys& keys,
-      const Tensors* values,
-      const Tensors* outs,
-      const Updater& updater) const;
-  Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
-      const;
-  WorkPtr insert(
-      const char* op,
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors* outs,
-      const CallOptions& options);
-  WorkPtr merge(
-      const char* op,
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors* outs,
-      const Updater& updater,
-      const CallOptions& options);
+  Entries find(const Call& call, const Updater& updater) const;
+  Entries make_entries(const Call& call) const;
   void enter(
       std::optional<AsyncScope>& scope,
-      const CallOptions& options,
-      const Entries& entries,
-      const Tensors* values,
-      const Tensors* outs) const;
+      const Call& call,
+      const Entries& entries) const;
   void update(
       const Entries& entries,
       const Tensors& values,

@@ -81,9 +81,8 @@ void LocalStore::set_optimizer_states(
       " ",
       keys.context());
   for (size_t i = 0; i < states.size(); ++i) {
-    const Entry& entry = *entries[i];
     check_state(
-        op, entry.key, entry.meta, optimizer->rule_of(entry.key), states[i]);
+        op, *entries[i], optimizer->rule_of(entries[i]->key), states[i]);
   }
   for (size_t i = 0; i < states.size(); ++i) {
     Entry& entry = *entries[i];
@@ -101,7 +100,8 @@ void LocalStore::load(StoreState state) {
     // One by one, so that a value is freed before the next is copied.
     const Key& key = keys.list[i];
     check_counter("load", key, "version", state.versions[i]);
-    init(key, std::exchange(state.values[i], at::Tensor()));
+    const Tensors value(std::exchange(state.values[i], at::Tensor()));
+    insert({"init", key, &value});
     table_.find("load", key)[0]->version = state.versions[i];
   }
   if (!state.key_kind.empty()) {

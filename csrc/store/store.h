@@ -16,14 +16,13 @@
 #include "../memory/meta.h"
 #include "../update/updater.h"
 #include "arguments.h"
-#include "call_options.h"
 #include "state.h"
 
 namespace torchkv {
 
-// The store behind a KVStore, in which each method is documented: it differs by
-// type (registry.h). KVStore has checked that calls come from the process that
-// made it and not from the store's own updater (InProgress<Store>, which a
+// The store behind a KVStore, in whose methods each is documented: it differs
+// by type (registry.h). KVStore has checked that calls come from the process
+// that made it and not from the store's own updater (InProgress<Store>, which a
 // store enters while it runs one).
 //
 // Thread safety: any thread. REQUIRES for all methods: the calling thread does
@@ -33,30 +32,14 @@ class TORCHKV_API Store {
  public:
   virtual ~Store() = default;
 
-  virtual void init(const Keys& keys, const Tensors& values) = 0;
-  // Null unless the options ask for an asynchronous call.
-  virtual WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) = 0;
-  virtual WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual std::vector<at::Tensor> pull(
-      const Keys& keys,
-      const CallOptions& options) = 0;
-  virtual WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual void assign(const Keys& keys, const Tensors& values) = 0;
+  // The work is null unless the options ask for an asynchronous call.
+  // init or, with outs, broadcast.
+  virtual WorkPtr insert(const Call& call) = 0;
+  // push or, with outs, pushpull.
+  virtual WorkPtr merge(const Call& call) = 0;
+  virtual WorkPtr pull(const Call& call) = 0;
+  virtual std::vector<at::Tensor> pull(const Keys& keys) = 0;
+  virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 
   virtual bool contains(const Key& key) const = 0;

@@ -25,43 +25,20 @@ class ForwardingStore final : public Store {
   ForwardingStore(ForwardingStore&&) = delete;
   ForwardingStore& operator=(ForwardingStore&&) = delete;
 
-  void init(const Keys& keys, const Tensors& values) override {
-    forward([&] { inner_->init(keys, values); });
+  WorkPtr insert(const Call& call) override {
+    return forward([&] { return inner_->insert(call); });
   }
-  WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) override {
-    return forward([&] { return inner_->push(keys, values, options); });
+  WorkPtr merge(const Call& call) override {
+    return forward([&] { return inner_->merge(call); });
   }
-  WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward([&] { return inner_->pull(keys, outs, options); });
+  WorkPtr pull(const Call& call) override {
+    return forward([&] { return inner_->pull(call); });
   }
-  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
-      override {
-    return forward([&] { return inner_->pull(keys, options); });
+  std::vector<at::Tensor> pull(const Keys& keys) override {
+    return forward([&] { return inner_->pull(keys); });
   }
-  WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward(
-        [&] { return inner_->pushpull(keys, values, outs, options); });
-  }
-  WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward(
-        [&] { return inner_->broadcast(keys, values, outs, options); });
-  }
-  void assign(const Keys& keys, const Tensors& values) override {
-    forward([&] { inner_->assign(keys, values); });
+  void assign(const Call& call) override {
+    forward([&] { inner_->assign(call); });
   }
   void erase(const Keys& keys) override {
     forward([&] { inner_->erase(keys); });
