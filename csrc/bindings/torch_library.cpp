@@ -143,13 +143,18 @@ Self from_archive(Archive archive) {
 
 TORCH_LIBRARY(torchkv, m) {
   using torch::arg;
+  const arg key("key");
+  const arg value("value");
+  const arg out("out");
+  const arg no_out = arg("out") = arg::none();
+  const arg priority = arg("priority") = 0;
+  const arg ignore_sparse = arg("ignore_sparse") = true;
+  const arg async_op = arg("async_op") = false;
   m.class_<Work>("Work")
-      .def("wait", [](const WorkPtr& self) { self->wait(); })
-      .def(
-          "is_completed",
-          [](const WorkPtr& self) { return self->is_completed(); })
-      .def("__repr__", [](const WorkPtr& self) { return self->repr(); })
-      .def("__str__", [](const WorkPtr& self) { return self->repr(); });
+      .def("wait", &Work::wait)
+      .def("is_completed", &Work::is_completed)
+      .def("__repr__", &Work::repr)
+      .def("__str__", &Work::repr);
   m.class_<KVStore>("KVStore")
       .def(
           torch::init([](const std::string& type) {
@@ -158,55 +163,36 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def("init", &ScriptCalls::init, "", {arg("key"), arg("value")})
-      .def(
-          "push",
-          &ScriptCalls::push,
-          "",
-          {arg("key"),
-           arg("value"),
-           arg("priority") = 0,
-           arg("async_op") = false})
+      .def("init", &ScriptCalls::init, "", {key, value})
+      .def("push", &ScriptCalls::push, "", {key, value, priority, async_op})
       .def(
           "pull",
           &ScriptCalls::pull,
           "",
-          {arg("key"),
-           arg("out") = IValue(),
-           arg("priority") = 0,
-           arg("ignore_sparse") = true,
-           arg("async_op") = false})
+          {key, no_out, priority, ignore_sparse, async_op})
       .def(
           "pushpull",
           &ScriptCalls::pushpull,
           "",
-          {arg("key"),
-           arg("value"),
-           arg("out") = IValue(),
-           arg("priority") = 0,
-           arg("async_op") = false})
+          {key, value, no_out, priority, async_op})
       .def(
           "broadcast",
           &ScriptCalls::broadcast,
           "",
-          {arg("key"),
-           arg("value"),
-           arg("out"),
-           arg("priority") = 0,
-           arg("async_op") = false})
-      .def("assign", &ScriptCalls::assign, "", {arg("key"), arg("value")})
-      .def("delete", &ScriptCalls::erase, "", {arg("key")})
+          {key, value, out, priority, async_op})
+      .def("assign", &ScriptCalls::assign, "", {key, value})
+      .def("delete", &ScriptCalls::erase, "", {key})
       .def("keys", &keys)
-      .def("__contains__", &ScriptCalls::contains, "", {arg("key")})
-      .def("__len__", [](const Self& self) { return self->size(); })
-      .def("__repr__", [](const Self& self) { return self->repr(); })
-      .def("__str__", [](const Self& self) { return self->repr(); })
+      .def("__contains__", &ScriptCalls::contains, "", {key})
+      .def("__len__", &KVStore::size)
+      .def("__repr__", &KVStore::repr)
+      .def("__str__", &KVStore::repr)
       .def("set_updater", &set_updater, "", {arg("updater")})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
-      .def("rank", [](const Self& self) { return self->rank(); })
-      .def("num_workers", [](const Self& self) { return self->num_workers(); })
-      .def("barrier", [](const Self& self) { self->barrier(); })
-      .def("close", [](const Self& self) { self->close(); })
+      .def("rank", &KVStore::rank)
+      .def("num_workers", &KVStore::num_workers)
+      .def("barrier", &KVStore::barrier)
+      .def("close", &KVStore::close)
       .def_pickle(
           // PyTorch calls these with the GIL held.
           [](const Self& self) {

@@ -80,21 +80,6 @@ inline void refuse_tracing(const char* op) {
   }
 }
 
-inline py::object to_python(const Key& key) {
-  if (key.kind() == KeyKind::kInt) {
-    return py::int_(key.id());
-  }
-  return py::str(key.text());
-}
-
-inline py::list to_python(const std::vector<Key>& keys) {
-  py::list result;
-  for (const auto& key : keys) {
-    result.append(to_python(key));
-  }
-  return result;
-}
-
 inline py::object to_python(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
@@ -232,5 +217,17 @@ struct PythonObjects {
     return list;
   }
 };
+
+using Self = c10::intrusive_ptr<KVStore>;
+using BoundStore = Bound<KVStore>;
+using Parser = ArgumentParser<PythonObjects>;
+using PythonCalls = Calls<PythonObjects>;
+
+// A method without arguments, called without the GIL.
+template <auto kMethod, class T = KVStore>
+auto released(const Bound<T>& self) {
+  const py::gil_scoped_release no_gil;
+  return ((*self).*kMethod)();
+}
 
 } // namespace torchkv

@@ -62,7 +62,7 @@ class PythonUpdater final : public OpaqueUpdater {
       override {
     const py::gil_scoped_acquire gil;
     const py::object returned =
-        callable_(to_python(key), to_python(input), to_python(stored));
+        callable_(key, to_python(input), to_python(stored));
     check_returned(key, what_is_in(returned, stored), stored);
   }
   std::optional<KeyKind> key_kind() const override {
