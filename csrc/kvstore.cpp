@@ -5,10 +5,30 @@
 #include "core/errors.h"
 #include "core/in_progress.h"
 #include "core/process.h"
+#include "store/key_table.h"
 #include "store/registry.h"
 #include "store/store.h"
 
 namespace torchkv {
+
+namespace {
+
+// The status of a store for a call of `op`, which needs it to be open.
+Store::Status open(const char* op, const Store& store) {
+  Store::Status status = store.status();
+  expect_open(op, status.is_open);
+  return status;
+}
+
+Meta meta_of(const char* op, const Store& store, const Key& key) {
+  auto meta = store.meta(op, key);
+  if (!meta) {
+    throw_unknown_key(op, key);
+  }
+  return *std::move(meta);
+}
+
+} // namespace
 
 KVStore::KVStore(const std::string& type, Runtime& runtime)
     : type_(canonical_type(type)),
@@ -93,11 +113,13 @@ void KVStore::erase(const Keys& keys) {
 }
 
 bool KVStore::contains(const Key& key) const {
-  return usable("in").contains(key);
+  constexpr auto* op = "in";
+  return usable(op).meta(op, key).has_value();
 }
 
 int64_t KVStore::size() const {
-  return usable("len").size();
+  constexpr auto* op = "len";
+  return open(op, usable(op)).num_keys;
 }
 
 std::vector<Key> KVStore::keys() const {
@@ -105,16 +127,18 @@ std::vector<Key> KVStore::keys() const {
 }
 
 std::optional<KeyKind> KVStore::key_kind() const {
-  return usable("keys").key_kind();
+  return usable("keys").status().key_kind;
 }
 
 std::vector<int64_t> KVStore::shape(const Key& key) const {
-  const Meta meta = usable("shape").meta("shape", key);
+  constexpr auto* op = "shape";
+  const Meta meta = meta_of(op, usable(op), key);
   return {meta.sizes.begin(), meta.sizes.end()};
 }
 
 c10::ScalarType KVStore::dtype(const Key& key) const {
-  return usable("dtype").meta("dtype", key).dtype;
+  constexpr auto* op = "dtype";
+  return meta_of(op, usable(op), key).dtype;
 }
 
 void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
@@ -135,7 +159,7 @@ uint64_t KVStore::set_optimizer(
   constexpr auto* op = "set_optimizer";
   Store& store = usable(op);
   Optimizer optimizer = make_optimizer(op, name, numbers);
-  const Updater before = store.updater(op);
+  const Updater before = open(op, store).updater;
   const auto* current = std::get_if<OptimizerPtr>(&before);
   const bool keep_state = current != nullptr &&
       std::string_view((*current)->name()) == optimizer.name();
@@ -154,20 +178,22 @@ void KVStore::expect_keys(const Keys& keys) {
 }
 
 std::vector<Key> KVStore::expected_keys() const {
-  return usable("expected_keys").expected_keys();
+  return usable("expected_keys").status().expected_keys;
 }
 
 Updater KVStore::current_updater() const {
   constexpr auto* op = "optimizer";
-  return usable(op).updater(op);
+  return open(op, usable(op)).updater;
 }
 
 int64_t KVStore::num_skipped() const {
-  return usable("num_skipped").num_skipped();
+  constexpr auto* op = "num_skipped";
+  return open(op, usable(op)).num_skipped;
 }
 
 std::optional<double> KVStore::grad_norm() const {
-  return usable("grad_norm").grad_norm();
+  constexpr auto* op = "grad_norm";
+  return open(op, usable(op)).grad_norm;
 }
 
 std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
@@ -193,16 +219,11 @@ void KVStore::barrier() const {
 }
 
 std::string KVStore::repr() const {
-  const auto summary = usable("repr").summary();
-  return summary ? c10::str(
-                       "KVStore(type='",
-                       type_,
-                       "', keys=",
-                       summary->num_keys,
-                       ", bytes=",
-                       summary->num_bytes,
-                       ')')
-                 : c10::str("KVStore(type='", type_, "', closed)");
+  const Store::Status status = usable("repr").status();
+  const std::string content = status.is_open
+      ? c10::str("keys=", status.num_keys, ", bytes=", status.num_bytes)
+      : "closed";
+  return c10::str("KVStore(type='", type_, "', ", content, ')');
 }
 
 StoreState KVStore::state(bool with_keys) const {

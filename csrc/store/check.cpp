@@ -281,7 +281,7 @@ void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys) {
-  const auto kind = table.kind();
+  const auto kind = table.summary().kind;
   for (const auto& key : keys) {
     TORCH_CHECK_TYPE(
         !kind || *kind == key.kind(),
@@ -292,7 +292,7 @@ void check_known(
         name(key.kind()),
         " ",
         key.context());
-    if (!table.contains(op, key)) {
+    if (table.find_one(op, key) == nullptr) {
       throw_unknown_option_key(op, key, similar_key(op, key, table));
     }
   }

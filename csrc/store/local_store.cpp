@@ -260,14 +260,6 @@ void LocalStore::erase(const Keys& keys) {
   table_.erase(op, keys);
 }
 
-bool LocalStore::contains(const Key& key) const {
-  return table_.contains("in", key);
-}
-
-int64_t LocalStore::size() const {
-  return table_.size("len");
-}
-
 std::vector<Key> LocalStore::keys() const {
   std::vector<Key> result;
   for (const auto& entry : table_.entries("keys")) {
@@ -276,26 +268,23 @@ std::vector<Key> LocalStore::keys() const {
   return result;
 }
 
-std::optional<KeyKind> LocalStore::key_kind() const {
-  return table_.kind();
+std::optional<Meta> LocalStore::meta(const char* op, const Key& key) const {
+  const EntryPtr entry = table_.find_one(op, key);
+  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
 }
 
-Meta LocalStore::meta(const char* op, const Key& key) const {
-  const Entries entries = table_.find(op, key); // keeps the entry alive
-  return entries[0]->meta;
-}
-
-std::optional<Store::Summary> LocalStore::summary() const {
-  const auto entries = table_.entries_if_open();
-  if (!entries) {
-    return std::nullopt;
-  }
-  Summary result{static_cast<int64_t>(entries->size()), 0};
-  for (const auto& entry : *entries) {
-    result.num_bytes += entry->meta.num_elements *
-        static_cast<int64_t>(c10::elementSize(entry->meta.dtype));
-  }
-  return result;
+Store::Status LocalStore::status() const {
+  const std::lock_guard lock(updater_mutex_);
+  const KeyTable::Summary table = table_.summary();
+  return {
+      table.is_open,
+      table.num_keys,
+      table.num_bytes,
+      table.kind,
+      updater_,
+      expected_keys_,
+      optimizer_step_.num_skipped(),
+      optimizer_step_.grad_norm()};
 }
 
 void LocalStore::barrier() {

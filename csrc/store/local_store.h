@@ -55,21 +55,14 @@ class TORCHKV_API LocalStore final : public Store {
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
-  bool contains(const Key& key) const override;
-  int64_t size() const override;
   std::vector<Key> keys() const override;
-  std::optional<KeyKind> key_kind() const override;
-  Meta meta(const char* op, const Key& key) const override;
-  std::optional<Summary> summary() const override;
+  std::optional<Meta> meta(const char* op, const Key& key) const override;
+  Status status() const override;
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
-  Updater updater(const char* op) const override;
   void expect_keys(const Keys& keys) override;
-  std::vector<Key> expected_keys() const override;
-  int64_t num_skipped() const override;
-  std::optional<double> grad_norm() const override;
   std::vector<KeyState> optimizer_states(const Keys& keys) const override;
   void set_optimizer_states(
       const Keys& keys,
@@ -118,6 +111,8 @@ class TORCHKV_API LocalStore final : public Store {
       const Tensors& values,
       OpaqueUpdater& opaque);
   void copy_out(const Entries& entries, const Tensors& outs) const;
+  // REQUIRES: updater_mutex_.
+  void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
   std::vector<Key> unknown_option_keys(
       const char* op,

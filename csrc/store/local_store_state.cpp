@@ -17,7 +17,7 @@ StoreState LocalStore::state(bool with_keys) const {
   StoreState state;
   const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
   table_.check_open(op);
-  if (const auto kind = table_.kind()) {
+  if (const auto kind = table_.summary().kind) {
     state.key_kind = name(*kind);
   }
   for (const auto& entry : entries) {
@@ -134,19 +134,17 @@ void LocalStore::take(Store& other_store) {
     placement_.adopt(*entry);
   }
   // Both are freed after the lock is released, as in close().
-  Updater updater = other.updater();
-  const auto expected = other.expected_keys();
+  Status taken = other.status();
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);
-    if (const auto kind = table_.kind()) {
-      check_key_kind(op, updater, *kind);
+    if (const auto kind = table_.summary().kind) {
+      check_key_kind(op, taken.updater, *kind);
     }
     replaced = table_.take(op, other.table_);
-    may_shard_ = is_elementwise(updater);
-    updater_.swap(updater);
-    expected_keys_ = expected;
-    expects_keys_ = !expected.empty();
+    may_shard_ = is_elementwise(taken.updater);
+    updater_.swap(taken.updater);
+    set_expected_keys(std::move(taken.expected_keys));
     optimizer_step_.take(other.optimizer_step_);
   }
   other.close();

@@ -11,11 +11,6 @@ Updater LocalStore::updater() const {
   return updater_;
 }
 
-Updater LocalStore::updater(const char* op) const {
-  table_.check_open(op);
-  return updater();
-}
-
 OptimizerPtr LocalStore::current_optimizer() const {
   const Updater updater = this->updater();
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
@@ -53,7 +48,8 @@ std::vector<Key> LocalStore::unknown_option_keys(
       unknown.push_back(key);
     }
   }
-  if (table_.size(op) != 0) {
+  table_.check_open(op);
+  if (table_.summary().num_keys != 0) {
     check_known(op, table_, unknown);
     unknown.clear();
   }
@@ -99,21 +95,20 @@ uint64_t LocalStore::set_optimizer(
   optimizer.generation = (*current)->generation;
   next = std::make_shared<const Optimizer>(std::move(optimizer));
   current->swap(next);
-  expected_keys_.insert(expected_keys_.end(), unknown.begin(), unknown.end());
-  expects_keys_ = !expected_keys_.empty();
+  unknown.insert(unknown.begin(), expected_keys_.begin(), expected_keys_.end());
+  set_expected_keys(std::move(unknown));
   return (*current)->generation;
 }
 
 void LocalStore::expect_keys(const Keys& keys) {
   table_.check_open("expect_keys");
   const std::lock_guard lock(updater_mutex_);
-  expected_keys_.assign(keys.list.begin(), keys.list.end());
-  expects_keys_ = !expected_keys_.empty();
+  set_expected_keys({keys.list.begin(), keys.list.end()});
 }
 
-std::vector<Key> LocalStore::expected_keys() const {
-  const std::lock_guard lock(updater_mutex_);
-  return expected_keys_;
+void LocalStore::set_expected_keys(std::vector<Key> keys) {
+  expects_keys_ = !keys.empty();
+  expected_keys_ = std::move(keys);
 }
 
 void LocalStore::check_expected_keys(const char* op) {
@@ -122,18 +117,7 @@ void LocalStore::check_expected_keys(const char* op) {
   }
   const std::lock_guard lock(updater_mutex_);
   check_known(op, table_, expected_keys_);
-  expected_keys_.clear();
-  expects_keys_ = false;
-}
-
-int64_t LocalStore::num_skipped() const {
-  table_.check_open("num_skipped");
-  return optimizer_step_.num_skipped();
-}
-
-std::optional<double> LocalStore::grad_norm() const {
-  table_.check_open("grad_norm");
-  return optimizer_step_.grad_norm();
+  set_expected_keys({});
 }
 
 void LocalStore::replace_updater(
@@ -144,13 +128,12 @@ void LocalStore::replace_updater(
   {
     const std::lock_guard lock(updater_mutex_);
     entries = table_.entries(op);
-    if (const auto kind = table_.kind()) {
+    if (const auto kind = table_.summary().kind) {
       check_key_kind(op, next, *kind);
     }
     may_shard_ = is_elementwise(next);
     updater_.swap(next); // the old one is freed after the lock is released
-    expected_keys_.clear();
-    expects_keys_ = false;
+    set_expected_keys({});
     optimizer_step_.clear_norm();
   }
   // A key that a call holds keeps its state until its next push: that call may

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -19,9 +18,7 @@ inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
   if (!entry.device.is_cpu()) {
     return 0;
   }
-  return entry.meta.num_elements *
-      static_cast<int64_t>(c10::elementSize(entry.meta.dtype)) *
-      static_cast<int64_t>(num_tensors + 1);
+  return entry.meta.num_bytes() * static_cast<int64_t>(num_tensors + 1);
 }
 
 // Calls `body(begin, end)` for ranges of entries, in order, while it holds

@@ -42,30 +42,28 @@ class TORCHKV_API Store {
   virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 
-  virtual bool contains(const Key& key) const = 0;
-  virtual int64_t size() const = 0;
   virtual std::vector<Key> keys() const = 0;
-  // Also after close().
-  virtual std::optional<KeyKind> key_kind() const = 0;
-  // What the operation `op` asks of a key.
-  virtual Meta meta(const char* op, const Key& key) const = 0;
-  struct Summary {
+  // What the operation `op` asks of a key. Nothing for an unknown one.
+  virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;
+  struct Status {
+    bool is_open = true;
     int64_t num_keys = 0;
     int64_t num_bytes = 0; // of the values
+    std::optional<KeyKind> key_kind;
+    Updater updater;
+    std::vector<Key> expected_keys;
+    int64_t num_skipped = 0;
+    std::optional<double> grad_norm;
   };
-  // Nothing after close().
-  virtual std::optional<Summary> summary() const = 0;
+  // Also after close().
+  virtual Status status() const = 0;
 
   virtual void set_updater(std::shared_ptr<OpaqueUpdater> updater) = 0;
   virtual uint64_t set_optimizer(
       Optimizer optimizer,
       bool keep_state,
       bool check_keys) = 0;
-  virtual Updater updater(const char* op) const = 0;
   virtual void expect_keys(const Keys& keys) = 0;
-  virtual std::vector<Key> expected_keys() const = 0;
-  virtual int64_t num_skipped() const = 0;
-  virtual std::optional<double> grad_norm() const = 0;
   virtual std::vector<KeyState> optimizer_states(const Keys& keys) const = 0;
   virtual void set_optimizer_states(
       const Keys& keys,

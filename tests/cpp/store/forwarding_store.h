@@ -44,23 +44,14 @@ class ForwardingStore final : public Store {
     forward([&] { inner_->erase(keys); });
   }
 
-  bool contains(const Key& key) const override {
-    return forward([&] { return inner_->contains(key); });
-  }
-  int64_t size() const override {
-    return forward([&] { return inner_->size(); });
-  }
   std::vector<Key> keys() const override {
     return forward([&] { return inner_->keys(); });
   }
-  std::optional<KeyKind> key_kind() const override {
-    return forward([&] { return inner_->key_kind(); });
-  }
-  Meta meta(const char* op, const Key& key) const override {
+  std::optional<Meta> meta(const char* op, const Key& key) const override {
     return forward([&] { return inner_->meta(op, key); });
   }
-  std::optional<Summary> summary() const override {
-    return forward([&] { return inner_->summary(); });
+  Status status() const override {
+    return forward([&] { return inner_->status(); });
   }
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override {
@@ -73,20 +64,8 @@ class ForwardingStore final : public Store {
           std::move(optimizer), keep_state, check_keys);
     });
   }
-  Updater updater(const char* op) const override {
-    return forward([&] { return inner_->updater(op); });
-  }
   void expect_keys(const Keys& keys) override {
     forward([&] { inner_->expect_keys(keys); });
-  }
-  std::vector<Key> expected_keys() const override {
-    return forward([&] { return inner_->expected_keys(); });
-  }
-  int64_t num_skipped() const override {
-    return forward([&] { return inner_->num_skipped(); });
-  }
-  std::optional<double> grad_norm() const override {
-    return forward([&] { return inner_->grad_norm(); });
   }
   std::vector<KeyState> optimizer_states(const Keys& keys) const override {
     return forward([&] { return inner_->optimizer_states(keys); });

@@ -75,7 +75,7 @@ TEST(LocalStoreApplyTest, UsesTheUpdaterOfItsRound) {
     return optimizer("sgd", {{"lr", lr}, {"momentum", 0.5}});
   };
   store.set_optimizer(sgd(1), /*keep_state=*/false, true);
-  const Updater round = store.updater("test");
+  const Updater round = store.status().updater;
   store.set_optimizer(sgd(10), /*keep_state=*/false, true);
   push(store, 1, at::ones(2));
   const Tensors ones = Tensors::one_each({at::ones(2), at::ones(2)});
@@ -462,8 +462,8 @@ void expect_same_as_one_store(const NumbersByName& gradient) {
     for (int64_t key = 1; key <= 2; ++key) {
       auto& half = *halves[static_cast<size_t>(key - 1)];
       expect_equal(value_of(half, key), value_of(whole, key));
-      EXPECT_EQ(half.grad_norm(), whole.grad_norm());
-      EXPECT_EQ(half.num_skipped(), whole.num_skipped());
+      EXPECT_EQ(half.status().grad_norm, whole.status().grad_norm);
+      EXPECT_EQ(half.status().num_skipped, whole.status().num_skipped);
     }
   }
   EXPECT_GE(sum.count(), static_cast<int64_t>(2 * numbers.size()));
