@@ -2,11 +2,8 @@
 
 namespace torchkv {
 
-Batch::Batch(
-    const Entries& entries,
-    const Tensors& values,
-    size_t begin,
-    size_t end) {
+Batch::Batch(const Groups& groups, size_t begin, size_t end) {
+  const Tensors& values = groups.tensors();
   const int64_t first = values.begin(static_cast<int64_t>(begin));
   items.reserve(end - begin);
   values_.reserve(values.ends[end - 1] - first); // items point to them
@@ -17,7 +14,7 @@ Batch::Batch(
       values_.push_back(values.value(j));
     }
     items.push_back(
-        {entries[i].get(),
+        {groups.entries()[i].get(),
          c10::ArrayRef<Value>(values_).slice(own),
          {},
          nullptr});

@@ -18,16 +18,8 @@ namespace torchkv {
 // REQUIRES: the entries' mutexes, until it is destroyed.
 class TORCHKV_API Batch {
  public:
-  Batch(
-      const Entries& entries,
-      const Tensors& values,
-      size_t begin,
-      size_t end);
-  Batch(const Batch&) = delete; // items point into it
-  Batch& operator=(const Batch&) = delete;
-  Batch(Batch&&) = delete;
-  Batch& operator=(Batch&&) = delete;
-  ~Batch() = default;
+  Batch(const Groups& groups, size_t begin, size_t end);
+  C10_DISABLE_COPY_AND_ASSIGN(Batch); // items point into it
 
   // Splits the items into those that make a step of the optimizer now and those
   // whose values are accumulated for a later one. A key already updated by a

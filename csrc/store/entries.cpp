@@ -9,67 +9,59 @@
 namespace torchkv {
 namespace {
 
-// Below this many keys comparing all pairs is faster than hashing.
-constexpr size_t kFewKeys = 8;
-
 bool has_repeats(const Entries& entries) {
   // Most calls name their keys in the order of init.
-  bool ascending = true;
-  for (size_t i = 1; i < entries.size() && ascending; ++i) {
-    ascending = entries[i - 1]->ordinal < entries[i]->ordinal;
-  }
-  if (ascending) {
+  const auto is_not_after = [](const EntryPtr& a, const EntryPtr& b) {
+    return a->ordinal >= b->ordinal;
+  };
+  if (std::adjacent_find(entries.begin(), entries.end(), is_not_after) ==
+      entries.end()) {
     return false;
   }
-  if (entries.size() <= kFewKeys) {
-    for (size_t i = 1; i < entries.size(); ++i) {
-      if (std::find(entries.begin(), entries.begin() + i, entries[i]) !=
-          entries.begin() + i) {
-        return true;
-      }
-    }
-    return false;
+  c10::SmallVector<const Entry*, 8> sorted;
+  for (const auto& entry : entries) {
+    sorted.push_back(entry.get());
   }
-  ska::flat_hash_set<const Entry*> seen;
-  seen.reserve(entries.size());
-  return std::any_of(entries.begin(), entries.end(), [&](const EntryPtr& e) {
-    return !seen.insert(e.get()).second;
-  });
+  std::sort(sorted.begin(), sorted.end());
+  return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
 }
 
 } // namespace
 
-std::optional<Tensors> merge_repeats(Entries& entries, const Tensors& tensors) {
-  if (!has_repeats(entries)) {
-    return std::nullopt;
+Groups::Groups(Entries entries, const Tensors& tensors)
+    : entries_(std::move(entries)), tensors_(tensors) {
+  if (has_repeats(entries_)) {
+    merge();
   }
+}
+
+void Groups::merge() {
   ska::flat_hash_map<const Entry*, size_t> group_of;
   Entries distinct;
-  std::vector<std::vector<int64_t>> groups; // of indices in tensors.flat
-  for (size_t i = 0; i < entries.size(); ++i) {
+  std::vector<std::vector<int64_t>> groups; // of indices in tensors_.flat
+  for (size_t i = 0; i < entries_.size(); ++i) {
     const auto [it, inserted] =
-        group_of.emplace(entries[i].get(), groups.size());
+        group_of.emplace(entries_[i].get(), groups.size());
     if (inserted) {
-      distinct.push_back(entries[i]);
+      distinct.push_back(entries_[i]);
       groups.emplace_back();
     }
     const auto number = static_cast<int64_t>(i);
-    for (int64_t j = tensors.begin(number); j < tensors.ends[i]; ++j) {
+    for (int64_t j = tensors_.begin(number); j < tensors_.ends[i]; ++j) {
       groups[it->second].push_back(j);
     }
   }
-  entries = std::move(distinct);
-  Tensors merged;
+  entries_ = std::move(distinct);
+  Tensors& merged = merged_.emplace();
   for (const auto& group : groups) {
     for (const int64_t j : group) {
-      merged.append(tensors.flat[j]);
-      if (!tensors.encodings.empty()) {
-        merged.encodings.push_back(tensors.encodings[static_cast<size_t>(j)]);
+      merged.append(tensors_.flat[j]);
+      if (!tensors_.encodings.empty()) {
+        merged.encodings.push_back(tensors_.encodings[static_cast<size_t>(j)]);
       }
     }
     merged.end_group();
   }
-  return merged;
 }
 
 } // namespace torchkv

@@ -63,7 +63,7 @@ WorkPtr LocalStore::insert(const Call& call) {
     table_.insert(call.op, entries);
   }
   if (call.outs != nullptr) {
-    copy_out(entries, *call.outs);
+    copy_out(Groups(entries, *call.outs));
   }
   return scope ? scope->finish() : nullptr;
 }
@@ -105,10 +105,9 @@ void LocalStore::enter(
 
 WorkPtr LocalStore::pull(const Call& call) {
   std::optional<AsyncScope> scope;
-  Entries entries = find(call, {});
-  const auto merged = merge_repeats(entries, *call.outs);
-  enter(scope, call, entries);
-  copy_out(entries, merged ? *merged : *call.outs);
+  const Groups outs(find(call, {}), *call.outs);
+  enter(scope, call, outs.entries());
+  copy_out(outs);
   return scope ? scope->finish() : nullptr;
 }
 
@@ -123,8 +122,7 @@ std::vector<at::Tensor> LocalStore::pull(const Keys& keys) {
     outs.end_group();
   }
   std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
-  const auto merged = merge_repeats(entries, outs);
-  copy_out(entries, merged ? *merged : outs);
+  copy_out(Groups(std::move(entries), outs));
   return result;
 }
 
@@ -137,12 +135,11 @@ WorkPtr LocalStore::apply(const Call& call, const Updater& updater) {
   Entries entries = find(call, updater);
   check_expected_keys(call.op);
   Entries of_outs = call.outs == nullptr ? Entries() : entries;
-  const auto merged_values = merge_repeats(entries, *call.values);
-  enter(scope, call, entries);
-  update(entries, merged_values ? *merged_values : *call.values, updater);
+  const Groups values(std::move(entries), *call.values);
+  enter(scope, call, values.entries());
+  update(values, updater);
   if (call.outs != nullptr) {
-    const auto merged_outs = merge_repeats(of_outs, *call.outs);
-    copy_out(of_outs, merged_outs ? *merged_outs : *call.outs);
+    copy_out(Groups(std::move(of_outs), *call.outs));
   }
   return scope ? scope->finish() : nullptr;
 }
@@ -154,23 +151,20 @@ std::pair<at::Tensor, int64_t> LocalStore::lease(const Key& key) {
   return {slices_.lease(entry), entry.version};
 }
 
-void LocalStore::update(
-    const Entries& entries,
-    const Tensors& values,
-    const Updater& updater) {
+void LocalStore::update(const Groups& values, const Updater& updater) {
   if (const auto* opaque =
           std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
-    update_one_by_one(entries, values, **opaque);
+    update_one_by_one(values, **opaque);
   } else if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
-    optimizer_step_.push(entries, values, **optimizer);
+    optimizer_step_.push(values, **optimizer);
   } else {
-    assign_sums(entries, values);
+    assign_sums(values);
   }
 }
 
-void LocalStore::assign_sums(const Entries& entries, const Tensors& values) {
-  for_each_locked(entries, values, [&](size_t begin, size_t end) {
-    const Batch batch(entries, values, begin, end);
+void LocalStore::assign_sums(const Groups& values) {
+  for_each_locked(values, [&](size_t begin, size_t end) {
+    const Batch batch(values, begin, end);
     placement_.place(batch.items, /*may_shard=*/true);
     for (const auto& item : batch.items) {
       slices_.end_leases(*item.entry);
@@ -184,13 +178,12 @@ void LocalStore::assign_sums(const Entries& entries, const Tensors& values) {
 
 // One key at a time, in order, as an opaque updater expects.
 void LocalStore::update_one_by_one(
-    const Entries& entries,
-    const Tensors& values,
+    const Groups& values,
     OpaqueUpdater& opaque) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
+  for (size_t i = 0; i < values.entries().size(); ++i) {
+    Entry& entry = *values.entries()[i];
     const std::lock_guard lock(entry.mutex);
-    const Batch batch(entries, values, i, i + 1);
+    const Batch batch(values, i, i + 1);
     placement_.place(batch.items, /*may_shard=*/false);
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
@@ -211,13 +204,16 @@ void LocalStore::update_one_by_one(
   }
 }
 
-void LocalStore::copy_out(const Entries& entries, const Tensors& outs) const {
-  for_each_locked(entries, outs, [&](size_t begin, size_t end) {
+void LocalStore::copy_out(const Groups& outs) const {
+  for_each_locked(outs, [&](size_t begin, size_t end) {
     c10::SmallVector<Item, 1> items;
     items.reserve(end - begin);
     for (size_t i = begin; i < end; ++i) {
       items.push_back(
-          {entries[i].get(), {}, outs.of(static_cast<int64_t>(i)), nullptr});
+          {outs.entries()[i].get(),
+           {},
+           outs.tensors().of(static_cast<int64_t>(i)),
+           nullptr});
     }
     placement_.place(items, may_shard_);
     reducer_.copy_out(items);

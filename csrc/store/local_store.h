@@ -101,16 +101,10 @@ class TORCHKV_API LocalStore final : public Store {
       std::optional<AsyncScope>& scope,
       const Call& call,
       const Entries& entries) const;
-  void update(
-      const Entries& entries,
-      const Tensors& values,
-      const Updater& updater);
-  void assign_sums(const Entries& entries, const Tensors& values);
-  void update_one_by_one(
-      const Entries& entries,
-      const Tensors& values,
-      OpaqueUpdater& opaque);
-  void copy_out(const Entries& entries, const Tensors& outs) const;
+  void update(const Groups& values, const Updater& updater);
+  void assign_sums(const Groups& values);
+  void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);
+  void copy_out(const Groups& outs) const;
   // REQUIRES: updater_mutex_.
   void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);

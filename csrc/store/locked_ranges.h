@@ -24,18 +24,17 @@ inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
 // Calls `body(begin, end)` for ranges of entries, in order, while it holds
 // their mutexes. It waits for a mutex only while it holds none: a range ends
 // before an entry that another call holds, and the next one begins by waiting
-// for it. `tensors` are those of the call, a group for each entry.
+// for it.
 template <class Body>
-void for_each_locked(
-    const Entries& entries,
-    const Tensors& tensors,
-    Body body) {
+void for_each_locked(const Groups& groups, Body body) {
   // Large enough for a parallel region, small enough not to block others long.
   constexpr size_t kMaxEntries = 4096;
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
+  const Entries& entries = groups.entries();
   const auto num_bytes = [&](size_t i) {
-    return moved_bytes(*entries[i], tensors.of(static_cast<int64_t>(i)).size());
+    const auto tensors = groups.tensors().of(static_cast<int64_t>(i));
+    return moved_bytes(*entries[i], tensors.size());
   };
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   locks.reserve(std::min(entries.size(), kMaxEntries));

@@ -38,12 +38,9 @@ class OptimizerStep {
         combine_(std::move(combine)) {}
 
   // Pushes values as gradients. Measuring and applying lock separately: another
-  // thread's push to the same keys may come between them. REQUIRES: distinct
-  // entries; arguments have been checked.
-  void push(
-      const Entries& entries,
-      const Tensors& values,
-      const Optimizer& optimizer);
+  // thread's push to the same keys may come between them. REQUIRES: arguments
+  // have been checked.
+  void push(const Groups& values, const Optimizer& optimizer);
 
   // Pushes that made no step because a gradient was not finite.
   int64_t num_skipped() const {
