@@ -1,11 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include <string>
-
-#include "../memory/meta.h"
+#include "../core/errors.h"
+#include "../core/rule.h"
+#include "../memory/key_state.h"
 #include "arguments.h"
 #include "entries.h"
 #include "key_table.h"
@@ -16,23 +15,17 @@ namespace torchkv {
 // c10::ValueError, TypeError or NotImplementedError with a message that names
 // the operation `op`, what was expected, what was given, and the key.
 
-// Whether the store can hold a tensor like this: dense, with its own memory, on
-// a device that PyTorch can run on.
-void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
+// Where a tensor is "storable", the store can hold one like it: dense, with its
+// own memory, on a device that PyTorch can run on.
 
-void check_shape(const char* op, const Entry& entry, c10::IntArrayRef sizes);
-
-// "torch.float32"
-std::string dtype_name(c10::ScalarType dtype);
-
-// The values of a call, if it has any: one or more tensors per key, each as
-// check_storable, of the stored shape and of a dtype that converts to the
-// stored one; or encoded, in a form with a backend.
+// The values of a call, if it has any: one or more storable tensors per key, of
+// the stored shape and of a dtype that converts to the stored one; or encoded,
+// in a form with a backend.
 void check_values(const Call& call, const Entries& entries);
 
-// The outs, if it has any: one or more tensors per key, each as check_storable,
-// of the stored shape, of a dtype that the stored one converts to, and without
-// overlapping elements.
+// The outs, if it has any: one or more storable tensors per key, of the stored
+// shape, of a dtype that the stored one converts to, and without overlapping
+// elements.
 void check_outs(const Call& call, const Entries& entries);
 
 void check_not_empty(const char* op, const Keys& keys);
@@ -41,8 +34,7 @@ void check_not_empty(const char* op, const Keys& keys);
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// One value for each key, of which the store can hold a copy: dense, and as
-// check_storable.
+// One dense, storable value for each key.
 void check_one_each(const Call& call);
 
 void check_no_repeats(const char* op, const Entries& entries);
@@ -53,5 +45,19 @@ void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys);
+
+// TypeError unless the dtype of the key's value is floating-point or complex,
+// as optimizers require.
+void check_optimizable(const char* op, const Entry& entry);
+
+// ValueError unless `count`, named `name`, is a count of updates that can grow.
+void check_counter(const Where& where, const char* name, int64_t count);
+
+// ValueError unless `state` is a valid state of the rule for the entry.
+void check_state(
+    const char* op,
+    const Entry& entry,
+    const RuleSpec& rule,
+    const KeyState& state);
 
 } // namespace torchkv

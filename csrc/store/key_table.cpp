@@ -10,23 +10,20 @@ namespace torchkv {
 namespace {
 
 void expect_kind(const char* op, KeyKind kind, const Key& key) {
-  TORCH_CHECK_TYPE(
+  const Where where{op, key};
+  TORCHKV_CHECK_TYPE(
       key.kind() == kind,
-      op,
-      ": expected ",
+      where,
+      "expected ",
       name(kind),
       " keys, the kind of this store, but got a key of kind ",
-      name(key.kind()),
-      " ",
-      key.context());
+      name(key.kind()));
 }
 
 void expect_new(const char* op, bool is_new, const Key& key) {
-  TORCH_CHECK_VALUE(
-      is_new,
-      op,
-      ": expected a new key, but got one already initialised ",
-      key.context());
+  const Where where{op, key};
+  TORCHKV_CHECK_VALUE(
+      is_new, where, "expected a new key, but got one already initialised");
 }
 
 } // namespace

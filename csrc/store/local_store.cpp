@@ -7,7 +7,6 @@
 #include "../core/in_progress.h"
 #include "batch.h"
 #include "check.h"
-#include "check_state.h"
 #include "locked_ranges.h"
 
 namespace torchkv {

@@ -5,7 +5,6 @@
 #include "../core/in_progress.h"
 #include "../update/script_updater.h"
 #include "check.h"
-#include "check_state.h"
 #include "local_store.h"
 
 namespace torchkv {
@@ -99,7 +98,7 @@ void LocalStore::load(StoreState state) {
   for (size_t i = 0; i < keys.list.size(); ++i) {
     // One by one, so that a value is freed before the next is copied.
     const Key& key = keys.list[i];
-    check_counter("load", key, "version", state.versions[i]);
+    check_counter({"load", key}, "version", state.versions[i]);
     const Tensors value(std::exchange(state.values[i], at::Tensor()));
     insert({"init", key, &value});
     table_.find("load", key)[0]->version = state.versions[i];
