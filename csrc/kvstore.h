@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/macros/Macros.h>
 
 #include <cstdint>
 #include <memory>
@@ -54,10 +55,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const std::string& type = "local",
       Runtime& runtime = default_runtime());
   ~KVStore() override;
-  KVStore(const KVStore&) = delete;
-  KVStore& operator=(const KVStore&) = delete;
-  KVStore(KVStore&&) = delete;
-  KVStore& operator=(KVStore&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KVStore);
 
   // "local", "device" or "nccl". Never throws.
   const std::string& type() const {

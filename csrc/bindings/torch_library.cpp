@@ -14,7 +14,6 @@
 #include "../core/gil.h"
 #include "../device/work.h"
 #include "../kvstore.h"
-#include "../store/checksum.h"
 #include "../update/script_updater.h"
 #include "calls.h"
 #include "tracing.h"
@@ -127,14 +126,14 @@ using Archive = std::tuple<StoreState::Tuple, int64_t>;
 
 Archive to_archive(const KVStore& store) {
   StoreState state = store.state();
-  const int64_t checksum = checksum_of(state);
+  const int64_t checksum = state.checksum();
   return {std::move(state).to_tuple(), checksum};
 }
 
 Self from_archive(Archive archive) {
   StoreState state = StoreState::from_tuple(std::move(std::get<0>(archive)));
   TORCH_CHECK_VALUE(
-      checksum_of(state) == std::get<1>(archive),
+      state.checksum() == std::get<1>(archive),
       "load: the archive is damaged: its checksum differs");
   return KVStore::from_state(std::move(state));
 }

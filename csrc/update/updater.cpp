@@ -135,10 +135,7 @@ class OnItsStream {
       // As in StreamOrder.
     }
   }
-  OnItsStream(const OnItsStream&) = delete;
-  OnItsStream& operator=(const OnItsStream&) = delete;
-  OnItsStream(OnItsStream&&) = delete;
-  OnItsStream& operator=(OnItsStream&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OnItsStream);
 
  private:
   struct Switched {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
+#include <c10/macros/Macros.h>
 
 #include <memory>
 #include <mutex>
@@ -27,10 +28,7 @@ class TORCHKV_API OpaqueUpdater {
   // updater.
   explicit OpaqueUpdater(const void* object);
   virtual ~OpaqueUpdater() = default;
-  OpaqueUpdater(const OpaqueUpdater&) = delete;
-  OpaqueUpdater& operator=(const OpaqueUpdater&) = delete;
-  OpaqueUpdater(OpaqueUpdater&&) = delete;
-  OpaqueUpdater& operator=(OpaqueUpdater&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OpaqueUpdater);
 
   // Merges `input`, the sum, into `stored`, in place. Both have the stored
   // dtype and shape, are on the current device and valid during the call.

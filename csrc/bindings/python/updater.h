@@ -53,10 +53,7 @@ class PythonUpdater final : public OpaqueUpdater {
     Py_DECREF(callable);
     PyGILState_Release(gil);
   }
-  PythonUpdater(const PythonUpdater&) = delete;
-  PythonUpdater& operator=(const PythonUpdater&) = delete;
-  PythonUpdater(PythonUpdater&&) = delete;
-  PythonUpdater& operator=(PythonUpdater&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PythonUpdater);
 
   void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
       override {
