@@ -11,25 +11,6 @@
 
 namespace torchkv {
 
-namespace {
-
-// The status of a store for a call of `op`, which needs it to be open.
-Store::Status open(const char* op, const Store& store) {
-  Store::Status status = store.status();
-  expect_open(op, status.is_open);
-  return status;
-}
-
-Meta meta_of(const char* op, const Store& store, const Key& key) {
-  auto meta = store.meta(op, key);
-  if (!meta) {
-    throw_unknown_key(op, key);
-  }
-  return *std::move(meta);
-}
-
-} // namespace
-
 KVStore::KVStore(const std::string& type, Runtime& runtime)
     : type_(canonical_type(type)),
       num_forks_(fork_count()),
@@ -56,6 +37,20 @@ Store& KVStore::usable(const char* op) const {
       op,
       ": unexpected call of a store from inside its own updater");
   return *store_;
+}
+
+StoreStatus KVStore::status(const char* op) const {
+  StoreStatus status = usable(op).status();
+  expect_open(op, status.is_open);
+  return status;
+}
+
+Meta KVStore::meta(const char* op, const Key& key) const {
+  auto meta = usable(op).meta(op, key);
+  if (!meta) {
+    throw_unknown_key(op, key);
+  }
+  return *std::move(meta);
 }
 
 void KVStore::init(const Keys& keys, const Tensors& values) {
@@ -118,8 +113,7 @@ bool KVStore::contains(const Key& key) const {
 }
 
 int64_t KVStore::size() const {
-  constexpr auto* op = "len";
-  return open(op, usable(op)).num_keys;
+  return status("len").num_keys;
 }
 
 std::vector<Key> KVStore::keys() const {
@@ -131,14 +125,12 @@ std::optional<KeyKind> KVStore::key_kind() const {
 }
 
 std::vector<int64_t> KVStore::shape(const Key& key) const {
-  constexpr auto* op = "shape";
-  const Meta meta = meta_of(op, usable(op), key);
-  return {meta.sizes.begin(), meta.sizes.end()};
+  const auto sizes = meta("shape", key).sizes;
+  return {sizes.begin(), sizes.end()};
 }
 
 c10::ScalarType KVStore::dtype(const Key& key) const {
-  constexpr auto* op = "dtype";
-  return meta_of(op, usable(op), key).dtype;
+  return meta("dtype", key).dtype;
 }
 
 void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
@@ -157,9 +149,8 @@ uint64_t KVStore::set_optimizer(
     const std::string& name,
     const NumbersByName& numbers) {
   constexpr auto* op = "set_optimizer";
-  Store& store = usable(op);
+  const Updater before = status(op).updater;
   Optimizer optimizer = make_optimizer(op, name, numbers);
-  const Updater before = open(op, store).updater;
   const auto* current = std::get_if<OptimizerPtr>(&before);
   const bool keep_state = current != nullptr &&
       std::string_view((*current)->name()) == optimizer.name();
@@ -169,8 +160,7 @@ uint64_t KVStore::set_optimizer(
         optimizer.groups.end(), groups.begin() + 1, groups.end());
     optimizer.keys = (*current)->keys;
   }
-  return store.set_optimizer(
-      std::move(optimizer), keep_state, /*check_keys=*/true);
+  return set_optimizer(std::move(optimizer), keep_state);
 }
 
 void KVStore::expect_keys(const Keys& keys) {
@@ -182,18 +172,15 @@ std::vector<Key> KVStore::expected_keys() const {
 }
 
 Updater KVStore::current_updater() const {
-  constexpr auto* op = "optimizer";
-  return open(op, usable(op)).updater;
+  return status("optimizer").updater;
 }
 
 int64_t KVStore::num_skipped() const {
-  constexpr auto* op = "num_skipped";
-  return open(op, usable(op)).num_skipped;
+  return status("num_skipped").num_skipped;
 }
 
 std::optional<double> KVStore::grad_norm() const {
-  constexpr auto* op = "grad_norm";
-  return open(op, usable(op)).grad_norm;
+  return status("grad_norm").grad_norm;
 }
 
 std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
@@ -219,7 +206,7 @@ void KVStore::barrier() const {
 }
 
 std::string KVStore::repr() const {
-  const Store::Status status = usable("repr").status();
+  const StoreStatus status = usable("repr").status();
   const std::string content = status.is_open
       ? c10::str("keys=", status.num_keys, ", bytes=", status.num_bytes)
       : "closed";

@@ -22,6 +22,8 @@
 namespace torchkv {
 
 class Store;
+struct Meta;
+struct StoreStatus;
 
 // A key-value store of tensors. Python, TorchScript and C++ hold the same
 // object; this class is the C++ API and what both bindings call. The store
@@ -209,6 +211,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   bool is_forked() const;
   // The store, for a call of `op`; RuntimeError as above.
   Store& usable(const char* op) const;
+  // The same for a call that needs the store's status, or a key's Meta.
+  StoreStatus status(const char* op) const;
+  Meta meta(const char* op, const Key& key) const;
 
   const std::string type_;
   const uint64_t num_forks_; // before it was made

@@ -6,7 +6,6 @@
 #include "../core/rule.h"
 #include "../memory/key_state.h"
 #include "arguments.h"
-#include "entries.h"
 #include "key_table.h"
 
 namespace torchkv {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
@@ -10,7 +9,8 @@
 
 #include "../core/export.h"
 #include "../core/key.h"
-#include "entries.h"
+#include "../memory/entry.h"
+#include "arguments.h"
 
 namespace torchkv {
 

@@ -5,7 +5,6 @@
 
 #include "../comm/nccl_collective.h"
 #include "../core/in_progress.h"
-#include "batch.h"
 #include "check.h"
 #include "locked_ranges.h"
 
@@ -114,13 +113,13 @@ std::vector<at::Tensor> LocalStore::pull(const Keys& keys) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
   Entries entries = table_.find(op, keys);
-  Tensors outs;
+  std::vector<at::Tensor> result;
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
-    outs.append(slices_.empty_like(*entry, entry->meta.dtype, entry->device));
-    outs.end_group();
+    result.push_back(
+        slices_.empty_like(*entry, entry->meta.dtype, entry->device));
   }
-  std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
+  const Tensors outs = Tensors::one_each(result);
   copy_out(Groups(std::move(entries), outs));
   return result;
 }
@@ -268,7 +267,7 @@ std::optional<Meta> LocalStore::meta(const char* op, const Key& key) const {
   return entry == nullptr ? std::nullopt : std::optional(entry->meta);
 }
 
-Store::Status LocalStore::status() const {
+StoreStatus LocalStore::status() const {
   const std::lock_guard lock(updater_mutex_);
   const KeyTable::Summary table = table_.summary();
   return {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -16,7 +14,7 @@
 #include "../device/streams.h"
 #include "../memory/placement.h"
 #include "../memory/slices.h"
-#include "entries.h"
+#include "batch.h"
 #include "key_table.h"
 #include "optimizer_step.h"
 #include "store.h"
@@ -57,7 +55,7 @@ class TORCHKV_API LocalStore final : public Store {
 
   std::vector<Key> keys() const override;
   std::optional<Meta> meta(const char* op, const Key& key) const override;
-  Status status() const override;
+  StoreStatus status() const override;
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
@@ -94,7 +92,11 @@ class TORCHKV_API LocalStore final : public Store {
   OptimizerPtr optimizer(const char* op) const;
   OptimizerPtr current_optimizer() const;
   // Frees the state of optimizers before `generation`.
-  void replace_updater(const char* op, Updater next, uint64_t generation);
+  void replace_updater(
+      const char* op,
+      Updater next,
+      uint64_t generation,
+      std::vector<Key> expected = {});
   Entries find(const Call& call, const Updater& updater) const;
   Entries make_entries(const Call& call) const;
   void enter(

@@ -133,7 +133,7 @@ void LocalStore::take(Store& other_store) {
     placement_.adopt(*entry);
   }
   // Both are freed after the lock is released, as in close().
-  Status taken = other.status();
+  StoreStatus taken = other.status();
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);

@@ -72,12 +72,8 @@ uint64_t LocalStore::set_optimizer(
     replace_updater(
         op,
         std::make_shared<const Optimizer>(std::move(optimizer)),
-        generation);
-    if (!unknown.empty()) {
-      Keys keys;
-      keys.list.append(unknown.begin(), unknown.end());
-      expect_keys(keys);
-    }
+        generation,
+        std::move(unknown));
     return generation;
   }
   OptimizerPtr next; // the old one is freed after the lock is released
@@ -123,7 +119,8 @@ void LocalStore::check_expected_keys(const char* op) {
 void LocalStore::replace_updater(
     const char* op,
     Updater next,
-    uint64_t generation) {
+    uint64_t generation,
+    std::vector<Key> expected) {
   std::vector<EntryPtr> entries;
   {
     const std::lock_guard lock(updater_mutex_);
@@ -133,7 +130,7 @@ void LocalStore::replace_updater(
     }
     may_shard_ = is_elementwise(next);
     updater_.swap(next); // the old one is freed after the lock is released
-    set_expected_keys({});
+    set_expected_keys(std::move(expected));
     optimizer_step_.clear_norm();
   }
   // A key that a call holds keeps its state until its next push: that call may

@@ -7,19 +7,9 @@
 #include <mutex>
 #include <utility>
 
-#include "entries.h"
+#include "batch.h"
 
 namespace torchkv {
-
-// The bytes that a sum or a copy of one key moves while its caller blocks: none
-// on accelerators, where work is enqueued, and larger ranges take fewer
-// launches and waits. REQUIRES: the entry's mutex.
-inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
-  if (!entry.device.is_cpu()) {
-    return 0;
-  }
-  return entry.meta.num_bytes() * static_cast<int64_t>(num_tensors + 1);
-}
 
 // Calls `body(begin, end)` for ranges of entries, in order, while it holds
 // their mutexes. It waits for a mutex only while it holds none: a range ends
@@ -32,9 +22,16 @@ void for_each_locked(const Groups& groups, Body body) {
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
   const Entries& entries = groups.entries();
-  const auto num_bytes = [&](size_t i) {
+  // The bytes that a sum or a copy of one key moves while its caller blocks:
+  // none on accelerators, where work is enqueued, and larger ranges take fewer
+  // launches and waits. REQUIRES: the entry's mutex.
+  const auto num_bytes = [&](size_t i) -> int64_t {
+    if (!entries[i]->device.is_cpu()) {
+      return 0;
+    }
     const auto tensors = groups.tensors().of(static_cast<int64_t>(i));
-    return moved_bytes(*entries[i], tensors.size());
+    const auto num_tensors = static_cast<int64_t>(tensors.size() + 1);
+    return entries[i]->meta.num_bytes() * num_tensors;
   };
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   locks.reserve(std::min(entries.size(), kMaxEntries));

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "batch.h"
 #include "locked_ranges.h"
 
 namespace torchkv {
@@ -58,11 +57,7 @@ double OptimizerStep::squared_norm(
     }
     push.has_steps = push.has_steps || !batch.stepping.empty();
   });
-  return combine(squared);
-}
-
-double OptimizerStep::combine(double squared_norm) const {
-  return combine_ == nullptr ? squared_norm : combine_(squared_norm);
+  return combine_ == nullptr ? squared : combine_(squared);
 }
 
 OptimizerStep::Norm OptimizerStep::measure(

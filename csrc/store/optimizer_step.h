@@ -10,7 +10,7 @@
 #include "../memory/placement.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
-#include "entries.h"
+#include "batch.h"
 
 namespace torchkv {
 
@@ -69,7 +69,6 @@ class OptimizerStep {
   // looked for.
   Norm measure(Push& push, double clip_value, bool of_all);
   double squared_norm(Push& push, double clip_value, bool of_all, double scale);
-  double combine(double squared_norm) const;
   void apply(Push& push, bool skip, double last_scale);
   template <class Body>
   void for_each_batch(Push& push, Body body);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "../core/export.h"
@@ -19,6 +18,18 @@
 #include "state.h"
 
 namespace torchkv {
+
+// What a store knows of itself, at one moment.
+struct StoreStatus {
+  bool is_open = true;
+  int64_t num_keys = 0;
+  int64_t num_bytes = 0; // of the values
+  std::optional<KeyKind> key_kind;
+  Updater updater;
+  std::vector<Key> expected_keys;
+  int64_t num_skipped = 0;
+  std::optional<double> grad_norm;
+};
 
 // The store behind a KVStore, in whose methods each is documented: it differs
 // by type (registry.h). KVStore has checked that calls come from the process
@@ -45,18 +56,8 @@ class TORCHKV_API Store {
   virtual std::vector<Key> keys() const = 0;
   // What the operation `op` asks of a key. Nothing for an unknown one.
   virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;
-  struct Status {
-    bool is_open = true;
-    int64_t num_keys = 0;
-    int64_t num_bytes = 0; // of the values
-    std::optional<KeyKind> key_kind;
-    Updater updater;
-    std::vector<Key> expected_keys;
-    int64_t num_skipped = 0;
-    std::optional<double> grad_norm;
-  };
   // Also after close().
-  virtual Status status() const = 0;
+  virtual StoreStatus status() const = 0;
 
   virtual void set_updater(std::shared_ptr<OpaqueUpdater> updater) = 0;
   virtual uint64_t set_optimizer(

@@ -50,7 +50,7 @@ class ForwardingStore final : public Store {
   std::optional<Meta> meta(const char* op, const Key& key) const override {
     return forward([&] { return inner_->meta(op, key); });
   }
-  Status status() const override {
+  StoreStatus status() const override {
     return forward([&] { return inner_->status(); });
   }
 

@@ -1,5 +1,5 @@
 // How the tensors of repeated keys are merged.
-#include "store/entries.h"
+#include "store/batch.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
