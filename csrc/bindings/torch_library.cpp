@@ -39,14 +39,15 @@ struct ScriptObjects {
   static bool is_list(const Object& object) {
     return object.isList() || object.isTuple();
   }
+  static c10::ArrayRef<Object> items(const Object& object) {
+    return object.isList() ? object.toListRef()
+                           : object.toTupleRef().elements().asArrayRef();
+  }
   static int64_t size(const Object& object) {
-    return static_cast<int64_t>(
-        object.isList() ? object.toListRef().size()
-                        : object.toTupleRef().elements().size());
+    return static_cast<int64_t>(items(object).size());
   }
   static Object item(const Object& object, int64_t i) {
-    return object.isList() ? object.toListRef()[i]
-                           : object.toTupleRef().elements()[i];
+    return items(object)[i];
   }
   static std::string type_name(const Object& object) {
     return object.type()->annotation_str();
@@ -83,16 +84,11 @@ using Self = c10::intrusive_ptr<KVStore>;
 using c10::IValue;
 
 IValue keys(const Self& self) {
-  if (self->key_kind() == KeyKind::kStr) {
-    c10::List<std::string> result;
-    for (const auto& key : self->keys()) {
-      result.push_back(key.text());
-    }
-    return result;
-  }
-  c10::List<int64_t> result;
+  const bool is_str = self->key_kind() == KeyKind::kStr;
+  c10::impl::GenericList result(
+      is_str ? c10::TypePtr(c10::StringType::get()) : c10::IntType::get());
   for (const auto& key : self->keys()) {
-    result.push_back(key.id());
+    result.push_back(to_ivalue(key));
   }
   return result;
 }
@@ -112,12 +108,8 @@ void set_updater(const Self& self, const IValue& updater) {
 void set_optimizer(
     const Self& self,
     const std::string& rule,
-    const c10::Dict<std::string, double>& numbers) {
-  NumbersByName by_name;
-  for (const auto& item : numbers) {
-    by_name[item.key()] = item.value();
-  }
-  self->set_optimizer(rule, by_name);
+    const StoreState::Numbers& numbers) {
+  self->set_optimizer(rule, from_dict(numbers));
 }
 
 // What torch.jit.save writes: PyTorch's reader does not compare the archive's

@@ -25,14 +25,6 @@ StoreState::Numbers to_dict(const NumbersByName& numbers) {
   return result;
 }
 
-NumbersByName from_dict(const StoreState::Numbers& numbers) {
-  NumbersByName result;
-  for (const auto& item : numbers) {
-    result[item.key()] = item.value();
-  }
-  return result;
-}
-
 StoreState::OptimizerTuple to_tuple(
     const Optimizer& optimizer,
     std::vector<KeyState> states) {
@@ -177,6 +169,14 @@ class Checksum {
 };
 
 } // namespace
+
+NumbersByName from_dict(const StoreState::Numbers& numbers) {
+  NumbersByName result;
+  for (const auto& item : numbers) {
+    result[item.key()] = item.value();
+  }
+  return result;
+}
 
 StoreState::Tuple StoreState::to_tuple() && {
   return {

@@ -216,13 +216,9 @@ PYBIND11_MODULE(_C, m) {
   set_gil_hooks({&release_gil, &restore_gil});
   find_fx_tracing();
 
-  const py::arg key("key");
-  const py::arg value("value");
-  const py::arg out("out");
-  const py::arg priority("priority");
-  const auto ignore_sparse = py::arg("ignore_sparse") = true;
-  const auto async_op = py::arg("async_op") = false;
-  m.def("did_you_mean", &did_you_mean, py::arg("text"), py::arg("candidates"));
+  // Python passes all arguments by position. Only those that it may leave out,
+  // or that users see in an error, have names.
+  m.def("did_you_mean", &did_you_mean);
   py::class_<Work, WorkPtr>(
       m,
       "Work",
@@ -255,85 +251,60 @@ PYBIND11_MODULE(_C, m) {
           py::arg("type"))
       .def_property_readonly(
           "type", [](const BoundStore& self) { return self->type(); })
-      .def("init", &PythonCalls::init, key, value)
-      .def("push", &PythonCalls::push, key, value, priority, async_op)
+      .def("init", &PythonCalls::init)
+      .def("push", &PythonCalls::push)
       .def(
           "pull",
           &PythonCalls::pull,
-          key,
-          out,
-          priority,
-          ignore_sparse,
-          async_op)
-      .def(
-          "pushpull",
-          &PythonCalls::pushpull,
-          key,
-          value,
-          out,
-          priority,
-          async_op)
-      .def(
-          "broadcast",
-          &PythonCalls::broadcast,
-          key,
-          value,
-          out,
-          priority,
-          async_op)
-      .def("assign", &PythonCalls::assign, key, value)
-      .def("delete", &PythonCalls::erase, key)
+          py::arg("key"),
+          py::arg("out"),
+          py::arg("priority"),
+          py::arg("ignore_sparse") = true,
+          py::arg("async_op") = false)
+      .def("pushpull", &PythonCalls::pushpull)
+      .def("broadcast", &PythonCalls::broadcast)
+      .def("assign", &PythonCalls::assign)
+      .def("delete", &PythonCalls::erase)
       .def("keys", &released<&KVStore::keys>)
-      .def("contains", &PythonCalls::contains, key)
+      .def("contains", &PythonCalls::contains)
       .def("size", &released<&KVStore::size>)
-      .def("shape", &shape, key)
-      .def("dtype", &dtype, key)
-      .def("set_updater", &set_updater, py::arg("updater"))
-      .def(
-          "set_optimizer",
-          &set_optimizer,
-          py::arg("rule"),
-          py::arg("groups"),
-          py::arg("options"),
-          py::arg("gradient"),
-          py::arg("keep_state"))
+      .def("shape", &shape)
+      .def("dtype", &dtype)
+      .def("set_updater", &set_updater)
+      .def("set_optimizer", &set_optimizer)
       .def("optimizer", &optimizer)
       .def(
           "weak",
           [](const BoundStore& self) {
             return c10::make_intrusive<WeakStore>(self);
           })
-      .def("expect_keys", &expect_keys, py::arg("keys"))
+      .def("expect_keys", &expect_keys)
       .def("expected_keys", &released<&KVStore::expected_keys>)
       .def("num_skipped", &released<&KVStore::num_skipped>)
       .def("grad_norm", &released<&KVStore::grad_norm>)
-      .def("optimizer_states", &optimizer_states, key)
-      .def(
-          "set_optimizer_states", &set_optimizer_states, key, py::arg("states"))
+      .def("optimizer_states", &optimizer_states)
+      .def("set_optimizer_states", &set_optimizer_states)
       .def("barrier", &released<&KVStore::barrier>)
       .def("rank", &released<&KVStore::rank>)
       .def("num_workers", &released<&KVStore::num_workers>)
       .def("repr", &released<&KVStore::repr>)
       .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)
-      .def_static("from_state", &from_state, py::arg("state"))
+      .def_static("from_state", &from_state)
       .def_static(
           "canonical_type",
           [](const py::str& type) {
             return canonical_type(utf8_of("create", "type", type.ptr()));
           },
           py::arg("type"))
-      .def("take", &take, py::arg("other"))
+      .def("take", &take)
       .def_static(
           "key_of",
           [](const std::string& op, py::handle object) {
             return Parser(op.c_str()).key(object);
-          },
-          py::arg("op"),
-          key)
-      .def_static(
-          "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
-      .def_static("state_dtype", &at::toOpMathType, py::arg("dtype"))
+          })
+      .def_static("state_names", &names_of_states)
+      .def_static("state_dtype", &at::toOpMathType)
       .def_static(
           "check_optimizer",
           [](const std::string& op,
@@ -341,17 +312,14 @@ PYBIND11_MODULE(_C, m) {
              const NumbersByName& numbers) {
             check_optimizer(
                 op.c_str(), make_optimizer(op.c_str(), rule, numbers));
-          },
-          py::arg("op"),
-          py::arg("rule"),
-          py::arg("numbers"))
+          })
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",
           [](const BoundStore& self) { return c10::Capsule(self.pointer()); })
       .def_static(
           "script_class", [] { return c10::getCustomClassType<Self>(); })
-      .def_static("from_script_object", &from_script_object, py::arg("object"));
+      .def_static("from_script_object", &from_script_object);
 }
 
 } // namespace torchkv

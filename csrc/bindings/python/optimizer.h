@@ -97,7 +97,7 @@ inline py::list optimizer_states(const BoundStore& self, py::handle key) {
     item["step"] = state.step;
     item["num_accumulated"] = state.num_accumulated;
     for (const auto& [name, tensor] : state.tensors) {
-      item[py::str(name)] = to_python(tensor);
+      item[py::str(name)] = py::cast(tensor);
     }
     result.append(item);
   }

@@ -58,8 +58,7 @@ class PythonUpdater final : public OpaqueUpdater {
   void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
       override {
     const py::gil_scoped_acquire gil;
-    const py::object returned =
-        callable_(key, to_python(input), to_python(stored));
+    const py::object returned = callable_(key, input, stored);
     check_returned(key, what_is_in(returned, stored), stored);
   }
   std::optional<KeyKind> key_kind() const override {
