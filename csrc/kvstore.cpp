@@ -5,6 +5,7 @@
 #include "core/errors.h"
 #include "core/in_progress.h"
 #include "core/process.h"
+#include "store/key_table.h"
 #include "store/registry.h"
 #include "store/store.h"
 
@@ -38,28 +39,45 @@ Store& KVStore::usable(const char* op) const {
   return *store_;
 }
 
+StoreStatus KVStore::status(const char* op) const {
+  StoreStatus status = usable(op).status();
+  expect_open(op, status.is_open);
+  return status;
+}
+
+Meta KVStore::meta(const char* op, const Key& key) const {
+  auto meta = usable(op).meta(op, key);
+  if (!meta) {
+    throw_unknown_key(op, key);
+  }
+  return *std::move(meta);
+}
+
 void KVStore::init(const Keys& keys, const Tensors& values) {
-  usable("init").init(keys, values);
+  const Call call{"init", keys, &values};
+  usable(call.op).insert(call);
 }
 
 WorkPtr KVStore::push(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
-  return usable("push").push(keys, values, options);
+  const Call call{"push", keys, &values, nullptr, options};
+  return usable(call.op).merge(call);
 }
 
 WorkPtr KVStore::pull(
     const Keys& keys,
     const Tensors& outs,
     const CallOptions& options) const {
-  return usable("pull").pull(keys, outs, options);
+  const Call call{"pull", keys, nullptr, &outs, options};
+  return usable(call.op).pull(call);
 }
 
 std::vector<at::Tensor> KVStore::pull(
     const Keys& keys,
-    const CallOptions& options) const {
-  return usable("pull").pull(keys, options);
+    const CallOptions& /*options*/) const {
+  return usable("pull").pull(keys);
 }
 
 WorkPtr KVStore::pushpull(
@@ -67,7 +85,8 @@ WorkPtr KVStore::pushpull(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
-  return usable("pushpull").pushpull(keys, values, outs, options);
+  const Call call{"pushpull", keys, &values, &outs, options};
+  return usable(call.op).merge(call);
 }
 
 WorkPtr KVStore::broadcast(
@@ -75,11 +94,13 @@ WorkPtr KVStore::broadcast(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
-  return usable("broadcast").broadcast(keys, values, outs, options);
+  const Call call{"broadcast", keys, &values, &outs, options};
+  return usable(call.op).insert(call);
 }
 
 void KVStore::assign(const Keys& keys, const Tensors& values) {
-  usable("assign").assign(keys, values);
+  const Call call{"assign", keys, &values};
+  usable(call.op).assign(call);
 }
 
 void KVStore::erase(const Keys& keys) {
@@ -87,11 +108,12 @@ void KVStore::erase(const Keys& keys) {
 }
 
 bool KVStore::contains(const Key& key) const {
-  return usable("in").contains(key);
+  constexpr auto* op = "in";
+  return usable(op).meta(op, key).has_value();
 }
 
 int64_t KVStore::size() const {
-  return usable("len").size();
+  return status("len").num_keys;
 }
 
 std::vector<Key> KVStore::keys() const {
@@ -99,16 +121,16 @@ std::vector<Key> KVStore::keys() const {
 }
 
 std::optional<KeyKind> KVStore::key_kind() const {
-  return usable("keys").key_kind();
+  return usable("keys").status().key_kind;
 }
 
 std::vector<int64_t> KVStore::shape(const Key& key) const {
-  const Meta meta = usable("shape").meta("shape", key);
-  return {meta.sizes.begin(), meta.sizes.end()};
+  const auto sizes = meta("shape", key).sizes;
+  return {sizes.begin(), sizes.end()};
 }
 
 c10::ScalarType KVStore::dtype(const Key& key) const {
-  return usable("dtype").meta("dtype", key).dtype;
+  return meta("dtype", key).dtype;
 }
 
 void KVStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
@@ -127,9 +149,8 @@ uint64_t KVStore::set_optimizer(
     const std::string& name,
     const NumbersByName& numbers) {
   constexpr auto* op = "set_optimizer";
-  Store& store = usable(op);
+  const Updater before = status(op).updater;
   Optimizer optimizer = make_optimizer(op, name, numbers);
-  const Updater before = store.updater(op);
   const auto* current = std::get_if<OptimizerPtr>(&before);
   const bool keep_state = current != nullptr &&
       std::string_view((*current)->name()) == optimizer.name();
@@ -139,8 +160,7 @@ uint64_t KVStore::set_optimizer(
         optimizer.groups.end(), groups.begin() + 1, groups.end());
     optimizer.keys = (*current)->keys;
   }
-  return store.set_optimizer(
-      std::move(optimizer), keep_state, /*check_keys=*/true);
+  return set_optimizer(std::move(optimizer), keep_state);
 }
 
 void KVStore::expect_keys(const Keys& keys) {
@@ -148,20 +168,19 @@ void KVStore::expect_keys(const Keys& keys) {
 }
 
 std::vector<Key> KVStore::expected_keys() const {
-  return usable("expected_keys").expected_keys();
+  return usable("expected_keys").status().expected_keys;
 }
 
 Updater KVStore::current_updater() const {
-  constexpr auto* op = "optimizer";
-  return usable(op).updater(op);
+  return status("optimizer").updater;
 }
 
 int64_t KVStore::num_skipped() const {
-  return usable("num_skipped").num_skipped();
+  return status("num_skipped").num_skipped;
 }
 
 std::optional<double> KVStore::grad_norm() const {
-  return usable("grad_norm").grad_norm();
+  return status("grad_norm").grad_norm;
 }
 
 std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
@@ -187,16 +206,11 @@ void KVStore::barrier() const {
 }
 
 std::string KVStore::repr() const {
-  const auto summary = usable("repr").summary();
-  return summary ? c10::str(
-                       "KVStore(type='",
-                       type_,
-                       "', keys=",
-                       summary->num_keys,
-                       ", bytes=",
-                       summary->num_bytes,
-                       ')')
-                 : c10::str("KVStore(type='", type_, "', closed)");
+  const StoreStatus status = usable("repr").status();
+  const std::string content = status.is_open
+      ? c10::str("keys=", status.num_keys, ", bytes=", status.num_bytes)
+      : "closed";
+  return c10::str("KVStore(type='", type_, "', ", content, ')');
 }
 
 StoreState KVStore::state(bool with_keys) const {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/macros/Macros.h>
 
 #include <cstdint>
 #include <memory>
@@ -15,13 +16,14 @@
 #include "device/work.h"
 #include "memory/key_state.h"
 #include "store/arguments.h"
-#include "store/call_options.h"
 #include "store/state.h"
 #include "update/updater.h"
 
 namespace torchkv {
 
 class Store;
+struct Meta;
+struct StoreStatus;
 
 // A key-value store of tensors. Python, TorchScript and C++ hold the same
 // object; this class is the C++ API and what both bindings call. The store
@@ -55,10 +57,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const std::string& type = "local",
       Runtime& runtime = default_runtime());
   ~KVStore() override;
-  KVStore(const KVStore&) = delete;
-  KVStore& operator=(const KVStore&) = delete;
-  KVStore(KVStore&&) = delete;
-  KVStore& operator=(KVStore&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(KVStore);
 
   // "local", "device" or "nccl". Never throws.
   const std::string& type() const {
@@ -212,6 +211,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   bool is_forked() const;
   // The store, for a call of `op`; RuntimeError as above.
   Store& usable(const char* op) const;
+  // The same for a call that needs the store's status, or a key's Meta.
+  StoreStatus status(const char* op) const;
+  Meta meta(const char* op, const Key& key) const;
 
   const std::string type_;
   const uint64_t num_forks_; // before it was made

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "../core/errors.h"
 #include "../store/arguments.h"
 
 namespace torchkv {
@@ -115,28 +114,27 @@ class ArgumentParser {
       const Key& key,
       const Object& object,
       const char* what) const {
+    const Where where{op_, key};
     if (!Objects::is_list(object)) {
       result.append(tensor(key, object, what));
       result.end_group();
       return;
     }
     const int64_t size = Objects::size(object);
-    TORCH_CHECK_VALUE(
+    TORCHKV_CHECK_VALUE(
         size != 0,
-        op_,
-        ": expected at least one tensor as ",
+        where,
+        "expected at least one tensor as ",
         what,
-        ", but got an empty list ",
-        key.context());
+        ", but got an empty list");
     for (int64_t i = 0; i < size; ++i) {
       const Object item = Objects::item(object, i);
-      TORCH_CHECK_VALUE(
+      TORCHKV_CHECK_VALUE(
           !Objects::is_list(item),
-          op_,
-          ": expected a tensor or a list of tensors as ",
+          where,
+          "expected a tensor or a list of tensors as ",
           what,
-          ", but got lists nested too deep ",
-          key.context());
+          ", but got lists nested too deep");
       result.append(tensor(key, item, what));
     }
     result.end_group();
@@ -147,15 +145,14 @@ class ArgumentParser {
       const Object& object,
       const char* what) const {
     const at::Tensor* result = Objects::as_tensor(object);
-    TORCH_CHECK_TYPE(
+    const Where where{op_, key};
+    TORCHKV_CHECK_TYPE(
         result != nullptr,
-        op_,
-        ": expected a tensor or a list of tensors as ",
+        where,
+        "expected a tensor or a list of tensors as ",
         what,
         ", but got ",
-        Objects::type_name(object),
-        " ",
-        key.context());
+        Objects::type_name(object));
     return *result;
   }
 

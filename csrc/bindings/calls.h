@@ -30,6 +30,7 @@ class Calls {
   using Int = typename Objects::Int;
   using Bool = typename Objects::Bool;
   using Work = typename Objects::Work;
+  using Released = typename Objects::Released;
 
   static void init(const Store& store, const Object& key, const Object& value) {
     const Arguments arguments("init", key, value);
@@ -131,15 +132,13 @@ class Calls {
     return store->contains(parsed);
   }
 
- private:
-  using Released = typename Objects::Released;
-
-  template <class Call>
-  static auto without_gil(Call call) {
+  template <class Function>
+  static auto without_gil(Function function) {
     [[maybe_unused]] const Released no_gil;
-    return call();
+    return function();
   }
 
+ private:
   struct Arguments {
     Arguments(const char* op, const Object& key, const Object& value)
         : parser((Objects::refuse_tracing(op), op)),

@@ -14,7 +14,6 @@
 #include "../core/gil.h"
 #include "../device/work.h"
 #include "../kvstore.h"
-#include "../store/checksum.h"
 #include "../update/script_updater.h"
 #include "calls.h"
 #include "tracing.h"
@@ -40,14 +39,15 @@ struct ScriptObjects {
   static bool is_list(const Object& object) {
     return object.isList() || object.isTuple();
   }
+  static c10::ArrayRef<Object> items(const Object& object) {
+    return object.isList() ? object.toListRef()
+                           : object.toTupleRef().elements().asArrayRef();
+  }
   static int64_t size(const Object& object) {
-    return static_cast<int64_t>(
-        object.isList() ? object.toListRef().size()
-                        : object.toTupleRef().elements().size());
+    return static_cast<int64_t>(items(object).size());
   }
   static Object item(const Object& object, int64_t i) {
-    return object.isList() ? object.toListRef()[i]
-                           : object.toTupleRef().elements()[i];
+    return items(object)[i];
   }
   static std::string type_name(const Object& object) {
     return object.type()->annotation_str();
@@ -84,16 +84,11 @@ using Self = c10::intrusive_ptr<KVStore>;
 using c10::IValue;
 
 IValue keys(const Self& self) {
-  if (self->key_kind() == KeyKind::kStr) {
-    c10::List<std::string> result;
-    for (const auto& key : self->keys()) {
-      result.push_back(key.text());
-    }
-    return result;
-  }
-  c10::List<int64_t> result;
+  const bool is_str = self->key_kind() == KeyKind::kStr;
+  c10::impl::GenericList result(
+      is_str ? c10::TypePtr(c10::StringType::get()) : c10::IntType::get());
   for (const auto& key : self->keys()) {
-    result.push_back(key.id());
+    result.push_back(to_ivalue(key));
   }
   return result;
 }
@@ -113,12 +108,8 @@ void set_updater(const Self& self, const IValue& updater) {
 void set_optimizer(
     const Self& self,
     const std::string& rule,
-    const c10::Dict<std::string, double>& numbers) {
-  NumbersByName by_name;
-  for (const auto& item : numbers) {
-    by_name[item.key()] = item.value();
-  }
-  self->set_optimizer(rule, by_name);
+    const StoreState::Numbers& numbers) {
+  self->set_optimizer(rule, from_dict(numbers));
 }
 
 // What torch.jit.save writes: PyTorch's reader does not compare the archive's
@@ -127,14 +118,14 @@ using Archive = std::tuple<StoreState::Tuple, int64_t>;
 
 Archive to_archive(const KVStore& store) {
   StoreState state = store.state();
-  const int64_t checksum = checksum_of(state);
+  const int64_t checksum = state.checksum();
   return {std::move(state).to_tuple(), checksum};
 }
 
 Self from_archive(Archive archive) {
   StoreState state = StoreState::from_tuple(std::move(std::get<0>(archive)));
   TORCH_CHECK_VALUE(
-      checksum_of(state) == std::get<1>(archive),
+      state.checksum() == std::get<1>(archive),
       "load: the archive is damaged: its checksum differs");
   return KVStore::from_state(std::move(state));
 }
@@ -143,13 +134,18 @@ Self from_archive(Archive archive) {
 
 TORCH_LIBRARY(torchkv, m) {
   using torch::arg;
+  const arg key("key");
+  const arg value("value");
+  const arg out("out");
+  const arg no_out = arg("out") = arg::none();
+  const arg priority = arg("priority") = 0;
+  const arg ignore_sparse = arg("ignore_sparse") = true;
+  const arg async_op = arg("async_op") = false;
   m.class_<Work>("Work")
-      .def("wait", [](const WorkPtr& self) { self->wait(); })
-      .def(
-          "is_completed",
-          [](const WorkPtr& self) { return self->is_completed(); })
-      .def("__repr__", [](const WorkPtr& self) { return self->repr(); })
-      .def("__str__", [](const WorkPtr& self) { return self->repr(); });
+      .def("wait", &Work::wait)
+      .def("is_completed", &Work::is_completed)
+      .def("__repr__", &Work::repr)
+      .def("__str__", &Work::repr);
   m.class_<KVStore>("KVStore")
       .def(
           torch::init([](const std::string& type) {
@@ -158,55 +154,36 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def("init", &ScriptCalls::init, "", {arg("key"), arg("value")})
-      .def(
-          "push",
-          &ScriptCalls::push,
-          "",
-          {arg("key"),
-           arg("value"),
-           arg("priority") = 0,
-           arg("async_op") = false})
+      .def("init", &ScriptCalls::init, "", {key, value})
+      .def("push", &ScriptCalls::push, "", {key, value, priority, async_op})
       .def(
           "pull",
           &ScriptCalls::pull,
           "",
-          {arg("key"),
-           arg("out") = IValue(),
-           arg("priority") = 0,
-           arg("ignore_sparse") = true,
-           arg("async_op") = false})
+          {key, no_out, priority, ignore_sparse, async_op})
       .def(
           "pushpull",
           &ScriptCalls::pushpull,
           "",
-          {arg("key"),
-           arg("value"),
-           arg("out") = IValue(),
-           arg("priority") = 0,
-           arg("async_op") = false})
+          {key, value, no_out, priority, async_op})
       .def(
           "broadcast",
           &ScriptCalls::broadcast,
           "",
-          {arg("key"),
-           arg("value"),
-           arg("out"),
-           arg("priority") = 0,
-           arg("async_op") = false})
-      .def("assign", &ScriptCalls::assign, "", {arg("key"), arg("value")})
-      .def("delete", &ScriptCalls::erase, "", {arg("key")})
+          {key, value, out, priority, async_op})
+      .def("assign", &ScriptCalls::assign, "", {key, value})
+      .def("delete", &ScriptCalls::erase, "", {key})
       .def("keys", &keys)
-      .def("__contains__", &ScriptCalls::contains, "", {arg("key")})
-      .def("__len__", [](const Self& self) { return self->size(); })
-      .def("__repr__", [](const Self& self) { return self->repr(); })
-      .def("__str__", [](const Self& self) { return self->repr(); })
+      .def("__contains__", &ScriptCalls::contains, "", {key})
+      .def("__len__", &KVStore::size)
+      .def("__repr__", &KVStore::repr)
+      .def("__str__", &KVStore::repr)
       .def("set_updater", &set_updater, "", {arg("updater")})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
-      .def("rank", [](const Self& self) { return self->rank(); })
-      .def("num_workers", [](const Self& self) { return self->num_workers(); })
-      .def("barrier", [](const Self& self) { self->barrier(); })
-      .def("close", [](const Self& self) { self->close(); })
+      .def("rank", &KVStore::rank)
+      .def("num_workers", &KVStore::num_workers)
+      .def("barrier", &KVStore::barrier)
+      .def("close", &KVStore::close)
       .def_pickle(
           // PyTorch calls these with the GIL held.
           [](const Self& self) {

@@ -25,7 +25,24 @@ class TORCHKV_API UnknownKeyError : public c10::IndexError {
     const Key& key,
     const std::string& suggestion);
 
+// What an error is about.
+struct Where {
+  const char* op;
+  const Key& key;
+};
+
 } // namespace torchkv
+
+// TORCH_CHECK_* with the message "<op>: <what> (key 3)".
+#define TORCHKV_CHECK_VALUE(condition, where, ...) \
+  TORCHKV_CHECK_(VALUE, condition, where, __VA_ARGS__)
+#define TORCHKV_CHECK_TYPE(condition, where, ...) \
+  TORCHKV_CHECK_(TYPE, condition, where, __VA_ARGS__)
+#define TORCHKV_CHECK_NOT_IMPLEMENTED(condition, where, ...) \
+  TORCHKV_CHECK_(NOT_IMPLEMENTED, condition, where, __VA_ARGS__)
+#define TORCHKV_CHECK_(KIND, condition, where, ...) \
+  TORCH_CHECK_##KIND(                               \
+      condition, (where).op, ": ", __VA_ARGS__, ' ', (where).key.context())
 
 // For a broken invariant of torchkv itself. TORCH_INTERNAL_ASSERT would tell
 // the user to report the bug to PyTorch.

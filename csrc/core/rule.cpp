@@ -71,15 +71,6 @@ bool has_option(const RuleInfo& info, const std::string& name) {
       std::any_of(info.options.begin(), info.options.end(), is_name);
 }
 
-template <class Names>
-std::string listed(const Names& names) {
-  std::string result;
-  for (const auto& name : names) {
-    result += c10::str(result.empty() ? "'" : ", '", name, "'");
-  }
-  return result;
-}
-
 // The hyperparameters in the order of error messages. All must be finite in
 // fp32 and less than `less_than`.
 struct Number {

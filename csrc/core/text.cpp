@@ -68,6 +68,15 @@ std::string quoted(const std::string& text) {
   return out.str();
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string result;
+  for (const auto& name : names) {
+    result += result.empty() ? "'" : ", '";
+    result += name + '\'';
+  }
+  return result;
+}
+
 std::string did_you_mean(
     const std::string& text,
     const std::vector<std::string>& candidates) {

@@ -12,6 +12,9 @@ namespace torchkv {
 // the middle if it has more than 200 characters.
 TORCHKV_API std::string quoted(const std::string& text);
 
+// "'a', 'b'"
+std::string listed(const std::vector<std::string>& names);
+
 // "; did you mean 'x'?" with the candidate nearest to `text`, if one is near
 // enough to be a misspelling; else "". In C++ for errors that C++ and
 // TorchScript programs see without Python; Python calls it, too.

@@ -97,5 +97,7 @@ struct Entry : c10::intrusive_ptr_target {
 };
 
 using EntryPtr = c10::intrusive_ptr<Entry>;
+// The entries of a call's keys.
+using Entries = c10::SmallVector<EntryPtr, 2>;
 
 } // namespace torchkv

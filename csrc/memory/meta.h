@@ -12,6 +12,10 @@ struct Meta {
   c10::SmallVector<int64_t, 4> sizes;
   c10::ScalarType dtype = c10::kFloat;
   int64_t num_elements = 0;
+
+  int64_t num_bytes() const {
+    return num_elements * static_cast<int64_t>(c10::elementSize(dtype));
+  }
 };
 
 } // namespace torchkv

@@ -86,4 +86,23 @@ struct TORCHKV_API Tensors {
   std::vector<std::shared_ptr<const Encoding>> encodings;
 };
 
+// Options of push, pull, pushpull and broadcast.
+struct CallOptions {
+  // Larger priorities go first among queued operations; a store on one machine
+  // queues none.
+  int64_t priority = 0;
+  // Return a Work (device/work.h) once arguments are checked and work is
+  // enqueued.
+  bool async_op = false;
+};
+
+// A call that moves values into a store or out of it. It owns nothing.
+struct Call {
+  const char* op; // in messages
+  const Keys& keys;
+  const Tensors* values = nullptr; // null: writes nothing into the store
+  const Tensors* outs = nullptr; // null: reads nothing from it
+  CallOptions options = {};
+};
+
 } // namespace torchkv

@@ -1,12 +1,70 @@
 #include "batch.h"
 
-namespace torchkv {
+#include <c10/util/flat_hash_map.h>
 
-Batch::Batch(
-    const Entries& entries,
-    const Tensors& values,
-    size_t begin,
-    size_t end) {
+#include <algorithm>
+#include <utility>
+
+namespace torchkv {
+namespace {
+
+bool has_repeats(const Entries& entries) {
+  // Most calls name their keys in the order of init.
+  const auto is_not_after = [](const EntryPtr& a, const EntryPtr& b) {
+    return a->ordinal >= b->ordinal;
+  };
+  if (std::adjacent_find(entries.begin(), entries.end(), is_not_after) ==
+      entries.end()) {
+    return false;
+  }
+  c10::SmallVector<const Entry*, 8> sorted;
+  for (const auto& entry : entries) {
+    sorted.push_back(entry.get());
+  }
+  std::sort(sorted.begin(), sorted.end());
+  return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+}
+
+} // namespace
+
+Groups::Groups(Entries entries, const Tensors& tensors)
+    : entries_(std::move(entries)), tensors_(tensors) {
+  if (has_repeats(entries_)) {
+    merge();
+  }
+}
+
+void Groups::merge() {
+  ska::flat_hash_map<const Entry*, size_t> group_of;
+  Entries distinct;
+  std::vector<std::vector<int64_t>> groups; // of indices in tensors_.flat
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto [it, inserted] =
+        group_of.emplace(entries_[i].get(), groups.size());
+    if (inserted) {
+      distinct.push_back(entries_[i]);
+      groups.emplace_back();
+    }
+    const auto number = static_cast<int64_t>(i);
+    for (int64_t j = tensors_.begin(number); j < tensors_.ends[i]; ++j) {
+      groups[it->second].push_back(j);
+    }
+  }
+  entries_ = std::move(distinct);
+  Tensors& merged = merged_.emplace();
+  for (const auto& group : groups) {
+    for (const int64_t j : group) {
+      merged.append(tensors_.flat[j]);
+      if (!tensors_.encodings.empty()) {
+        merged.encodings.push_back(tensors_.encodings[static_cast<size_t>(j)]);
+      }
+    }
+    merged.end_group();
+  }
+}
+
+Batch::Batch(const Groups& groups, size_t begin, size_t end) {
+  const Tensors& values = groups.tensors();
   const int64_t first = values.begin(static_cast<int64_t>(begin));
   items.reserve(end - begin);
   values_.reserve(values.ends[end - 1] - first); // items point to them
@@ -17,7 +75,7 @@ Batch::Batch(
       values_.push_back(values.value(j));
     }
     items.push_back(
-        {entries[i].get(),
+        {groups.entries()[i].get(),
          c10::ArrayRef<Value>(values_).slice(own),
          {},
          nullptr});

@@ -1,33 +1,51 @@
 #pragma once
 
+#include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "../core/export.h"
 #include "../memory/item.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
-#include "entries.h"
+#include "arguments.h"
 
 namespace torchkv {
+
+// The tensors of a call, in a group for each entry. Groups of a repeated entry
+// are merged: the entry is there once, where it first appears, and its group
+// has the tensors of all its appearances in the order given.
+class TORCHKV_API Groups {
+ public:
+  // REQUIRES: entries.size() == tensors.size(); the tensors outlive this.
+  Groups(Entries entries, const Tensors& tensors);
+  C10_DISABLE_COPY_AND_ASSIGN(Groups);
+
+  const Entries& entries() const {
+    return entries_;
+  }
+  const Tensors& tensors() const {
+    return merged_ ? *merged_ : tensors_;
+  }
+
+ private:
+  void merge();
+
+  Entries entries_;
+  const Tensors& tensors_;
+  std::optional<Tensors> merged_; // if an entry repeats
+};
 
 // The items of the keys [begin, end) of a push.
 // REQUIRES: the entries' mutexes, until it is destroyed.
 class TORCHKV_API Batch {
  public:
-  Batch(
-      const Entries& entries,
-      const Tensors& values,
-      size_t begin,
-      size_t end);
-  Batch(const Batch&) = delete; // items point into it
-  Batch& operator=(const Batch&) = delete;
-  Batch(Batch&&) = delete;
-  Batch& operator=(Batch&&) = delete;
-  ~Batch() = default;
+  Batch(const Groups& groups, size_t begin, size_t end);
+  C10_DISABLE_COPY_AND_ASSIGN(Batch); // items point into it
 
   // Splits the items into those that make a step of the optimizer now and those
   // whose values are accumulated for a later one. A key already updated by a

@@ -1,6 +1,7 @@
 #include "check.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/flat_hash_map.h>
@@ -58,218 +59,120 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
       static_cast<size_t>(end) * impl.itemsize() <= impl.storage().nbytes();
 }
 
-} // namespace
-
+// "torch.float32"
 std::string dtype_name(c10::ScalarType dtype) {
   return c10::str("torch.", c10::getDtypeNames(dtype).first);
 }
 
-void check_shape(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    c10::IntArrayRef sizes) {
-  TORCH_CHECK_VALUE(
-      sizes == c10::IntArrayRef(meta.sizes),
-      op,
-      ": expected shape ",
-      c10::IntArrayRef(meta.sizes),
+void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
+  const c10::IntArrayRef expected = meta.sizes;
+  TORCHKV_CHECK_VALUE(
+      sizes == expected,
+      where,
+      "expected shape ",
+      expected,
       ", but got ",
-      sizes,
-      " ",
-      key.context());
+      sizes);
 }
 
-void check_storable(const char* op, const Key& key, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(
-      tensor.defined(),
-      op,
-      ": expected a tensor, but got an undefined one ",
-      key.context());
-  TORCH_CHECK_NOT_IMPLEMENTED(
+// Whether the store can hold a tensor like this: dense, with its own memory, on
+// a device that PyTorch can run on.
+void check_storable(const Where& where, const at::Tensor& tensor) {
+  TORCHKV_CHECK_TYPE(
+      tensor.defined(), where, "expected a tensor, but got an undefined one");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
       tensor.layout() == c10::kStrided,
-      op,
-      ": expected a dense tensor, but got one of layout ",
+      where,
+      "expected a dense tensor, but got one of layout ",
       tensor.layout(),
-      ", which is not supported yet ",
-      key.context());
-  TORCH_CHECK_NOT_IMPLEMENTED(
+      ", which is not supported yet");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
       !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
           !tensor.key_set().has(c10::DispatchKey::Functionalize) &&
           tensor.has_storage() && !tensor.is_nested(),
-      op,
-      ": expected a plain tensor with its own memory, but got a wrapper "
+      where,
+      "expected a plain tensor with its own memory, but got a wrapper "
       "(such as a FakeTensor, DTensor, nested tensor or a tensor under torch.func); "
-      "pass the tensor inside it ",
-      key.context());
+      "pass the tensor inside it");
   const c10::Device device = tensor.device();
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
       device.is_cpu() ||
           (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())),
-      op,
-      ": expected a tensor with data, on the CPU or an accelerator, but got one "
+      where,
+      "expected a tensor with data, on the CPU or an accelerator, but got one "
       "on device ",
-      device,
-      " ",
-      key.context());
+      device);
   const c10::ScalarType dtype = tensor.scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
       can_add(dtype),
-      op,
-      ": expected a dtype that can be summed, but got ",
-      dtype_name(dtype),
-      " ",
-      key.context());
+      where,
+      "expected a dtype that can be summed, but got ",
+      dtype_name(dtype));
   const size_t needed_bytes = needed_storage_bytes(tensor);
-  TORCH_CHECK_VALUE(
+  TORCHKV_CHECK_VALUE(
       needed_bytes <= tensor.storage().nbytes(),
-      op,
-      ": expected a tensor with a storage of at least ",
+      where,
+      "expected a tensor with a storage of at least ",
       needed_bytes,
       " bytes, which its shape, strides and offset need, but got one whose "
       "storage was resized to ",
       tensor.storage().nbytes(),
-      " bytes ",
-      key.context());
+      " bytes");
 }
 
-namespace {
-
-void check_value(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const Value& value) {
+void check_value(const char* op, const Entry& entry, const Value& value) {
+  const Meta& meta = entry.meta;
   if (value.dense() != nullptr && is_usual(meta, *value.data)) {
     return;
   }
-  check_storable(op, key, *value.data);
+  const Where where{op, entry.key};
+  check_storable(where, *value.data);
   check_shape(
-      op,
-      key,
+      where,
       meta,
       value.dense() != nullptr ? value.data->sizes() : value.encoding->sizes);
-  TORCH_CHECK_TYPE(
+  TORCHKV_CHECK_TYPE(
       c10::canCast(value.dtype(), meta.dtype),
-      op,
-      ": expected a value that converts to ",
+      where,
+      "expected a value that converts to ",
       dtype_name(meta.dtype),
       ", but got ",
-      dtype_name(value.dtype()),
-      " ",
-      key.context());
-  TORCH_CHECK_NOT_IMPLEMENTED(
+      dtype_name(value.dtype()));
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
       value.dense() != nullptr || has_backend(value.encoding->form),
-      op,
-      ": expected a value of a form that has a backend, but got '",
+      where,
+      "expected a value of a form that has a backend, but got '",
       value.encoding->form,
-      "' ",
-      key.context());
+      "'");
 }
 
-void check_out(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    const at::Tensor& out) {
+void check_out(const char* op, const Entry& entry, const at::Tensor& out) {
+  const Meta& meta = entry.meta;
   if (is_usual(meta, out)) {
     return;
   }
-  check_storable(op, key, out);
-  TORCH_CHECK_VALUE(
+  const Where where{op, entry.key};
+  check_storable(where, out);
+  TORCHKV_CHECK_VALUE(
       !out._is_zerotensor(),
-      op,
-      ": expected an out that can be written, but got a ZeroTensor ",
-      key.context());
-  check_shape(op, key, meta, out.sizes());
-  TORCH_CHECK_TYPE(
+      where,
+      "expected an out that can be written, but got a ZeroTensor");
+  check_shape(where, meta, out.sizes());
+  TORCHKV_CHECK_TYPE(
       c10::canCast(meta.dtype, out.scalar_type()),
-      op,
-      ": expected an out that ",
+      where,
+      "expected an out that ",
       dtype_name(meta.dtype),
       " converts to, but got ",
-      dtype_name(out.scalar_type()),
-      " ",
-      key.context());
-  TORCH_CHECK_VALUE(
+      dtype_name(out.scalar_type()));
+  TORCHKV_CHECK_VALUE(
       at::has_internal_overlap(out) != at::MemOverlap::Yes,
-      op,
-      ": expected an out without overlapping elements, but got an expanded one "
+      where,
+      "expected an out without overlapping elements, but got an expanded one "
       "of strides ",
       out.strides(),
-      "; clone it first ",
-      key.context());
+      "; clone it first");
 }
-
-} // namespace
-
-void check_values(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& values) {
-  check_count(op, keys, values);
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const auto number = static_cast<int64_t>(i);
-    for (int64_t j = values.begin(number); j < values.ends[i]; ++j) {
-      check_value(op, keys.list[i], entries[i]->meta, values.value(j));
-    }
-  }
-}
-
-void check_outs(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& outs) {
-  check_count(op, keys, outs);
-  for (size_t i = 0; i < entries.size(); ++i) {
-    for (const auto& out : outs.of(static_cast<int64_t>(i))) {
-      check_out(op, keys.list[i], entries[i]->meta, out);
-    }
-  }
-}
-
-void check_not_empty(const char* op, const Keys& keys) {
-  TORCH_CHECK_VALUE(
-      keys.size() != 0, op, ": expected at least one key, but got none");
-}
-
-void check_one_each(const char* op, const Keys& keys, const Tensors& tensors) {
-  check_count(op, keys, tensors);
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    const size_t size = tensors.of(i).size();
-    TORCH_CHECK_VALUE(
-        size == 1,
-        op,
-        ": expected one tensor, but got a list of ",
-        size,
-        " ",
-        keys.list[i].context());
-    const Value value = tensors.value(i);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        value.dense() != nullptr,
-        op,
-        ": expected a dense tensor, but got a value of form '",
-        value.encoding->form,
-        "' ",
-        keys.list[i].context());
-    check_storable(op, keys.list[i], *value.data);
-  }
-}
-
-void check_no_repeats(const char* op, const Entries& entries) {
-  ska::flat_hash_set<const Entry*> seen;
-  for (const auto& entry : entries) {
-    TORCH_CHECK_VALUE(
-        seen.insert(entry.get()).second,
-        op,
-        ": expected distinct keys, but got a repeated one ",
-        entry->key.context());
-  }
-}
-
-namespace {
 
 std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
   std::vector<std::string> names;
@@ -284,22 +187,83 @@ std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
 
 } // namespace
 
+void check_values(const Call& call, const Entries& entries) {
+  if (call.values == nullptr) {
+    return;
+  }
+  const Tensors& values = *call.values;
+  check_count(call.op, call.keys, values);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto number = static_cast<int64_t>(i);
+    for (int64_t j = values.begin(number); j < values.ends[i]; ++j) {
+      check_value(call.op, *entries[i], values.value(j));
+    }
+  }
+}
+
+void check_outs(const Call& call, const Entries& entries) {
+  if (call.outs == nullptr) {
+    return;
+  }
+  check_count(call.op, call.keys, *call.outs);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    for (const auto& out : call.outs->of(static_cast<int64_t>(i))) {
+      check_out(call.op, *entries[i], out);
+    }
+  }
+}
+
+void check_not_empty(const char* op, const Keys& keys) {
+  TORCH_CHECK_VALUE(
+      keys.size() != 0, op, ": expected at least one key, but got none");
+}
+
+void check_one_each(const Call& call) {
+  const char* op = call.op;
+  const Keys& keys = call.keys;
+  check_count(op, keys, *call.values);
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    const Where where{op, keys.list[i]};
+    const size_t size = call.values->of(i).size();
+    TORCHKV_CHECK_VALUE(
+        size == 1, where, "expected one tensor, but got a list of ", size);
+    const Value value = call.values->value(i);
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        value.dense() != nullptr,
+        where,
+        "expected a dense tensor, but got a value of form '",
+        value.encoding->form,
+        "'");
+    check_storable(where, *value.data);
+  }
+}
+
+void check_no_repeats(const char* op, const Entries& entries) {
+  ska::flat_hash_set<const Entry*> seen;
+  for (const auto& entry : entries) {
+    const Where where{op, entry->key};
+    TORCHKV_CHECK_VALUE(
+        seen.insert(entry.get()).second,
+        where,
+        "expected distinct keys, but got a repeated one");
+  }
+}
+
 void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys) {
-  const auto kind = table.kind();
+  const auto kind = table.summary().kind;
   for (const auto& key : keys) {
-    TORCH_CHECK_TYPE(
+    const Where where{op, key};
+    TORCHKV_CHECK_TYPE(
         !kind || *kind == key.kind(),
-        op,
-        ": expected options of ",
+        where,
+        "expected options of ",
         name(*kind),
         " keys, the kind of this store, but got a key of kind ",
-        name(key.kind()),
-        " ",
-        key.context());
-    if (!table.contains(op, key)) {
+        name(key.kind()));
+    if (table.find_one(op, key) == nullptr) {
       throw_unknown_option_key(op, key, similar_key(op, key, table));
     }
   }
@@ -317,11 +281,95 @@ void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
       " ",
       keys.context());
   for (int64_t i = 0; i < keys.size(); ++i) {
-    TORCH_CHECK_VALUE(
+    const Where where{op, keys.list[i]};
+    TORCHKV_CHECK_VALUE(
         !tensors.of(i).empty(),
-        op,
-        ": expected at least one tensor, but got an empty list ",
-        keys.list[i].context());
+        where,
+        "expected at least one tensor, but got an empty list");
+  }
+}
+
+void check_optimizable(const char* op, const Entry& entry) {
+  const Where where{op, entry.key};
+  const c10::ScalarType dtype = entry.meta.dtype;
+  TORCHKV_CHECK_TYPE(
+      c10::isFloatingType(dtype) || c10::isComplexType(dtype),
+      where,
+      "expected a stored value of floating-point or complex dtype, as the "
+      "store has an optimizer, but got ",
+      dtype_name(dtype));
+}
+
+void check_counter(const Where& where, const char* name, int64_t count) {
+  constexpr int64_t kMost = 9007199254740992; // 2^53: exact in fp64
+  TORCHKV_CHECK_VALUE(
+      count >= 0 && count <= kMost,
+      where,
+      "expected ",
+      name,
+      " to be from 0 to ",
+      kMost,
+      ", but got ",
+      count);
+}
+
+void check_state(
+    const char* op,
+    const Entry& entry,
+    const RuleSpec& rule,
+    const KeyState& state) {
+  const Where where{op, entry.key};
+  const c10::ScalarType dtype = entry.meta.dtype;
+  const auto names = state_names(rule);
+  if (!state.tensors.empty()) {
+    check_optimizable(op, entry);
+  }
+  const auto arithmetic =
+      state.tensors.empty() ? dtype : at::toOpMathType(dtype);
+  const auto is_known = [&](const std::string& name) {
+    return (name == "master" && arithmetic != dtype) || name == "accumulated" ||
+        std::any_of(names.begin(), names.end(), [&](const char* known) {
+             return known != nullptr && name == known;
+           });
+  };
+  check_counter(where, "step", state.step);
+  check_counter(where, "num_accumulated", state.num_accumulated);
+  TORCHKV_CHECK_VALUE(
+      (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
+      where,
+      "expected the state 'accumulated' if and only if num_accumulated is not "
+      "0, but got num_accumulated ",
+      state.num_accumulated);
+  for (const auto& [name, tensor] : state.tensors) {
+    TORCHKV_CHECK_VALUE(
+        is_known(name),
+        where,
+        "unexpected state ",
+        quoted(name),
+        " for optimizer '",
+        name_of(rule),
+        "'");
+    check_storable(where, tensor);
+    check_shape(where, entry.meta, tensor.sizes());
+    TORCHKV_CHECK_VALUE(
+        c10::canCast(tensor.scalar_type(), arithmetic),
+        where,
+        "expected a state that converts to ",
+        dtype_name(arithmetic),
+        ", but got ",
+        dtype_name(tensor.scalar_type()));
+  }
+  // State of options (AMSGrad, momentum) enabled after the last step does not
+  // exist yet.
+  RuleSpec plain;
+  plain.id = rule.id;
+  for (const char* name : state_names(plain)) {
+    TORCHKV_CHECK_VALUE(
+        name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
+        where,
+        "missing state '",
+        name,
+        "'");
   }
 }
 

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include <string>
-
-#include "../memory/meta.h"
+#include "../core/errors.h"
+#include "../core/rule.h"
+#include "../memory/key_state.h"
 #include "arguments.h"
-#include "entries.h"
 #include "key_table.h"
 
 namespace torchkv {
@@ -16,35 +14,18 @@ namespace torchkv {
 // c10::ValueError, TypeError or NotImplementedError with a message that names
 // the operation `op`, what was expected, what was given, and the key.
 
-// Whether the store can hold a tensor like this: dense, with its own memory, on
-// a device that PyTorch can run on.
-void check_storable(const char* op, const Key& key, const at::Tensor& tensor);
+// Where a tensor is "storable", the store can hold one like it: dense, with its
+// own memory, on a device that PyTorch can run on.
 
-void check_shape(
-    const char* op,
-    const Key& key,
-    const Meta& meta,
-    c10::IntArrayRef sizes);
+// The values of a call, if it has any: one or more storable tensors per key, of
+// the stored shape and of a dtype that converts to the stored one; or encoded,
+// in a form with a backend.
+void check_values(const Call& call, const Entries& entries);
 
-// "torch.float32"
-std::string dtype_name(c10::ScalarType dtype);
-
-// One or more tensors per key, each as check_storable, of the stored shape and
-// of a dtype that converts to the stored one; or encoded, in a form with a
-// backend.
-void check_values(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& values);
-
-// One or more tensors per key, each as check_storable, of the stored shape, of
-// a dtype that the stored one converts to, and without overlapping elements.
-void check_outs(
-    const char* op,
-    const Keys& keys,
-    const Entries& entries,
-    const Tensors& outs);
+// The outs, if it has any: one or more storable tensors per key, of the stored
+// shape, of a dtype that the stored one converts to, and without overlapping
+// elements.
+void check_outs(const Call& call, const Entries& entries);
 
 void check_not_empty(const char* op, const Keys& keys);
 
@@ -52,9 +33,8 @@ void check_not_empty(const char* op, const Keys& keys);
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// One tensor for each key, of which the store can hold a copy: dense, and as
-// check_storable.
-void check_one_each(const char* op, const Keys& keys, const Tensors& tensors);
+// One dense, storable value for each key.
+void check_one_each(const Call& call);
 
 void check_no_repeats(const char* op, const Entries& entries);
 
@@ -64,5 +44,19 @@ void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys);
+
+// TypeError unless the dtype of the key's value is floating-point or complex,
+// as optimizers require.
+void check_optimizable(const char* op, const Entry& entry);
+
+// ValueError unless `count`, named `name`, is a count of updates that can grow.
+void check_counter(const Where& where, const char* name, int64_t count);
+
+// ValueError unless `state` is a valid state of the rule for the entry.
+void check_state(
+    const char* op,
+    const Entry& entry,
+    const RuleSpec& rule,
+    const KeyState& state);
 
 } // namespace torchkv

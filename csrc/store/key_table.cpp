@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "../core/errors.h"
 
@@ -9,43 +10,37 @@ namespace torchkv {
 namespace {
 
 void expect_kind(const char* op, KeyKind kind, const Key& key) {
-  TORCH_CHECK_TYPE(
+  const Where where{op, key};
+  TORCHKV_CHECK_TYPE(
       key.kind() == kind,
-      op,
-      ": expected ",
+      where,
+      "expected ",
       name(kind),
       " keys, the kind of this store, but got a key of kind ",
-      name(key.kind()),
-      " ",
-      key.context());
+      name(key.kind()));
 }
 
 void expect_new(const char* op, bool is_new, const Key& key) {
-  TORCH_CHECK_VALUE(
-      is_new,
-      op,
-      ": expected a new key, but got one already initialised ",
-      key.context());
+  const Where where{op, key};
+  TORCHKV_CHECK_VALUE(
+      is_new, where, "expected a new key, but got one already initialised");
 }
 
 } // namespace
 
-void KeyTable::check_still_open(const char* op) const {
-  TORCH_CHECK(!closed_, op, ": expected an open store, but got a closed one");
+void expect_open(const char* op, bool is_open) {
+  TORCH_CHECK(is_open, op, ": expected an open store, but got a closed one");
 }
 
 void KeyTable::check_open(const char* op) const {
-  const std::shared_lock lock(mutex_);
-  check_still_open(op);
+  expect_open(op, summary().is_open);
 }
 
 void KeyTable::check_kind(const char* op, const Key& key) const {
-  if (kind_) {
-    expect_kind(op, *kind_, key);
-  }
+  expect_kind(op, summary_.kind.value_or(key.kind()), key);
 }
 
-const EntryPtr& KeyTable::find_one(const char* op, const Key& key) const {
+const EntryPtr& KeyTable::known(const char* op, const Key& key) const {
   const auto it = entries_.find(key);
   if (it == entries_.end()) {
     check_kind(op, key);
@@ -56,35 +51,35 @@ const EntryPtr& KeyTable::find_one(const char* op, const Key& key) const {
 
 void KeyTable::insert(const char* op, const Entries& entries) {
   const std::unique_lock lock(mutex_);
-  check_still_open(op);
-  const KeyKind kind = kind_.value_or(entries[0]->key.kind());
+  expect_open(op, summary_.is_open);
+  const KeyKind kind = summary_.kind.value_or(entries[0]->key.kind());
   size_t num_inserted = 0;
-  const auto undo = [&] {
-    for (size_t i = 0; i < num_inserted; ++i) {
-      entries_.erase(entries[i]->key);
-    }
-  };
+  int64_t num_bytes = 0;
   try {
     for (const auto& entry : entries) {
       expect_kind(op, kind, entry->key);
       expect_new(op, entries_.emplace(entry->key, entry).second, entry->key);
       entry->ordinal = num_inserted_ + static_cast<int64_t>(num_inserted);
       ++num_inserted;
+      num_bytes += entry->meta.num_bytes();
     }
   } catch (...) {
-    undo();
+    for (size_t i = 0; i < num_inserted; ++i) {
+      entries_.erase(entries[i]->key);
+    }
     throw;
   }
   num_inserted_ += static_cast<int64_t>(num_inserted);
-  kind_ = kind;
+  summary_.num_bytes += num_bytes;
+  summary_.kind = kind;
 }
 
 void KeyTable::check_absent(const char* op, const Keys& keys) const {
   const std::shared_lock lock(mutex_);
-  check_still_open(op);
+  expect_open(op, summary_.is_open);
   for (const auto& key : keys.list) {
     check_kind(op, key);
-    expect_new(op, entries_.find(key) == entries_.end(), key);
+    expect_new(op, entries_.count(key) == 0, key);
   }
 }
 
@@ -92,9 +87,9 @@ Entries KeyTable::find(const char* op, const Keys& keys) const {
   Entries result;
   result.reserve(keys.list.size());
   const std::shared_lock lock(mutex_);
-  check_still_open(op);
+  expect_open(op, summary_.is_open);
   for (const auto& key : keys.list) {
-    result.push_back(find_one(op, key));
+    result.push_back(known(op, key));
   }
   return result;
 }
@@ -102,26 +97,30 @@ Entries KeyTable::find(const char* op, const Keys& keys) const {
 void KeyTable::erase(const char* op, const Keys& keys) {
   Entries unlinked; // freed after the lock is released
   const std::unique_lock lock(mutex_);
-  check_still_open(op);
+  expect_open(op, summary_.is_open);
   for (const auto& key : keys.list) {
-    unlinked.push_back(find_one(op, key));
+    unlinked.push_back(known(op, key));
   }
-  for (const auto& key : keys.list) {
-    entries_.erase(key);
+  for (const auto& entry : unlinked) {
+    if (entries_.erase(entry->key) != 0) {
+      summary_.num_bytes -= entry->meta.num_bytes();
+    }
   }
 }
 
-bool KeyTable::contains(const char* op, const Key& key) const {
+EntryPtr KeyTable::find_one(const char* op, const Key& key) const {
   const std::shared_lock lock(mutex_);
-  check_still_open(op);
+  expect_open(op, summary_.is_open);
   check_kind(op, key);
-  return entries_.find(key) != entries_.end();
+  const auto it = entries_.find(key);
+  return it == entries_.end() ? EntryPtr() : it->second;
 }
 
-int64_t KeyTable::size(const char* op) const {
+KeyTable::Summary KeyTable::summary() const {
   const std::shared_lock lock(mutex_);
-  check_still_open(op);
-  return static_cast<int64_t>(entries_.size());
+  Summary result = summary_;
+  result.num_keys = static_cast<int64_t>(entries_.size());
+  return result;
 }
 
 std::vector<EntryPtr> KeyTable::sorted_entries() const {
@@ -138,50 +137,40 @@ std::vector<EntryPtr> KeyTable::sorted_entries() const {
 
 std::vector<EntryPtr> KeyTable::entries(const char* op) const {
   const std::shared_lock lock(mutex_);
-  check_still_open(op);
-  return sorted_entries();
-}
-
-std::optional<std::vector<EntryPtr>> KeyTable::entries_if_open() const {
-  const std::shared_lock lock(mutex_);
-  if (closed_) {
-    return std::nullopt;
-  }
+  expect_open(op, summary_.is_open);
   return sorted_entries();
 }
 
 std::vector<EntryPtr> KeyTable::take(const char* op, KeyTable& other) {
   const std::scoped_lock lock(mutex_, other.mutex_);
-  check_still_open(op);
+  expect_open(op, summary_.is_open);
+  const auto kind = summary_.kind;
   TORCH_CHECK_TYPE(
-      !kind_ || !other.kind_ || *kind_ == *other.kind_,
+      !kind || !other.summary_.kind || kind == other.summary_.kind,
       op,
       ": expected ",
-      name(*kind_),
+      name(*kind),
       " keys, the kind of this store, but got keys of kind ",
-      name(*other.kind_));
+      name(*other.summary_.kind));
   auto replaced = sorted_entries();
   entries_.clear();
   entries_.swap(other.entries_);
-  kind_ = kind_ ? kind_ : other.kind_;
+  summary_.num_bytes = std::exchange(other.summary_.num_bytes, 0);
+  summary_.kind = kind ? kind : other.summary_.kind;
   num_inserted_ = other.num_inserted_;
   return replaced;
 }
 
 void KeyTable::fix_kind(KeyKind kind) {
   const std::unique_lock lock(mutex_);
-  TORCHKV_INTERNAL_ASSERT(!kind_ || *kind_ == kind);
-  kind_ = kind;
-}
-
-std::optional<KeyKind> KeyTable::kind() const {
-  const std::shared_lock lock(mutex_);
-  return kind_;
+  TORCHKV_INTERNAL_ASSERT(summary_.kind.value_or(kind) == kind);
+  summary_.kind = kind;
 }
 
 std::vector<EntryPtr> KeyTable::close() {
   const std::unique_lock lock(mutex_);
-  closed_ = true;
+  summary_.is_open = false;
+  summary_.num_bytes = 0;
   auto unlinked = sorted_entries();
   entries_.clear();
   return unlinked;

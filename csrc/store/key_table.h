@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
@@ -10,9 +9,13 @@
 
 #include "../core/export.h"
 #include "../core/key.h"
-#include "entries.h"
+#include "../memory/entry.h"
+#include "arguments.h"
 
 namespace torchkv {
+
+// RuntimeError unless the store is open.
+void expect_open(const char* op, bool is_open);
 
 // The keys of one store. Any thread may call any method; none blocks for longer
 // than it takes to look the keys up. REQUIRES for all: the GIL is released.
@@ -20,7 +23,7 @@ namespace torchkv {
 // Invariants:
 // 1. All keys are of one kind, which the first insert fixes.
 // 2. A method that throws has changed nothing.
-// 3. After close() every other method throws RuntimeError.
+// 3. After close() every other method but summary() throws RuntimeError.
 class TORCHKV_API KeyTable {
  public:
   // Adds all entries or none: ValueError for a key that exists or is repeated,
@@ -38,8 +41,8 @@ class TORCHKV_API KeyTable {
   // Unlinks all keys or, if one is unknown, none.
   void erase(const char* op, const Keys& keys);
 
-  bool contains(const char* op, const Key& key) const;
-  int64_t size(const char* op) const;
+  // As find, but null for an unknown key.
+  EntryPtr find_one(const char* op, const Key& key) const;
 
   void check_open(const char* op) const;
 
@@ -53,26 +56,28 @@ class TORCHKV_API KeyTable {
 
   // As the first insert does. REQUIRES: no key of the other kind was inserted.
   void fix_kind(KeyKind kind);
-  // Unset until the first insert. May be called after close().
-  std::optional<KeyKind> kind() const;
-  // As entries(), but an empty optional after close() instead of a throw.
-  std::optional<std::vector<EntryPtr>> entries_if_open() const;
+  struct Summary {
+    bool is_open = true;
+    int64_t num_keys = 0;
+    int64_t num_bytes = 0; // of the values
+    std::optional<KeyKind> kind; // unset until the first insert
+  };
+  Summary summary() const;
 
   // Removes all entries and returns them, for the caller to free. Calls in
   // flight finish on the entries they hold.
   std::vector<EntryPtr> close();
 
  private:
-  void check_still_open(const char* op) const;
+  // These need the lock.
   void check_kind(const char* op, const Key& key) const;
-  const EntryPtr& find_one(const char* op, const Key& key) const;
+  const EntryPtr& known(const char* op, const Key& key) const;
   std::vector<EntryPtr> sorted_entries() const;
 
   mutable std::shared_mutex mutex_; // guards everything below
   ska::flat_hash_map<Key, EntryPtr, KeyHash> entries_;
-  std::optional<KeyKind> kind_;
+  Summary summary_; // without num_keys
   int64_t num_inserted_ = 0;
-  bool closed_ = false;
 };
 
 } // namespace torchkv

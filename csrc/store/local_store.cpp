@@ -5,9 +5,7 @@
 
 #include "../comm/nccl_collective.h"
 #include "../core/in_progress.h"
-#include "batch.h"
 #include "check.h"
-#include "check_state.h"
 #include "locked_ranges.h"
 
 namespace torchkv {
@@ -29,74 +27,53 @@ LocalStore::LocalStore(Runtime& runtime, Options options)
           [this] { return current_optimizer(); },
           std::move(options.combine)) {}
 
-Entries LocalStore::make_entries(
-    const char* op,
-    const Keys& keys,
-    const Tensors& values) const {
-  check_count(op, keys, values);
-  table_.check_absent(op, keys);
-  check_key_kind(op, updater(), keys.list[0].kind());
-  check_one_each(op, keys, values);
+Entries LocalStore::make_entries(const Call& call) const {
+  check_count(call.op, call.keys, *call.values);
+  table_.check_absent(call.op, call.keys);
+  check_key_kind(call.op, updater(), call.keys.list[0].kind());
+  check_one_each(call);
   Entries entries;
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    const at::Tensor& value = values.of(i)[0];
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const at::Tensor& value = call.values->flat[i];
     Meta meta{
         c10::SmallVector<int64_t, 4>(value.sizes()),
         value.scalar_type(),
         value.numel()};
     entries.push_back(
-        c10::make_intrusive<Entry>(keys.list[i], std::move(meta)));
+        c10::make_intrusive<Entry>(call.keys.list[i], std::move(meta)));
   }
+  check_outs(call, entries);
   return entries;
 }
 
-// init, or with outs broadcast.
-WorkPtr LocalStore::insert(
-    const char* op,
-    const Keys& keys,
-    const Tensors& values,
-    const Tensors* outs,
-    const CallOptions& options) {
+WorkPtr LocalStore::insert(const Call& call) {
   std::optional<AsyncScope> scope;
-  const Entries entries = make_entries(op, keys, values);
-  if (outs != nullptr) {
-    check_outs(op, keys, entries, *outs);
-  }
-  enter(scope, options, entries, &values, outs);
+  const Entries entries = make_entries(call);
+  enter(scope, call, entries);
   for (size_t i = 0; i < entries.size(); ++i) {
-    placement_.store(*entries[i], values.flat[i]);
+    placement_.store(*entries[i], call.values->flat[i]);
   }
   {
     // Held over both, or set_updater could slip in between with an updater for
     // the other kind of keys.
     const std::lock_guard lock(updater_mutex_);
-    check_key_kind(op, updater_, entries[0]->key.kind());
-    table_.insert(op, entries);
+    check_key_kind(call.op, updater_, entries[0]->key.kind());
+    table_.insert(call.op, entries);
   }
-  if (outs != nullptr) {
-    copy_out(entries, *outs);
+  if (call.outs != nullptr) {
+    copy_out(Groups(entries, *call.outs));
   }
   return scope ? scope->finish() : nullptr;
 }
 
-// The entries of a call that writes `values` into the store, or the store into
-// `outs`, after all checks.
-Entries LocalStore::find(
-    const char* op,
-    const Keys& keys,
-    const Tensors* values,
-    const Tensors* outs,
-    const Updater& updater) const {
-  Entries entries = table_.find(op, keys);
-  if (values != nullptr) {
-    check_values(op, keys, entries, *values);
-  }
-  if (outs != nullptr) {
-    check_outs(op, keys, entries, *outs);
-  }
-  if (values != nullptr && std::holds_alternative<OptimizerPtr>(updater)) {
+// The entries of a call whose values `updater` merges, after all checks.
+Entries LocalStore::find(const Call& call, const Updater& updater) const {
+  Entries entries = table_.find(call.op, call.keys);
+  check_values(call, entries);
+  check_outs(call, entries);
+  if (std::holds_alternative<OptimizerPtr>(updater)) {
     for (const auto& entry : entries) {
-      check_optimizable(op, entry->key, entry->meta);
+      check_optimizable(call.op, *entry);
     }
   }
   return entries;
@@ -105,15 +82,13 @@ Entries LocalStore::find(
 // The work of an asynchronous call goes to the store's streams from here.
 void LocalStore::enter(
     std::optional<AsyncScope>& scope,
-    const CallOptions& options,
-    const Entries& entries,
-    const Tensors* values,
-    const Tensors* outs) const {
-  if (!options.async_op) {
+    const Call& call,
+    const Entries& entries) const {
+  if (!call.options.async_op) {
     return;
   }
   scope.emplace(streams_);
-  for (const auto* tensors : {values, outs}) {
+  for (const auto* tensors : {call.values, call.outs}) {
     if (tensors != nullptr) {
       scope->enter(tensors->flat);
     }
@@ -126,89 +101,43 @@ void LocalStore::enter(
   }
 }
 
-void LocalStore::init(const Keys& keys, const Tensors& values) {
-  insert("init", keys, values, nullptr, {});
-}
-
-WorkPtr LocalStore::broadcast(
-    const Keys& keys,
-    const Tensors& values,
-    const Tensors& outs,
-    const CallOptions& options) {
-  return insert("broadcast", keys, values, &outs, options);
-}
-
-WorkPtr LocalStore::push(
-    const Keys& keys,
-    const Tensors& values,
-    const CallOptions& options) {
-  return merge("push", keys, values, nullptr, updater(), options);
-}
-
-WorkPtr LocalStore::pushpull(
-    const Keys& keys,
-    const Tensors& values,
-    const Tensors& outs,
-    const CallOptions& options) {
-  return merge("pushpull", keys, values, &outs, updater(), options);
-}
-
-void LocalStore::apply(
-    const Keys& keys,
-    const Tensors& values,
-    const Updater& updater,
-    const Tensors* outs) {
-  merge("push", keys, values, outs, updater, {});
-}
-
-WorkPtr LocalStore::pull(
-    const Keys& keys,
-    const Tensors& outs,
-    const CallOptions& options) {
+WorkPtr LocalStore::pull(const Call& call) {
   std::optional<AsyncScope> scope;
-  Entries entries = find("pull", keys, nullptr, &outs, {});
-  const auto merged = merge_repeats(entries, outs);
-  enter(scope, options, entries, nullptr, &outs);
-  copy_out(entries, merged ? *merged : outs);
+  const Groups outs(find(call, {}), *call.outs);
+  enter(scope, call, outs.entries());
+  copy_out(outs);
   return scope ? scope->finish() : nullptr;
 }
 
-std::vector<at::Tensor> LocalStore::pull(
-    const Keys& keys,
-    const CallOptions& /*options*/) {
+std::vector<at::Tensor> LocalStore::pull(const Keys& keys) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
   Entries entries = table_.find(op, keys);
-  Tensors outs;
+  std::vector<at::Tensor> result;
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
-    outs.append(slices_.empty_like(*entry, entry->meta.dtype, entry->device));
-    outs.end_group();
+    result.push_back(
+        slices_.empty_like(*entry, entry->meta.dtype, entry->device));
   }
-  std::vector<at::Tensor> result(outs.flat.begin(), outs.flat.end());
-  const auto merged = merge_repeats(entries, outs);
-  copy_out(entries, merged ? *merged : outs);
+  const Tensors outs = Tensors::one_each(result);
+  copy_out(Groups(std::move(entries), outs));
   return result;
 }
 
-// push, or with outs pushpull.
-WorkPtr LocalStore::merge(
-    const char* op,
-    const Keys& keys,
-    const Tensors& values,
-    const Tensors* outs,
-    const Updater& updater,
-    const CallOptions& options) {
+WorkPtr LocalStore::merge(const Call& call) {
+  return apply(call, updater());
+}
+
+WorkPtr LocalStore::apply(const Call& call, const Updater& updater) {
   std::optional<AsyncScope> scope;
-  Entries entries = find(op, keys, &values, outs, updater);
-  check_expected_keys(op);
-  Entries of_outs = outs == nullptr ? Entries() : entries;
-  const auto merged_values = merge_repeats(entries, values);
-  enter(scope, options, entries, &values, outs);
-  update(entries, merged_values ? *merged_values : values, updater);
-  if (outs != nullptr) {
-    const auto merged_outs = merge_repeats(of_outs, *outs);
-    copy_out(of_outs, merged_outs ? *merged_outs : *outs);
+  Entries entries = find(call, updater);
+  check_expected_keys(call.op);
+  Entries of_outs = call.outs == nullptr ? Entries() : entries;
+  const Groups values(std::move(entries), *call.values);
+  enter(scope, call, values.entries());
+  update(values, updater);
+  if (call.outs != nullptr) {
+    copy_out(Groups(std::move(of_outs), *call.outs));
   }
   return scope ? scope->finish() : nullptr;
 }
@@ -220,23 +149,20 @@ std::pair<at::Tensor, int64_t> LocalStore::lease(const Key& key) {
   return {slices_.lease(entry), entry.version};
 }
 
-void LocalStore::update(
-    const Entries& entries,
-    const Tensors& values,
-    const Updater& updater) {
+void LocalStore::update(const Groups& values, const Updater& updater) {
   if (const auto* opaque =
           std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
-    update_one_by_one(entries, values, **opaque);
+    update_one_by_one(values, **opaque);
   } else if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
-    optimizer_step_.push(entries, values, **optimizer);
+    optimizer_step_.push(values, **optimizer);
   } else {
-    assign_sums(entries, values);
+    assign_sums(values);
   }
 }
 
-void LocalStore::assign_sums(const Entries& entries, const Tensors& values) {
-  for_each_locked(entries, values, [&](size_t begin, size_t end) {
-    const Batch batch(entries, values, begin, end);
+void LocalStore::assign_sums(const Groups& values) {
+  for_each_locked(values, [&](size_t begin, size_t end) {
+    const Batch batch(values, begin, end);
     placement_.place(batch.items, /*may_shard=*/true);
     for (const auto& item : batch.items) {
       slices_.end_leases(*item.entry);
@@ -250,13 +176,12 @@ void LocalStore::assign_sums(const Entries& entries, const Tensors& values) {
 
 // One key at a time, in order, as an opaque updater expects.
 void LocalStore::update_one_by_one(
-    const Entries& entries,
-    const Tensors& values,
+    const Groups& values,
     OpaqueUpdater& opaque) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
+  for (size_t i = 0; i < values.entries().size(); ++i) {
+    Entry& entry = *values.entries()[i];
     const std::lock_guard lock(entry.mutex);
-    const Batch batch(entries, values, i, i + 1);
+    const Batch batch(values, i, i + 1);
     placement_.place(batch.items, /*may_shard=*/false);
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
@@ -277,24 +202,26 @@ void LocalStore::update_one_by_one(
   }
 }
 
-void LocalStore::copy_out(const Entries& entries, const Tensors& outs) const {
-  for_each_locked(entries, outs, [&](size_t begin, size_t end) {
+void LocalStore::copy_out(const Groups& outs) const {
+  for_each_locked(outs, [&](size_t begin, size_t end) {
     c10::SmallVector<Item, 1> items;
     items.reserve(end - begin);
     for (size_t i = begin; i < end; ++i) {
       items.push_back(
-          {entries[i].get(), {}, outs.of(static_cast<int64_t>(i)), nullptr});
+          {outs.entries()[i].get(),
+           {},
+           outs.tensors().of(static_cast<int64_t>(i)),
+           nullptr});
     }
     placement_.place(items, may_shard_);
     reducer_.copy_out(items);
   });
 }
 
-void LocalStore::assign(const Keys& keys, const Tensors& values) {
-  constexpr auto* op = "assign";
-  const Entries entries = find(op, keys, &values, nullptr, {});
-  check_one_each(op, keys, values);
-  check_no_repeats(op, entries);
+void LocalStore::assign(const Call& call) {
+  const Entries entries = find(call, {});
+  check_one_each(call);
+  check_no_repeats(call.op, entries);
   struct Assigned {
     at::Tensor value;
     bool keep_master;
@@ -306,7 +233,7 @@ void LocalStore::assign(const Keys& keys, const Tensors& values) {
     Entry& entry = *entries[i];
     const std::lock_guard lock(entry.mutex);
     slices_.end_leases(entry);
-    const at::Tensor value = slices_.laid_out_as(entry, values.flat[i]);
+    const at::Tensor value = slices_.laid_out_as(entry, call.values->flat[i]);
     assigned.push_back(
         {value, slices_.master_rounds_to(entry, value), entry.version});
   }
@@ -327,14 +254,6 @@ void LocalStore::erase(const Keys& keys) {
   table_.erase(op, keys);
 }
 
-bool LocalStore::contains(const Key& key) const {
-  return table_.contains("in", key);
-}
-
-int64_t LocalStore::size() const {
-  return table_.size("len");
-}
-
 std::vector<Key> LocalStore::keys() const {
   std::vector<Key> result;
   for (const auto& entry : table_.entries("keys")) {
@@ -343,26 +262,23 @@ std::vector<Key> LocalStore::keys() const {
   return result;
 }
 
-std::optional<KeyKind> LocalStore::key_kind() const {
-  return table_.kind();
+std::optional<Meta> LocalStore::meta(const char* op, const Key& key) const {
+  const EntryPtr entry = table_.find_one(op, key);
+  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
 }
 
-Meta LocalStore::meta(const char* op, const Key& key) const {
-  const Entries entries = table_.find(op, key); // keeps the entry alive
-  return entries[0]->meta;
-}
-
-std::optional<Store::Summary> LocalStore::summary() const {
-  const auto entries = table_.entries_if_open();
-  if (!entries) {
-    return std::nullopt;
-  }
-  Summary result{static_cast<int64_t>(entries->size()), 0};
-  for (const auto& entry : *entries) {
-    result.num_bytes += entry->meta.num_elements *
-        static_cast<int64_t>(c10::elementSize(entry->meta.dtype));
-  }
-  return result;
+StoreStatus LocalStore::status() const {
+  const std::lock_guard lock(updater_mutex_);
+  const KeyTable::Summary table = table_.summary();
+  return {
+      table.is_open,
+      table.num_keys,
+      table.num_bytes,
+      table.kind,
+      updater_,
+      expected_keys_,
+      optimizer_step_.num_skipped(),
+      optimizer_step_.grad_norm()};
 }
 
 void LocalStore::barrier() {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -16,7 +14,7 @@
 #include "../device/streams.h"
 #include "../memory/placement.h"
 #include "../memory/slices.h"
-#include "entries.h"
+#include "batch.h"
 #include "key_table.h"
 #include "optimizer_step.h"
 #include "store.h"
@@ -28,9 +26,8 @@ namespace torchkv {
 //
 // Invariants:
 // 1. A stored value never aliases a tensor of the caller (except a lease);
-// pushed
-//    tensors are only read, and not after the call or, if it is asynchronous,
-//    its work.
+//    pushed tensors are only read, and not after the call or, if it is
+//    asynchronous, its work.
 // 2. A call waits for an entry's mutex only while it holds no other; more, for
 //    one pass over many keys, it takes only where they are free. An updater's
 //    it takes after its one entry's. So the calls of one store cannot wait for
@@ -49,45 +46,21 @@ class TORCHKV_API LocalStore final : public Store {
   // The runtime outlives the store.
   LocalStore(Runtime& runtime, Options options);
 
-  void init(const Keys& keys, const Tensors& values) override;
-  WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) override;
-  WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
-      override;
-  WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override;
-  void assign(const Keys& keys, const Tensors& values) override;
+  WorkPtr insert(const Call& call) override;
+  WorkPtr merge(const Call& call) override;
+  WorkPtr pull(const Call& call) override;
+  std::vector<at::Tensor> pull(const Keys& keys) override;
+  void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
-  bool contains(const Key& key) const override;
-  int64_t size() const override;
   std::vector<Key> keys() const override;
-  std::optional<KeyKind> key_kind() const override;
-  Meta meta(const char* op, const Key& key) const override;
-  std::optional<Summary> summary() const override;
+  std::optional<Meta> meta(const char* op, const Key& key) const override;
+  StoreStatus status() const override;
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
-  Updater updater(const char* op) const override;
   void expect_keys(const Keys& keys) override;
-  std::vector<Key> expected_keys() const override;
-  int64_t num_skipped() const override;
-  std::optional<double> grad_norm() const override;
   std::vector<KeyState> optimizer_states(const Keys& keys) const override;
   void set_optimizer_states(
       const Keys& keys,
@@ -103,14 +76,10 @@ class TORCHKV_API LocalStore final : public Store {
 
   // For servers that hold a LocalStore:
 
-  // pushpull with an updater that need not be the one that is set, such as that
-  // of the round which the values belong to. Without outs, push. Generations of
-  // optimizers are compared as in push.
-  void apply(
-      const Keys& keys,
-      const Tensors& values,
-      const Updater& updater,
-      const Tensors* outs = nullptr);
+  // merge with an updater that need not be the one that is set, such as that of
+  // the round which the values belong to. Generations of optimizers are
+  // compared as in merge.
+  WorkPtr apply(const Call& call, const Updater& updater);
 
   // The value and the number of its updates, at one moment. The store does not
   // write the tensor while it, or another tensor on its storage, exists: the
@@ -123,44 +92,23 @@ class TORCHKV_API LocalStore final : public Store {
   OptimizerPtr optimizer(const char* op) const;
   OptimizerPtr current_optimizer() const;
   // Frees the state of optimizers before `generation`.
-  void replace_updater(const char* op, Updater next, uint64_t generation);
-  Entries find(
+  void replace_updater(
       const char* op,
-      const Keys& keys,
-      const Tensors* values,
-      const Tensors* outs,
-      const Updater& updater) const;
-  Entries make_entries(const char* op, const Keys& keys, const Tensors& values)
-      const;
-  WorkPtr insert(
-      const char* op,
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors* outs,
-      const CallOptions& options);
-  WorkPtr merge(
-      const char* op,
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors* outs,
-      const Updater& updater,
-      const CallOptions& options);
+      Updater next,
+      uint64_t generation,
+      std::vector<Key> expected = {});
+  Entries find(const Call& call, const Updater& updater) const;
+  Entries make_entries(const Call& call) const;
   void enter(
       std::optional<AsyncScope>& scope,
-      const CallOptions& options,
-      const Entries& entries,
-      const Tensors* values,
-      const Tensors* outs) const;
-  void update(
-      const Entries& entries,
-      const Tensors& values,
-      const Updater& updater);
-  void assign_sums(const Entries& entries, const Tensors& values);
-  void update_one_by_one(
-      const Entries& entries,
-      const Tensors& values,
-      OpaqueUpdater& opaque);
-  void copy_out(const Entries& entries, const Tensors& outs) const;
+      const Call& call,
+      const Entries& entries) const;
+  void update(const Groups& values, const Updater& updater);
+  void assign_sums(const Groups& values);
+  void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);
+  void copy_out(const Groups& outs) const;
+  // REQUIRES: updater_mutex_.
+  void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
   std::vector<Key> unknown_option_keys(
       const char* op,

@@ -1,14 +1,162 @@
-// What a LocalStore hands out to be saved, and takes back.
+// LocalStore's updater or optimizer, with its state; and what a LocalStore
+// hands out to be saved, and takes back.
 #include <utility>
 
 #include "../core/errors.h"
 #include "../core/in_progress.h"
 #include "../update/script_updater.h"
 #include "check.h"
-#include "check_state.h"
 #include "local_store.h"
 
 namespace torchkv {
+
+Updater LocalStore::updater() const {
+  const std::lock_guard lock(updater_mutex_);
+  return updater_;
+}
+
+OptimizerPtr LocalStore::current_optimizer() const {
+  const Updater updater = this->updater();
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  return optimizer == nullptr ? nullptr : *optimizer;
+}
+
+OptimizerPtr LocalStore::optimizer(const char* op) const {
+  table_.check_open(op);
+  OptimizerPtr optimizer = current_optimizer();
+  TORCH_CHECK_VALUE(
+      optimizer != nullptr,
+      op,
+      ": the store has no optimizer; call set_optimizer first");
+  return optimizer;
+}
+
+void LocalStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
+  Updater next;
+  if (updater != nullptr) {
+    next = std::move(updater);
+  }
+  replace_updater("set_updater", std::move(next), new_generation());
+}
+
+// The keys with options of their own that the next push has to find; those of a
+// store with keys are checked at once.
+std::vector<Key> LocalStore::unknown_option_keys(
+    const char* op,
+    const Optimizer& optimizer,
+    bool keep_state) const {
+  const OptimizerPtr known = keep_state ? current_optimizer() : nullptr;
+  std::vector<Key> unknown;
+  for (const auto& [key, options] : optimizer.keys) {
+    if (known == nullptr || known->keys.count(key) == 0) {
+      unknown.push_back(key);
+    }
+  }
+  table_.check_open(op);
+  if (table_.summary().num_keys != 0) {
+    check_known(op, table_, unknown);
+    unknown.clear();
+  }
+  return unknown;
+}
+
+uint64_t LocalStore::set_optimizer(
+    Optimizer optimizer,
+    bool keep_state,
+    bool check_keys) {
+  constexpr auto* op = "set_optimizer";
+  check_optimizer(op, optimizer);
+  std::vector<Key> unknown;
+  if (check_keys) {
+    unknown = unknown_option_keys(op, optimizer, keep_state);
+  }
+  if (!keep_state) {
+    optimizer.generation = new_generation();
+    const uint64_t generation = optimizer.generation;
+    replace_updater(
+        op,
+        std::make_shared<const Optimizer>(std::move(optimizer)),
+        generation,
+        std::move(unknown));
+    return generation;
+  }
+  OptimizerPtr next; // the old one is freed after the lock is released
+  const std::lock_guard lock(updater_mutex_);
+  table_.check_open(op);
+  auto* current = std::get_if<OptimizerPtr>(&updater_);
+  TORCH_CHECK_VALUE(
+      current != nullptr && (*current)->groups[0].id == optimizer.groups[0].id,
+      op,
+      ": expected the optimizer that is set, with other numbers, but got '",
+      optimizer.name(),
+      "' where ",
+      current == nullptr ? "no optimizer is set"
+                         : c10::str('\'', (*current)->name(), "' is"));
+  optimizer.generation = (*current)->generation;
+  next = std::make_shared<const Optimizer>(std::move(optimizer));
+  current->swap(next);
+  unknown.insert(unknown.begin(), expected_keys_.begin(), expected_keys_.end());
+  set_expected_keys(std::move(unknown));
+  return (*current)->generation;
+}
+
+void LocalStore::expect_keys(const Keys& keys) {
+  table_.check_open("expect_keys");
+  const std::lock_guard lock(updater_mutex_);
+  set_expected_keys({keys.list.begin(), keys.list.end()});
+}
+
+void LocalStore::set_expected_keys(std::vector<Key> keys) {
+  expects_keys_ = !keys.empty();
+  expected_keys_ = std::move(keys);
+}
+
+void LocalStore::check_expected_keys(const char* op) {
+  if (!expects_keys_) {
+    return;
+  }
+  const std::lock_guard lock(updater_mutex_);
+  check_known(op, table_, expected_keys_);
+  set_expected_keys({});
+}
+
+void LocalStore::replace_updater(
+    const char* op,
+    Updater next,
+    uint64_t generation,
+    std::vector<Key> expected) {
+  std::vector<EntryPtr> entries;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    entries = table_.entries(op);
+    if (const auto kind = table_.summary().kind) {
+      check_key_kind(op, next, *kind);
+    }
+    may_shard_ = is_elementwise(next);
+    updater_.swap(next); // the old one is freed after the lock is released
+    set_expected_keys(std::move(expected));
+    optimizer_step_.clear_norm();
+  }
+  // A key that a call holds keeps its state until its next push: that call may
+  // wait for this thread.
+  for (const auto& entry : entries) {
+    const std::unique_lock lock(entry->mutex, std::try_to_lock);
+    if (lock.owns_lock() && entry->generation != 0 &&
+        entry->generation < generation) {
+      slices_.clear_state(*entry);
+      entry->generation = 0;
+    }
+  }
+}
+
+void LocalStore::visit_sole_updater(
+    c10::function_ref<void(const OpaqueUpdater&)> visit) const {
+  const std::lock_guard lock(updater_mutex_);
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater_);
+  if (opaque != nullptr && opaque->use_count() == 1) {
+    visit(**opaque);
+  }
+}
 
 StoreState LocalStore::state(bool with_keys) const {
   constexpr auto* op = "save";
@@ -17,7 +165,7 @@ StoreState LocalStore::state(bool with_keys) const {
   StoreState state;
   const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
   table_.check_open(op);
-  if (const auto kind = table_.kind()) {
+  if (const auto kind = table_.summary().kind) {
     state.key_kind = name(*kind);
   }
   for (const auto& entry : entries) {
@@ -81,9 +229,8 @@ void LocalStore::set_optimizer_states(
       " ",
       keys.context());
   for (size_t i = 0; i < states.size(); ++i) {
-    const Entry& entry = *entries[i];
     check_state(
-        op, entry.key, entry.meta, optimizer->rule_of(entry.key), states[i]);
+        op, *entries[i], optimizer->rule_of(entries[i]->key), states[i]);
   }
   for (size_t i = 0; i < states.size(); ++i) {
     Entry& entry = *entries[i];
@@ -100,8 +247,9 @@ void LocalStore::load(StoreState state) {
   for (size_t i = 0; i < keys.list.size(); ++i) {
     // One by one, so that a value is freed before the next is copied.
     const Key& key = keys.list[i];
-    check_counter("load", key, "version", state.versions[i]);
-    init(key, std::exchange(state.values[i], at::Tensor()));
+    check_counter({"load", key}, "version", state.versions[i]);
+    const Tensors value(std::exchange(state.values[i], at::Tensor()));
+    insert({"init", key, &value});
     table_.find("load", key)[0]->version = state.versions[i];
   }
   if (!state.key_kind.empty()) {
@@ -134,19 +282,17 @@ void LocalStore::take(Store& other_store) {
     placement_.adopt(*entry);
   }
   // Both are freed after the lock is released, as in close().
-  Updater updater = other.updater();
-  const auto expected = other.expected_keys();
+  StoreStatus taken = other.status();
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);
-    if (const auto kind = table_.kind()) {
-      check_key_kind(op, updater, *kind);
+    if (const auto kind = table_.summary().kind) {
+      check_key_kind(op, taken.updater, *kind);
     }
     replaced = table_.take(op, other.table_);
-    may_shard_ = is_elementwise(updater);
-    updater_.swap(updater);
-    expected_keys_ = expected;
-    expects_keys_ = !expected.empty();
+    may_shard_ = is_elementwise(taken.updater);
+    updater_.swap(taken.updater);
+    set_expected_keys(std::move(taken.expected_keys));
     optimizer_step_.take(other.optimizer_step_);
   }
   other.close();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -8,37 +7,31 @@
 #include <mutex>
 #include <utility>
 
-#include "entries.h"
+#include "batch.h"
 
 namespace torchkv {
-
-// The bytes that a sum or a copy of one key moves while its caller blocks: none
-// on accelerators, where work is enqueued, and larger ranges take fewer
-// launches and waits. REQUIRES: the entry's mutex.
-inline int64_t moved_bytes(const Entry& entry, size_t num_tensors) {
-  if (!entry.device.is_cpu()) {
-    return 0;
-  }
-  return entry.meta.num_elements *
-      static_cast<int64_t>(c10::elementSize(entry.meta.dtype)) *
-      static_cast<int64_t>(num_tensors + 1);
-}
 
 // Calls `body(begin, end)` for ranges of entries, in order, while it holds
 // their mutexes. It waits for a mutex only while it holds none: a range ends
 // before an entry that another call holds, and the next one begins by waiting
-// for it. `tensors` are those of the call, a group for each entry.
+// for it.
 template <class Body>
-void for_each_locked(
-    const Entries& entries,
-    const Tensors& tensors,
-    Body body) {
+void for_each_locked(const Groups& groups, Body body) {
   // Large enough for a parallel region, small enough not to block others long.
   constexpr size_t kMaxEntries = 4096;
   constexpr int64_t kMaxBytes = int64_t{256} * 1024 * 1024;
 
-  const auto num_bytes = [&](size_t i) {
-    return moved_bytes(*entries[i], tensors.of(static_cast<int64_t>(i)).size());
+  const Entries& entries = groups.entries();
+  // The bytes that a sum or a copy of one key moves while its caller blocks:
+  // none on accelerators, where work is enqueued, and larger ranges take fewer
+  // launches and waits. REQUIRES: the entry's mutex.
+  const auto num_bytes = [&](size_t i) -> int64_t {
+    if (!entries[i]->device.is_cpu()) {
+      return 0;
+    }
+    const auto tensors = groups.tensors().of(static_cast<int64_t>(i));
+    const auto num_tensors = static_cast<int64_t>(tensors.size() + 1);
+    return entries[i]->meta.num_bytes() * num_tensors;
   };
   c10::SmallVector<std::unique_lock<std::mutex>, 1> locks;
   locks.reserve(std::min(entries.size(), kMaxEntries));

@@ -4,14 +4,12 @@
 #include <cmath>
 #include <limits>
 
-#include "batch.h"
 #include "locked_ranges.h"
 
 namespace torchkv {
 
 struct OptimizerStep::Push {
-  const Entries& entries;
-  const Tensors& values;
+  const Groups& values;
   const Optimizer& optimizer;
   bool has_steps = false; // measured
 };
@@ -35,8 +33,8 @@ double OptimizerStep::Norm::value() const {
 
 template <class Body>
 void OptimizerStep::for_each_batch(Push& push, Body body) {
-  for_each_locked(push.entries, push.values, [&](size_t begin, size_t end) {
-    Batch batch(push.entries, push.values, begin, end);
+  for_each_locked(push.values, [&](size_t begin, size_t end) {
+    Batch batch(push.values, begin, end);
     placement_.place(batch.items, push.optimizer.is_elementwise());
     batch.plan(push.optimizer, current_, slices_);
     body(batch);
@@ -59,11 +57,7 @@ double OptimizerStep::squared_norm(
     }
     push.has_steps = push.has_steps || !batch.stepping.empty();
   });
-  return combine(squared);
-}
-
-double OptimizerStep::combine(double squared_norm) const {
-  return combine_ == nullptr ? squared_norm : combine_(squared_norm);
+  return combine_ == nullptr ? squared : combine_(squared);
 }
 
 OptimizerStep::Norm OptimizerStep::measure(
@@ -79,12 +73,9 @@ OptimizerStep::Norm OptimizerStep::measure(
   return {std::sqrt(squared_norm(push, clip_value, of_all, kScale)), kScale};
 }
 
-void OptimizerStep::push(
-    const Entries& entries,
-    const Tensors& values,
-    const Optimizer& optimizer) {
+void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {
   const GradientSpec& gradient = optimizer.gradient;
-  Push push{entries, values, optimizer};
+  Push push{values, optimizer};
   double last_scale = 1;
   Norm norm;
   bool skip = false;

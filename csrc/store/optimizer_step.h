@@ -10,7 +10,7 @@
 #include "../memory/placement.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
-#include "entries.h"
+#include "batch.h"
 
 namespace torchkv {
 
@@ -38,12 +38,9 @@ class OptimizerStep {
         combine_(std::move(combine)) {}
 
   // Pushes values as gradients. Measuring and applying lock separately: another
-  // thread's push to the same keys may come between them. REQUIRES: distinct
-  // entries; arguments have been checked.
-  void push(
-      const Entries& entries,
-      const Tensors& values,
-      const Optimizer& optimizer);
+  // thread's push to the same keys may come between them. REQUIRES: arguments
+  // have been checked.
+  void push(const Groups& values, const Optimizer& optimizer);
 
   // Pushes that made no step because a gradient was not finite.
   int64_t num_skipped() const {
@@ -72,7 +69,6 @@ class OptimizerStep {
   // looked for.
   Norm measure(Push& push, double clip_value, bool of_all);
   double squared_norm(Push& push, double clip_value, bool of_all, double scale);
-  double combine(double squared_norm) const;
   void apply(Push& push, bool skip, double last_scale);
   template <class Body>
   void for_each_batch(Push& push, Body body);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -63,15 +62,6 @@ struct Registry {
   }
 };
 
-// "'a', 'b'"
-std::string list_of(const std::vector<std::string>& names) {
-  std::string list;
-  for (const auto& name : names) {
-    list += c10::str(list.empty() ? "'" : ", '", name, "'");
-  }
-  return list;
-}
-
 } // namespace
 
 MakeStore register_store(const std::string& type, MakeStore make) {
@@ -101,21 +91,17 @@ std::string canonical_type(const std::string& text) {
     }
   }
   if (type.empty()) {
-    std::string lower; // capitals and punctuation aside
-    std::transform(
-        text.begin(),
-        text.end(),
-        std::back_inserter(lower),
-        [](unsigned char c) {
-          return std::isalnum(c) != 0 ? static_cast<char>(std::tolower(c))
-                                      : '_';
-        });
+    std::string lower = text; // capitals and punctuation aside
+    for (char& c : lower) {
+      const auto byte = static_cast<unsigned char>(c);
+      c = std::isalnum(byte) != 0 ? static_cast<char>(std::tolower(byte)) : '_';
+    }
     TORCH_CHECK_VALUE(
         false,
         "create: unknown store type ",
         quoted(text),
         "; expected one of ",
-        list_of(names),
+        listed(names),
         did_you_mean(lower, names));
   }
   TORCH_CHECK_NOT_IMPLEMENTED(

@@ -57,6 +57,13 @@ struct TORCHKV_API StoreState {
   Tuple to_tuple() &&;
   // ValueError if the parts are inconsistent.
   static StoreState from_tuple(Tuple tuple);
+
+  // The CRC-32 of all that it holds: names, keys, numbers, and the elements of
+  // its tensors in row-major order, wherever they are. Blocks until tensors on
+  // accelerators are copied. REQUIRES: the GIL is released.
+  int64_t checksum() const;
 };
+
+NumbersByName from_dict(const StoreState::Numbers& numbers);
 
 } // namespace torchkv

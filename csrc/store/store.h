@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "../core/export.h"
@@ -16,14 +15,25 @@
 #include "../memory/meta.h"
 #include "../update/updater.h"
 #include "arguments.h"
-#include "call_options.h"
 #include "state.h"
 
 namespace torchkv {
 
-// The store behind a KVStore, in which each method is documented: it differs by
-// type (registry.h). KVStore has checked that calls come from the process that
-// made it and not from the store's own updater (InProgress<Store>, which a
+// What a store knows of itself, at one moment.
+struct StoreStatus {
+  bool is_open = true;
+  int64_t num_keys = 0;
+  int64_t num_bytes = 0; // of the values
+  std::optional<KeyKind> key_kind;
+  Updater updater;
+  std::vector<Key> expected_keys;
+  int64_t num_skipped = 0;
+  std::optional<double> grad_norm;
+};
+
+// The store behind a KVStore, in whose methods each is documented: it differs
+// by type (registry.h). KVStore has checked that calls come from the process
+// that made it and not from the store's own updater (InProgress<Store>, which a
 // store enters while it runs one).
 //
 // Thread safety: any thread. REQUIRES for all methods: the calling thread does
@@ -33,56 +43,28 @@ class TORCHKV_API Store {
  public:
   virtual ~Store() = default;
 
-  virtual void init(const Keys& keys, const Tensors& values) = 0;
-  // Null unless the options ask for an asynchronous call.
-  virtual WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) = 0;
-  virtual WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual std::vector<at::Tensor> pull(
-      const Keys& keys,
-      const CallOptions& options) = 0;
-  virtual WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) = 0;
-  virtual void assign(const Keys& keys, const Tensors& values) = 0;
+  // The work is null unless the options ask for an asynchronous call.
+  // init or, with outs, broadcast.
+  virtual WorkPtr insert(const Call& call) = 0;
+  // push or, with outs, pushpull.
+  virtual WorkPtr merge(const Call& call) = 0;
+  virtual WorkPtr pull(const Call& call) = 0;
+  virtual std::vector<at::Tensor> pull(const Keys& keys) = 0;
+  virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 
-  virtual bool contains(const Key& key) const = 0;
-  virtual int64_t size() const = 0;
   virtual std::vector<Key> keys() const = 0;
+  // What the operation `op` asks of a key. Nothing for an unknown one.
+  virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;
   // Also after close().
-  virtual std::optional<KeyKind> key_kind() const = 0;
-  // What the operation `op` asks of a key.
-  virtual Meta meta(const char* op, const Key& key) const = 0;
-  struct Summary {
-    int64_t num_keys = 0;
-    int64_t num_bytes = 0; // of the values
-  };
-  // Nothing after close().
-  virtual std::optional<Summary> summary() const = 0;
+  virtual StoreStatus status() const = 0;
 
   virtual void set_updater(std::shared_ptr<OpaqueUpdater> updater) = 0;
   virtual uint64_t set_optimizer(
       Optimizer optimizer,
       bool keep_state,
       bool check_keys) = 0;
-  virtual Updater updater(const char* op) const = 0;
   virtual void expect_keys(const Keys& keys) = 0;
-  virtual std::vector<Key> expected_keys() const = 0;
-  virtual int64_t num_skipped() const = 0;
-  virtual std::optional<double> grad_norm() const = 0;
   virtual std::vector<KeyState> optimizer_states(const Keys& keys) const = 0;
   virtual void set_optimizer_states(
       const Keys& keys,

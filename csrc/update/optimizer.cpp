@@ -113,27 +113,24 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
       "got ",
       gradient.clip_value);
   for (const auto& [key, options] : optimizer.keys) {
-    TORCH_CHECK_VALUE(
+    const Where where{op, key};
+    TORCHKV_CHECK_VALUE(
         options.group < optimizer.groups.size(),
-        op,
-        ": expected a group less than ",
+        where,
+        "expected a group less than ",
         optimizer.groups.size(),
         ", but got ",
-        options.group,
-        " ",
-        key.context());
+        options.group);
     const RuleSpec rule = optimizer.rule_of(key);
-    TORCH_CHECK_VALUE(
+    TORCHKV_CHECK_VALUE(
         options.lr_mult >= 0 && is_finite_float(rule.lr) &&
             options.wd_mult >= 0 && is_finite_float(rule.weight_decay),
-        op,
-        ": expected multipliers of at least 0 that leave lr and weight_decay "
+        where,
+        "expected multipliers of at least 0 that leave lr and weight_decay "
         "finite in fp32, but got ",
         options.lr_mult,
         " and ",
-        options.wd_mult,
-        " ",
-        key.context());
+        options.wd_mult);
   }
 }
 

@@ -123,13 +123,7 @@ void ScriptUpdater::update(
     const Key& key,
     const at::Tensor& input,
     const at::Tensor& stored) {
-  torch::jit::Stack stack;
-  stack.emplace_back(
-      key.kind() == KeyKind::kInt ? c10::IValue(key.id())
-                                  : c10::IValue(key.text()));
-  stack.emplace_back(input);
-  stack.emplace_back(stored);
-  const c10::IValue returned = forward_(std::move(stack));
+  const c10::IValue returned = forward_({to_ivalue(key), input, stored});
   check_returned(key, what_is_in(returned, stored), stored);
 }
 

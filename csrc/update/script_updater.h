@@ -12,6 +12,10 @@
 
 namespace torchkv {
 
+inline c10::IValue to_ivalue(const Key& key) {
+  return key.kind() == KeyKind::kInt ? c10::IValue(key.id()) : key.text();
+}
+
 // A TorchScript module, or a function wrapped into one, as an updater. It runs
 // without Python and without the GIL. A module keeps its state (a Dict[int,
 // Tensor] of momentum, say), which is saved with the store and shared with

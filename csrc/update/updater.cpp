@@ -52,7 +52,7 @@ std::shared_ptr<OpaqueUpdater::Turn> turn_of(const void* object) {
 
 void check_not_running(const char* op, const OpaqueUpdater& updater) {
   TORCH_CHECK(
-      !InProgress<std::mutex>::contains(&updater.mutex()),
+      !InProgress<std::mutex>::contains(&updater.turn().mutex),
       op,
       ": unexpected recursion: the updater uses a store whose updater it is");
 }
@@ -104,7 +104,7 @@ class OnItsStream {
     if (runtime_.is_capturing(current)) {
       return; // all that is captured is on this stream
     }
-    auto& streams = updater.streams();
+    auto& streams = updater.turn().streams;
     const auto own =
         std::find_if(streams.begin(), streams.end(), [&](c10::Stream stream) {
           return stream.device() == device;
@@ -135,10 +135,7 @@ class OnItsStream {
       // As in StreamOrder.
     }
   }
-  OnItsStream(const OnItsStream&) = delete;
-  OnItsStream& operator=(const OnItsStream&) = delete;
-  OnItsStream(OnItsStream&&) = delete;
-  OnItsStream& operator=(OnItsStream&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OnItsStream);
 
  private:
   struct Switched {
@@ -187,8 +184,8 @@ void apply_updater(
   const c10::InferenceMode normal_tensors(false);
   const at::NoGradGuard no_grad;
   check_not_running("push", updater);
-  const std::lock_guard lock(updater.mutex());
-  const InProgress running(&updater.mutex());
+  const std::lock_guard lock(updater.turn().mutex);
+  const InProgress running(&updater.turn().mutex);
   bool written_in_place = false;
   try {
     const OnItsStream on_its_stream(updater, input, stored);
@@ -238,8 +235,8 @@ void check_returned(
 
 at::Tensor serialize_updater(OpaqueUpdater& updater) {
   check_not_running("save", updater);
-  const std::lock_guard lock(updater.mutex());
-  const InProgress running(&updater.mutex());
+  const std::lock_guard lock(updater.turn().mutex);
+  const InProgress running(&updater.turn().mutex);
   return updater.serialize();
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
+#include <c10/macros/Macros.h>
 
 #include <memory>
 #include <mutex>
@@ -27,10 +28,7 @@ class TORCHKV_API OpaqueUpdater {
   // updater.
   explicit OpaqueUpdater(const void* object);
   virtual ~OpaqueUpdater() = default;
-  OpaqueUpdater(const OpaqueUpdater&) = delete;
-  OpaqueUpdater& operator=(const OpaqueUpdater&) = delete;
-  OpaqueUpdater(OpaqueUpdater&&) = delete;
-  OpaqueUpdater& operator=(OpaqueUpdater&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(OpaqueUpdater);
 
   // Merges `input`, the sum, into `stored`, in place. Both have the stored
   // dtype and shape, are on the current device and valid during the call.
@@ -50,23 +48,17 @@ class TORCHKV_API OpaqueUpdater {
   // mutex is held; run through serialize_updater.
   virtual at::Tensor serialize() const = 0;
 
-  // Serializes calls. Acquired after an entry's mutex.
-  std::mutex& mutex() const {
-    return turn_->mutex;
-  }
-
-  // The stream on which it runs on each accelerator: that of its first call, so
-  // that tensors that it keeps are ordered and freed there. REQUIRES: the
-  // mutex.
-  std::vector<c10::Stream>& streams() const {
-    return turn_->streams;
-  }
-
   // What updaters of one object share.
   struct Turn {
-    std::mutex mutex;
+    std::mutex mutex; // serializes calls; acquired after an entry's mutex
+    // The stream on which it runs on each accelerator: that of its first call,
+    // so that tensors that it keeps are ordered and freed there. REQUIRES: the
+    // mutex.
     std::vector<c10::Stream> streams;
   };
+  Turn& turn() const {
+    return *turn_;
+  }
 
  private:
   const std::shared_ptr<Turn> turn_;

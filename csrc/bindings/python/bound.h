@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "../../core/key.h"
+
 namespace torchkv {
 
 // An argument of a bound class, for functions bound to Python. Where pybind11
@@ -34,6 +36,20 @@ class Bound {
 } // namespace torchkv
 
 namespace pybind11::detail {
+
+// Keys become int or str; they are parsed by ArgumentParser.
+template <>
+struct type_caster<torchkv::Key> {
+  static constexpr auto name = const_name("int | str");
+
+  static handle cast(
+      const torchkv::Key& key,
+      return_value_policy /*policy*/,
+      handle /*parent*/) {
+    return key.kind() == torchkv::KeyKind::kInt ? py::int_(key.id()).release()
+                                                : py::str(key.text()).release();
+  }
+};
 
 template <class T>
 struct type_caster<torchkv::Bound<T>> {

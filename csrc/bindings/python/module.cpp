@@ -1,5 +1,6 @@
 // torchkv._C, the only translation unit with Python's headers.
 #include <ATen/OpMathType.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
@@ -14,9 +15,9 @@
 #include "../../core/text.h"
 #include "../../kvstore.h"
 #include "../../store/registry.h"
-#include "bound.h"
-#include "calls.h"
+#include "objects.h"
 #include "optimizer.h"
+#include "updater.h"
 
 namespace torchkv {
 namespace {
@@ -84,12 +85,9 @@ class WeakStore final : public c10::intrusive_ptr_target {
 // Through IValues: pybind11 does not convert c10::Dict.
 py::object state(const BoundStore& self, py::handle with_keys_object) {
   const bool with_keys = as_bool("state", "with_keys", with_keys_object);
-  c10::IValue state;
-  {
-    const py::gil_scoped_release no_gil;
-    state = c10::IValue(self->state(with_keys).to_tuple());
-  }
-  return torch::jit::toPyObject(std::move(state));
+  return torch::jit::toPyObject(PythonCalls::without_gil([&] {
+    return c10::IValue(self->state(with_keys).to_tuple());
+  }));
 }
 
 Self from_state(const py::object& object) {
@@ -111,6 +109,26 @@ std::vector<std::string> names_of_states(
     }
   }
   return names;
+}
+
+py::tuple shape(const BoundStore& self, py::handle key) {
+  const Key parsed = Parser("shape").key(key);
+  return py::tuple(
+      py::cast(PythonCalls::without_gil([&] { return self->shape(parsed); })));
+}
+
+py::object dtype(const BoundStore& self, py::handle key) {
+  const Key parsed = Parser("dtype").key(key);
+  const c10::ScalarType type =
+      PythonCalls::without_gil([&] { return self->dtype(parsed); });
+  return py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
+}
+
+void set_updater(const BoundStore& self, const py::object& updater) {
+  auto parsed = parse_updater(updater);
+  const py::gil_scoped_release no_gil;
+  self->set_updater(std::move(parsed));
 }
 
 void take(const BoundStore& self, const BoundStore& other) {
@@ -198,8 +216,9 @@ PYBIND11_MODULE(_C, m) {
   set_gil_hooks({&release_gil, &restore_gil});
   find_fx_tracing();
 
-  m.def("did_you_mean", &did_you_mean, py::arg("text"), py::arg("candidates"));
-  const auto release = py::call_guard<py::gil_scoped_release>();
+  // Python passes all arguments by position. Only those that it may leave out,
+  // or that users see in an error, have names.
+  m.def("did_you_mean", &did_you_mean);
   py::class_<Work, WorkPtr>(
       m,
       "Work",
@@ -210,20 +229,15 @@ PYBIND11_MODULE(_C, m) {
       "Thread-safe.")
       .def(
           "wait",
-          [](const Bound<Work>& self) { self->wait(); },
-          release,
+          &released<&Work::wait, Work>,
           "Makes the calling thread's current streams wait for the work.\n\n"
           "Does not block the host. May be called again, also on other\n"
           "streams.")
       .def(
           "is_completed",
-          [](const Bound<Work>& self) { return self->is_completed(); },
-          release,
+          &released<&Work::is_completed, Work>,
           "Whether the work is done; False if captured into a CUDA graph.")
-      .def(
-          "__repr__",
-          [](const Bound<Work>& self) { return self->repr(); },
-          release);
+      .def("__repr__", &released<&Work::repr, Work>);
   py::class_<WeakStore, c10::intrusive_ptr<WeakStore>>(m, "WeakKVStore")
       .def("lock", [](const Bound<WeakStore>& self) { return self->lock(); });
   py::class_<KVStore, Self>(
@@ -237,14 +251,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("type"))
       .def_property_readonly(
           "type", [](const BoundStore& self) { return self->type(); })
-      .def("init", &PythonCalls::init, py::arg("key"), py::arg("value"))
-      .def(
-          "push",
-          &PythonCalls::push,
-          py::arg("key"),
-          py::arg("value"),
-          py::arg("priority"),
-          py::arg("async_op") = false)
+      .def("init", &PythonCalls::init)
+      .def("push", &PythonCalls::push)
       .def(
           "pull",
           &PythonCalls::pull,
@@ -253,88 +261,50 @@ PYBIND11_MODULE(_C, m) {
           py::arg("priority"),
           py::arg("ignore_sparse") = true,
           py::arg("async_op") = false)
-      .def(
-          "pushpull",
-          &PythonCalls::pushpull,
-          py::arg("key"),
-          py::arg("value"),
-          py::arg("out"),
-          py::arg("priority"),
-          py::arg("async_op") = false)
-      .def(
-          "broadcast",
-          &PythonCalls::broadcast,
-          py::arg("key"),
-          py::arg("value"),
-          py::arg("out"),
-          py::arg("priority"),
-          py::arg("async_op") = false)
-      .def("assign", &PythonCalls::assign, py::arg("key"), py::arg("value"))
-      .def("delete", &PythonCalls::erase, py::arg("key"))
-      .def("keys", &keys)
-      .def("contains", &PythonCalls::contains, py::arg("key"))
-      .def(
-          "size", [](const BoundStore& self) { return self->size(); }, release)
-      .def("shape", &shape, py::arg("key"))
-      .def("dtype", &dtype, py::arg("key"))
-      .def("set_updater", &set_updater, py::arg("updater"))
-      .def(
-          "set_optimizer",
-          &set_optimizer,
-          py::arg("rule"),
-          py::arg("groups"),
-          py::arg("options"),
-          py::arg("gradient"),
-          py::arg("keep_state"))
+      .def("pushpull", &PythonCalls::pushpull)
+      .def("broadcast", &PythonCalls::broadcast)
+      .def("assign", &PythonCalls::assign)
+      .def("delete", &PythonCalls::erase)
+      .def("keys", &released<&KVStore::keys>)
+      .def("contains", &PythonCalls::contains)
+      .def("size", &released<&KVStore::size>)
+      .def("shape", &shape)
+      .def("dtype", &dtype)
+      .def("set_updater", &set_updater)
+      .def("set_optimizer", &set_optimizer)
       .def("optimizer", &optimizer)
       .def(
           "weak",
           [](const BoundStore& self) {
             return c10::make_intrusive<WeakStore>(self);
           })
-      .def("expect_keys", &expect_keys, py::arg("keys"))
-      .def("expected_keys", &expected_keys)
-      .def("num_skipped", &num_skipped)
-      .def("grad_norm", &grad_norm)
-      .def("optimizer_states", &optimizer_states, py::arg("key"))
-      .def(
-          "set_optimizer_states",
-          &set_optimizer_states,
-          py::arg("key"),
-          py::arg("states"))
-      .def(
-          "barrier",
-          [](const BoundStore& self) { return self->barrier(); },
-          release)
-      .def("rank", [](const BoundStore& self) { return self->rank(); })
-      .def(
-          "num_workers",
-          [](const BoundStore& self) { return self->num_workers(); })
-      .def(
-          "repr", [](const BoundStore& self) { return self->repr(); }, release)
-      .def(
-          "close",
-          [](const BoundStore& self) { return self->close(); },
-          release)
+      .def("expect_keys", &expect_keys)
+      .def("expected_keys", &released<&KVStore::expected_keys>)
+      .def("num_skipped", &released<&KVStore::num_skipped>)
+      .def("grad_norm", &released<&KVStore::grad_norm>)
+      .def("optimizer_states", &optimizer_states)
+      .def("set_optimizer_states", &set_optimizer_states)
+      .def("barrier", &released<&KVStore::barrier>)
+      .def("rank", &released<&KVStore::rank>)
+      .def("num_workers", &released<&KVStore::num_workers>)
+      .def("repr", &released<&KVStore::repr>)
+      .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)
-      .def_static("from_state", &from_state, py::arg("state"))
+      .def_static("from_state", &from_state)
       .def_static(
           "canonical_type",
           [](const py::str& type) {
             return canonical_type(utf8_of("create", "type", type.ptr()));
           },
           py::arg("type"))
-      .def("take", &take, py::arg("other"))
+      .def("take", &take)
       .def_static(
           "key_of",
-          [](const std::string& op, py::handle key) {
-            return to_python(Parser(op.c_str()).key(key));
-          },
-          py::arg("op"),
-          py::arg("key"))
-      .def_static(
-          "state_names", &names_of_states, py::arg("rule"), py::arg("numbers"))
-      .def_static("state_dtype", &at::toOpMathType, py::arg("dtype"))
+          [](const std::string& op, py::handle object) {
+            return Parser(op.c_str()).key(object);
+          })
+      .def_static("state_names", &names_of_states)
+      .def_static("state_dtype", &at::toOpMathType)
       .def_static(
           "check_optimizer",
           [](const std::string& op,
@@ -342,17 +312,14 @@ PYBIND11_MODULE(_C, m) {
              const NumbersByName& numbers) {
             check_optimizer(
                 op.c_str(), make_optimizer(op.c_str(), rule, numbers));
-          },
-          py::arg("op"),
-          py::arg("rule"),
-          py::arg("numbers"))
+          })
       .def("script_object", &script_object)
       .def_property_readonly(
           "capsule",
           [](const BoundStore& self) { return c10::Capsule(self.pointer()); })
       .def_static(
           "script_class", [] { return c10::getCustomClassType<Self>(); })
-      .def_static("from_script_object", &from_script_object, py::arg("object"));
+      .def_static("from_script_object", &from_script_object);
 }
 
 } // namespace torchkv

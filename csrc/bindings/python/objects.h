@@ -87,25 +87,6 @@ inline void refuse_tracing(const char* op) {
   }
 }
 
-inline py::object to_python(const Key& key) {
-  if (key.kind() == KeyKind::kInt) {
-    return py::int_(key.id());
-  }
-  return py::str(key.text());
-}
-
-inline py::list to_python(const std::vector<Key>& keys) {
-  py::list result;
-  for (const auto& key : keys) {
-    result.append(to_python(key));
-  }
-  return result;
-}
-
-inline py::object to_python(const at::Tensor& tensor) {
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-}
-
 // pybind11's own conversions take None and numpy's numbers for these.
 inline bool as_bool(const char* op, const char* name, py::handle value) {
   TORCH_CHECK_TYPE(
@@ -189,14 +170,12 @@ struct PythonObjects {
     return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
   }
   static int64_t size(Object object) {
-    return PyList_Check(object.ptr()) ? PyList_GET_SIZE(object.ptr())
-                                      : PyTuple_GET_SIZE(object.ptr());
+    return PySequence_Fast_GET_SIZE(object.ptr());
   }
   static Object item(Object object, int64_t i) {
     TORCH_CHECK_VALUE(
         i < size(object), "expected a list that does not change during a call");
-    return PyList_Check(object.ptr()) ? PyList_GET_ITEM(object.ptr(), i)
-                                      : PyTuple_GET_ITEM(object.ptr(), i);
+    return PySequence_Fast_GET_ITEM(object.ptr(), i);
   }
   static std::string type_name(Object object) {
     return Py_TYPE(object.ptr())->tp_name;
@@ -229,15 +208,20 @@ struct PythonObjects {
   static py::object result(
       const std::vector<at::Tensor>& tensors,
       bool single) {
-    if (single) {
-      return to_python(tensors[0]);
-    }
-    py::list list;
-    for (const auto& tensor : tensors) {
-      list.append(to_python(tensor));
-    }
-    return list;
+    return single ? py::cast(tensors[0]) : py::cast(tensors);
   }
 };
+
+using Self = c10::intrusive_ptr<KVStore>;
+using BoundStore = Bound<KVStore>;
+using Parser = ArgumentParser<PythonObjects>;
+using PythonCalls = Calls<PythonObjects>;
+
+// A method without arguments, called without the GIL.
+template <auto kMethod, class T = KVStore>
+auto released(const Bound<T>& self) {
+  const py::gil_scoped_release no_gil;
+  return ((*self).*kMethod)();
+}
 
 } // namespace torchkv

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "../../core/text.h"
-#include "calls.h"
+#include "objects.h"
+#include "updater.h"
 
 namespace torchkv {
 
@@ -52,28 +53,11 @@ inline void expect_keys(const BoundStore& self, const py::list& list) {
   self->expect_keys(keys);
 }
 
-inline py::list expected_keys(const BoundStore& self) {
-  std::vector<Key> keys;
-  {
-    const py::gil_scoped_release no_gil;
-    keys = self->expected_keys();
-  }
-  return to_python(keys);
-}
-
-inline std::optional<double> grad_norm(const BoundStore& self) {
-  const py::gil_scoped_release no_gil;
-  return self->grad_norm();
-}
-
 // A built-in optimizer as its generation and the arguments of set_optimizer; a
 // Python callable unchanged; None for any other updater.
 inline py::object optimizer(const BoundStore& self) {
-  Updater updater;
-  {
-    const py::gil_scoped_release no_gil;
-    updater = self->current_updater();
-  }
+  const Updater updater =
+      PythonCalls::without_gil([&] { return self->current_updater(); });
   if (const auto* opaque =
           std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
     const auto* python = dynamic_cast<const PythonUpdater*>(opaque->get());
@@ -92,7 +76,7 @@ inline py::object optimizer(const BoundStore& self) {
   }
   py::dict options;
   for (const auto& [key, option] : optimizer.keys) {
-    options[to_python(key)] =
+    options[py::cast(key)] =
         py::make_tuple(option.group, option.lr_mult, option.wd_mult);
   }
   return py::make_tuple(
@@ -103,25 +87,17 @@ inline py::object optimizer(const BoundStore& self) {
       numbers_of(optimizer.gradient));
 }
 
-inline int64_t num_skipped(const BoundStore& self) {
-  const py::gil_scoped_release no_gil;
-  return self->num_skipped();
-}
-
 inline py::list optimizer_states(const BoundStore& self, py::handle key) {
   const Keys keys = Parser("optimizer_states").keys(key);
-  std::vector<KeyState> states;
-  {
-    const py::gil_scoped_release no_gil;
-    states = self->optimizer_states(keys);
-  }
+  const auto states =
+      PythonCalls::without_gil([&] { return self->optimizer_states(keys); });
   py::list result;
   for (const auto& state : states) {
     py::dict item;
     item["step"] = state.step;
     item["num_accumulated"] = state.num_accumulated;
     for (const auto& [name, tensor] : state.tensors) {
-      item[py::str(name)] = to_python(tensor);
+      item[py::str(name)] = py::cast(tensor);
     }
     result.append(item);
   }

@@ -53,16 +53,12 @@ class PythonUpdater final : public OpaqueUpdater {
     Py_DECREF(callable);
     PyGILState_Release(gil);
   }
-  PythonUpdater(const PythonUpdater&) = delete;
-  PythonUpdater& operator=(const PythonUpdater&) = delete;
-  PythonUpdater(PythonUpdater&&) = delete;
-  PythonUpdater& operator=(PythonUpdater&&) = delete;
+  C10_DISABLE_COPY_AND_ASSIGN(PythonUpdater);
 
   void update(const Key& key, const at::Tensor& input, const at::Tensor& stored)
       override {
     const py::gil_scoped_acquire gil;
-    const py::object returned =
-        callable_(to_python(key), to_python(input), to_python(stored));
+    const py::object returned = callable_(key, input, stored);
     check_returned(key, what_is_in(returned, stored), stored);
   }
   std::optional<KeyKind> key_kind() const override {

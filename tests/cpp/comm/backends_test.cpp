@@ -7,15 +7,16 @@
 
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "error_text.h"
 #include "function_updater.h"
+#include "kvstore.h"
 #include "optimizer_helpers.h"
 #include "run_length.h"
 #include "store/local_store.h"
+#include "store/registry.h"
 
 namespace torchkv {
 namespace {
@@ -48,13 +49,19 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     at::manual_seed(3);
+    register_store("whole or sharded", [](Runtime& runtime) {
+      return std::make_unique<LocalStore>(runtime, options(GetParam()));
+    });
     init(c10::kFloat);
+  }
+  void TearDown() override {
+    register_store("whole or sharded", {});
   }
   void init(c10::ScalarType dtype) {
     const Tensors values = Tensors::one_each(
         {at::randn(kSizes).to(dtype), at::randn(kSizes).to(dtype)});
-    for (auto& store : {&encoded_, &dense_}) {
-      store->emplace(default_runtime(), options(GetParam()));
+    for (auto* store : {&encoded_, &dense_}) {
+      *store = c10::make_intrusive<KVStore>("whole or sharded");
       (*store)->init(kKeys, values);
     }
   }
@@ -77,18 +84,18 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
   }
 
   void set(const Optimizer& optimizer) {
-    for (auto* store : {&*encoded_, &*dense_}) {
+    for (const auto& store : {encoded_, dense_}) {
       store->set_optimizer(optimizer, /*keep_state=*/false, true);
     }
   }
 
   void expect_same() {
     for (const auto& key : kKeys.list) {
-      expect_equal(encoded_->pull(key, {})[0], dense_->pull(key, {})[0]);
+      expect_equal(encoded_->pull(key)[0], dense_->pull(key)[0]);
     }
     EXPECT_EQ(encoded_->grad_norm(), dense_->grad_norm());
     EXPECT_EQ(encoded_->num_skipped(), dense_->num_skipped());
-    if (std::holds_alternative<OptimizerPtr>(encoded_->updater("test"))) {
+    if (std::holds_alternative<OptimizerPtr>(encoded_->current_updater())) {
       const auto states = encoded_->optimizer_states(kKeys);
       const auto expected = dense_->optimizer_states(kKeys);
       for (size_t i = 0; i < states.size(); ++i) {
@@ -97,8 +104,8 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
     }
   }
 
-  std::optional<LocalStore> encoded_;
-  std::optional<LocalStore> dense_;
+  c10::intrusive_ptr<KVStore> encoded_;
+  c10::intrusive_ptr<KVStore> dense_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Whole, BackendsTest, ::testing::Values(false));

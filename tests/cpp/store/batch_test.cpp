@@ -56,7 +56,8 @@ TEST_F(BatchTest, StateOfAnotherOptimizerIsIgnored) {
   entries_[1]->generation = 6;
   entries_[1]->step = 9;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(entries_, values, 0, 2);
+  const Groups groups(entries_, values);
+  Batch batch(groups, 0, 2);
   batch.plan(
       sgd,
       []() -> OptimizerPtr {
@@ -78,7 +79,8 @@ TEST_F(BatchTest, ALateStepUsesTheOptimizerThatUpdatedTheKey) {
   entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(entries_, values, 0, 2);
+  const Groups groups(entries_, values);
+  Batch batch(groups, 0, 2);
   batch.plan(old, [&] { return newer; }, pipeline_.slices);
   ASSERT_EQ(batch.steps.size(), 2);
   EXPECT_EQ(batch.steps[0].step, 5);
@@ -95,7 +97,8 @@ TEST_F(BatchTest, ALateStepAfterTheLastOptimizerUsesItsOwn) {
   entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
-  Batch batch(entries_, values, 0, 2);
+  const Groups groups(entries_, values);
+  Batch batch(groups, 0, 2);
   batch.plan(old, [] { return nullptr; }, pipeline_.slices);
   EXPECT_EQ(batch.steps[0].step, 1);
   EXPECT_EQ(entries_[0]->generation, 7);
@@ -110,7 +113,8 @@ TEST_F(BatchTest, RunningOutOfMemoryChangesNothing) {
   const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
   const auto push = [&] {
     const Tensors values = Tensors::one_each({strided, negated});
-    Batch batch(entries_, values, 0, 2);
+    const Groups groups(entries_, values);
+    Batch batch(groups, 0, 2);
     batch.plan(sgd, [] { return nullptr; }, pipeline_.slices);
     pipeline_.reducer.update(batch.stepping);
   };

@@ -25,65 +25,33 @@ class ForwardingStore final : public Store {
   ForwardingStore(ForwardingStore&&) = delete;
   ForwardingStore& operator=(ForwardingStore&&) = delete;
 
-  void init(const Keys& keys, const Tensors& values) override {
-    forward([&] { inner_->init(keys, values); });
+  WorkPtr insert(const Call& call) override {
+    return forward([&] { return inner_->insert(call); });
   }
-  WorkPtr push(
-      const Keys& keys,
-      const Tensors& values,
-      const CallOptions& options) override {
-    return forward([&] { return inner_->push(keys, values, options); });
+  WorkPtr merge(const Call& call) override {
+    return forward([&] { return inner_->merge(call); });
   }
-  WorkPtr pull(
-      const Keys& keys,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward([&] { return inner_->pull(keys, outs, options); });
+  WorkPtr pull(const Call& call) override {
+    return forward([&] { return inner_->pull(call); });
   }
-  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
-      override {
-    return forward([&] { return inner_->pull(keys, options); });
+  std::vector<at::Tensor> pull(const Keys& keys) override {
+    return forward([&] { return inner_->pull(keys); });
   }
-  WorkPtr pushpull(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward(
-        [&] { return inner_->pushpull(keys, values, outs, options); });
-  }
-  WorkPtr broadcast(
-      const Keys& keys,
-      const Tensors& values,
-      const Tensors& outs,
-      const CallOptions& options) override {
-    return forward(
-        [&] { return inner_->broadcast(keys, values, outs, options); });
-  }
-  void assign(const Keys& keys, const Tensors& values) override {
-    forward([&] { inner_->assign(keys, values); });
+  void assign(const Call& call) override {
+    forward([&] { inner_->assign(call); });
   }
   void erase(const Keys& keys) override {
     forward([&] { inner_->erase(keys); });
   }
 
-  bool contains(const Key& key) const override {
-    return forward([&] { return inner_->contains(key); });
-  }
-  int64_t size() const override {
-    return forward([&] { return inner_->size(); });
-  }
   std::vector<Key> keys() const override {
     return forward([&] { return inner_->keys(); });
   }
-  std::optional<KeyKind> key_kind() const override {
-    return forward([&] { return inner_->key_kind(); });
-  }
-  Meta meta(const char* op, const Key& key) const override {
+  std::optional<Meta> meta(const char* op, const Key& key) const override {
     return forward([&] { return inner_->meta(op, key); });
   }
-  std::optional<Summary> summary() const override {
-    return forward([&] { return inner_->summary(); });
+  StoreStatus status() const override {
+    return forward([&] { return inner_->status(); });
   }
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override {
@@ -96,20 +64,8 @@ class ForwardingStore final : public Store {
           std::move(optimizer), keep_state, check_keys);
     });
   }
-  Updater updater(const char* op) const override {
-    return forward([&] { return inner_->updater(op); });
-  }
   void expect_keys(const Keys& keys) override {
     forward([&] { inner_->expect_keys(keys); });
-  }
-  std::vector<Key> expected_keys() const override {
-    return forward([&] { return inner_->expected_keys(); });
-  }
-  int64_t num_skipped() const override {
-    return forward([&] { return inner_->num_skipped(); });
-  }
-  std::optional<double> grad_norm() const override {
-    return forward([&] { return inner_->grad_norm(); });
   }
   std::vector<KeyState> optimizer_states(const Keys& keys) const override {
     return forward([&] { return inner_->optimizer_states(keys); });

@@ -35,7 +35,29 @@ LocalStore::Options sharded() {
 }
 
 at::Tensor value_of(LocalStore& store, const Key& key = 1) {
-  return store.pull(key, {})[0];
+  return store.pull(key)[0];
+}
+
+void init(LocalStore& store, const Keys& keys, const Tensors& values) {
+  (void)store.insert({"init", keys, &values});
+}
+
+void push(LocalStore& store, const Keys& keys, const Tensors& values) {
+  (void)store.merge({"push", keys, &values});
+}
+
+void assign(LocalStore& store, const Keys& keys, const Tensors& values) {
+  store.assign({"assign", keys, &values});
+}
+
+// A push or, with outs, a pushpull.
+void apply(
+    LocalStore& store,
+    const Keys& keys,
+    const Tensors& values,
+    const Updater& updater,
+    const Tensors* outs = nullptr) {
+  (void)store.apply({"push", keys, &values, outs}, updater);
 }
 
 Tensors replicas(double value, int count = 3) {
@@ -48,58 +70,62 @@ Tensors replicas(double value, int count = 3) {
 
 TEST(LocalStoreApplyTest, UsesTheUpdaterOfItsRound) {
   LocalStore store(default_runtime(), {});
-  store.init({1, 2}, Tensors::one_each({at::zeros(2), at::zeros(2)}));
+  init(store, {1, 2}, Tensors::one_each({at::zeros(2), at::zeros(2)}));
   const auto sgd = [](double lr) {
     return optimizer("sgd", {{"lr", lr}, {"momentum", 0.5}});
   };
   store.set_optimizer(sgd(1), /*keep_state=*/false, true);
-  const Updater round = store.updater("test");
+  const Updater round = store.status().updater;
   store.set_optimizer(sgd(10), /*keep_state=*/false, true);
-  (void)store.push(1, at::ones(2), {});
+  push(store, 1, at::ones(2));
   const Tensors ones = Tensors::one_each({at::ones(2), at::ones(2)});
   Tensors outs = Tensors::one_each({at::empty(2), at::empty(2)});
-  store.apply({1, 2}, ones, round, &outs);
+  apply(store, {1, 2}, ones, round, &outs);
   // The new optimizer has updated key 1 already, so it steps with that.
   expect_equal(outs.flat[0], at::full(2, -10.F - 15.F));
   expect_equal(outs.flat[1], at::full(2, -1.F));
-  store.apply(2, at::ones(2), round);
+  apply(store, 2, at::ones(2), round);
   expect_equal(value_of(store, 2), at::full(2, -1.F - 1.5F));
   // Key 2 has the old one's state until the new one steps.
-  (void)store.push(2, at::ones(2), {});
+  push(store, 2, at::ones(2));
   expect_equal(value_of(store, 2), at::full(2, -12.5F));
   EXPECT_EQ(store.optimizer_states(2)[0].step, 1);
 }
 
 TEST(LocalStoreApplyTest, AssignsAndRunsOpaqueUpdaters) {
   LocalStore store(default_runtime(), {});
-  store.init(1, at::zeros(2));
+  init(store, 1, at::zeros(2));
   store.set_optimizer(optimizer("sgd", {{"lr", 1}}), false, true);
-  store.apply(1, at::ones(2), {});
+  apply(store, 1, at::ones(2), {});
   expect_equal(value_of(store), at::ones(2));
   const Updater twice =
       updater_of([](auto& input, auto& stored) { stored.add_(input, 2); });
   Tensors outs = Tensors::one_each({at::empty(2), at::empty(2)});
   // A repeated key is one update.
-  store.apply(
-      {1, 1}, Tensors::one_each({at::ones(2), at::ones(2)}), twice, &outs);
+  apply(
+      store,
+      {1, 1},
+      Tensors::one_each({at::ones(2), at::ones(2)}),
+      twice,
+      &outs);
   expect_equal(outs.flat[0], at::full(2, 5.F));
   expect_equal(outs.flat[1], at::full(2, 5.F));
-  store.apply(1, at::ones(2), twice);
+  apply(store, 1, at::ones(2), twice);
   expect_equal(value_of(store), at::full(2, 7.F));
   // Neither has become the store's.
-  (void)store.push(1, at::ones(2), {});
+  push(store, 1, at::ones(2));
   expect_equal(value_of(store), at::full(2, 6.F));
   EXPECT_EQ(store.lease(1).second, 4);
 }
 
 TEST(LocalStoreApplyTest, ChecksEverythingFirst) {
   LocalStore store(default_runtime(), {});
-  store.init({1, 2}, Tensors::one_each({at::zeros(2), at::zeros(2)}));
+  init(store, {1, 2}, Tensors::one_each({at::zeros(2), at::zeros(2)}));
   const Tensors ones = Tensors::one_each({at::ones(2), at::ones(2)});
   const Tensors wrong = Tensors::one_each({at::empty(2), at::empty(3)});
-  EXPECT_THROW(store.apply({1, 2}, ones, {}, &wrong), c10::ValueError);
-  EXPECT_THROW(store.apply({1, 2}, wrong, {}), c10::ValueError);
-  EXPECT_THROW(store.apply({1, 3}, ones, {}), c10::IndexError);
+  EXPECT_THROW(apply(store, {1, 2}, ones, {}, &wrong), c10::ValueError);
+  EXPECT_THROW(apply(store, {1, 2}, wrong, {}), c10::ValueError);
+  EXPECT_THROW(apply(store, {1, 3}, ones, {}), c10::IndexError);
   for (const int key : {1, 2}) {
     expect_equal(value_of(store, key), at::zeros(2));
   }
@@ -157,7 +183,7 @@ TEST(LocalStoreAllocatorTest, HasAllStoredValues) {
     }
   };
   const Keys keys{1, 2};
-  store.init(keys, Tensors::one_each({at::zeros(24), at::zeros(24)}));
+  init(store, keys, Tensors::one_each({at::zeros(24), at::zeros(24)}));
   expect_values(2, 0);
   store.set_optimizer(
       optimizer("sgd", {{"lr", 1}, {"momentum", 0.5}}), false, true);
@@ -168,22 +194,22 @@ TEST(LocalStoreAllocatorTest, HasAllStoredValues) {
       values.end_group();
     }
   }
-  (void)store.push(keys, values, {});
+  push(store, keys, values);
   const int64_t num_shards = arena.num_tensors();
   EXPECT_GT(num_shards, 2);
   expect_values(num_shards, -3);
-  store.assign(keys, Tensors::one_each({at::ones(24), at::ones(24)}));
+  assign(store, keys, Tensors::one_each({at::ones(24), at::ones(24)}));
   expect_values(num_shards, 1);
   store.set_updater(
       updater_of([](auto& input, auto& stored) { stored.add_(input); }));
-  (void)store.push(keys, values, {});
+  push(store, keys, values);
   expect_values(2, 4);
   store.set_updater(nullptr);
-  (void)store.push(keys, values, {});
+  push(store, keys, values);
   EXPECT_GT(arena.num_tensors(), 2);
   expect_values(arena.num_tensors(), 3);
   LocalStore other(default_runtime(), {});
-  other.init(3, at::ones(24));
+  init(other, 3, at::ones(24));
   store.erase(keys);
   EXPECT_EQ(arena.num_tensors(), 0);
 }
@@ -193,7 +219,7 @@ TEST(LocalStoreAllocatorTest, NoUpdaterMovesAValueOffIt) {
   LocalStore::Options options;
   options.allocator = arena.allocator();
   LocalStore store(default_runtime(), std::move(options));
-  store.init(1, at::zeros(24));
+  init(store, 1, at::zeros(24));
   const auto* const memory = store.lease(1).first.const_data_ptr();
   const auto expect_stored = [&](double value) {
     const at::Tensor stored = store.lease(1).first;
@@ -207,7 +233,7 @@ TEST(LocalStoreAllocatorTest, NoUpdaterMovesAValueOffIt) {
     stored.add_(input);
     kept = stored;
   }));
-  (void)store.push(1, at::ones(24), {});
+  push(store, 1, at::ones(24));
   EXPECT_FALSE(arena.has(kept));
   kept.zero_();
   expect_stored(1);
@@ -215,17 +241,17 @@ TEST(LocalStoreAllocatorTest, NoUpdaterMovesAValueOffIt) {
     stored.add_(input);
     stored.set_data(at::full(24, 7.F));
   }));
-  EXPECT_THROW((void)store.push(1, at::ones(24), {}), c10::Error);
+  EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
   expect_stored(1);
   store.set_updater(updater_of([](auto& /*input*/, auto& stored) {
     stored.zero_();
     TORCH_CHECK(false, "thrown by the updater");
   }));
-  EXPECT_THROW((void)store.push(1, at::ones(24), {}), c10::Error);
+  EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
   expect_stored(1);
   store.set_updater(
       updater_of([](auto& input, auto& stored) { stored.add_(input); }));
-  (void)store.push(1, at::ones(24), {});
+  push(store, 1, at::ones(24));
   expect_stored(2);
 }
 
@@ -240,8 +266,8 @@ struct Write {
 };
 
 std::vector<Write> all_writes() {
-  const auto push = [](LocalStore& store) {
-    (void)store.push(1, at::ones(24), {});
+  const auto push_ones = [](LocalStore& store) {
+    push(store, 1, at::ones(24));
   };
   const auto set = [](Optimizer optimizer) {
     return [optimizer](LocalStore& store) {
@@ -249,31 +275,33 @@ std::vector<Write> all_writes() {
     };
   };
   return {
-      {"push", [](LocalStore&) {}, push},
-      {"sgd", set(optimizer("sgd", {{"lr", 1}, {"momentum", 0.5}})), push},
-      {"lamb", set(optimizer("lamb", {{"lr", 1}})), push},
+      {"push", [](LocalStore&) {}, push_ones},
+      {"sgd", set(optimizer("sgd", {{"lr", 1}, {"momentum", 0.5}})), push_ones},
+      {"lamb", set(optimizer("lamb", {{"lr", 1}})), push_ones},
       {"opaque",
        [](LocalStore& store) {
          store.set_updater(
              updater_of([](auto& input, auto& stored) { stored.add_(input); }));
        },
-       push},
+       push_ones},
       {"pushpull",
        [](LocalStore&) {},
        [](LocalStore& store) {
-         (void)store.pushpull(1, at::ones(24), at::empty(24), {});
+         const Tensors ones(at::ones(24));
+         const Tensors out(at::empty(24));
+         (void)store.merge({"pushpull", 1, &ones, &out});
        }},
       {"apply",
        [](LocalStore&) {},
-       [](LocalStore& store) { store.apply(1, at::ones(24), {}); }},
+       [](LocalStore& store) { apply(store, 1, at::ones(24), {}); }},
       {"assign",
        [](LocalStore&) {},
-       [](LocalStore& store) { store.assign(1, at::ones(24)); }},
+       [](LocalStore& store) { assign(store, 1, at::ones(24)); }},
       {"delete and init",
        [](LocalStore&) {},
        [](LocalStore& store) {
          store.erase(1);
-         store.init(1, at::ones(24));
+         init(store, 1, at::ones(24));
        }}};
 }
 
@@ -287,7 +315,7 @@ TEST(LocalStoreLeaseTest, NoWriteChangesALeasedTensor) {
         options.allocator = arena.allocator();
       }
       LocalStore store(default_runtime(), std::move(options));
-      store.init(1, at::full(24, 5.F));
+      init(store, 1, at::full(24, 5.F));
       prepare(store);
       const auto [leased, version] = store.lease(1);
       const at::Tensor part = store.lease(1).first.narrow(0, 3, 4);
@@ -306,7 +334,7 @@ TEST(LocalStoreLeaseTest, NoWriteChangesALeasedTensor) {
 
 TEST(LocalStoreLeaseTest, MemoryIsTheStoresAgainAfterwards) {
   LocalStore store(default_runtime(), {});
-  store.init(1, at::zeros(24));
+  init(store, 1, at::zeros(24));
   const void* memory = nullptr;
   for (int i = 0; i < 4; ++i) {
     {
@@ -314,11 +342,11 @@ TEST(LocalStoreLeaseTest, MemoryIsTheStoresAgainAfterwards) {
       EXPECT_TRUE(memory == nullptr || memory == leased.const_data_ptr());
       memory = leased.const_data_ptr();
     }
-    (void)store.push(1, at::full(24, i, at::kFloat), {});
+    push(store, 1, at::full(24, i, at::kFloat));
   }
   // A view of a leased tensor is one, too.
   const at::Tensor view = store.lease(1).first.view({4, 6});
-  (void)store.push(1, at::full(24, 9.F), {});
+  push(store, 1, at::full(24, 9.F));
   const at::Tensor moved = store.lease(1).first;
   EXPECT_NE(moved.const_data_ptr(), memory);
   expect_equal(moved, at::full(24, 9.F));
@@ -327,17 +355,17 @@ TEST(LocalStoreLeaseTest, MemoryIsTheStoresAgainAfterwards) {
 
 TEST(LocalStoreLeaseTest, OfAShardedValueIsACopy) {
   LocalStore store(default_runtime(), sharded());
-  store.init(1, at::zeros(24));
-  (void)store.push(1, replicas(1), {});
+  init(store, 1, at::zeros(24));
+  push(store, 1, replicas(1));
   auto [leased, version] = store.lease(1);
   EXPECT_EQ(version, 1);
-  (void)store.push(1, replicas(2), {});
+  push(store, 1, replicas(2));
   expect_equal(leased, at::full(24, 3.F));
   expect_equal(value_of(store), at::full(24, 6.F));
   // One that the next call shards.
-  store.init(2, at::zeros(24));
+  init(store, 2, at::zeros(24));
   leased = store.lease(2).first;
-  (void)store.push(2, replicas(1), {});
+  push(store, 2, replicas(1));
   expect_equal(leased, at::zeros(24));
 }
 
@@ -345,7 +373,7 @@ TEST(LocalStoreLeaseTest, OfAShardedValueIsACopy) {
 TEST(LocalStoreLeaseTest, OfOneThreadWhileAnotherPushes) {
   constexpr int kPushes = 2000;
   LocalStore store(default_runtime(), {});
-  store.init(1, at::zeros(1000));
+  init(store, 1, at::zeros(1000));
   std::atomic<bool> is_done{false};
   std::atomic<int> num_errors{0};
   const auto read = [&] {
@@ -364,7 +392,7 @@ TEST(LocalStoreLeaseTest, OfOneThreadWhileAnotherPushes) {
   std::thread first(read);
   std::thread second(read);
   for (int i = 1; i <= kPushes; ++i) {
-    (void)store.push(1, at::full(1000, i, at::kFloat), {});
+    push(store, 1, at::full(1000, i, at::kFloat));
   }
   is_done = true;
   first.join();
@@ -406,7 +434,7 @@ class SumOfTwo {
 void expect_same_as_one_store(const NumbersByName& gradient) {
   const auto rule = optimizer("sgd", {{"lr", 1}, {"momentum", 0.5}}, gradient);
   LocalStore whole(default_runtime(), {});
-  whole.init({1, 2}, Tensors::one_each({at::zeros(3), at::zeros(4)}));
+  init(whole, {1, 2}, Tensors::one_each({at::zeros(3), at::zeros(4)}));
   whole.set_optimizer(rule, false, true);
   SumOfTwo sum;
   std::vector<std::unique_ptr<LocalStore>> halves(2);
@@ -418,7 +446,7 @@ void expect_same_as_one_store(const NumbersByName& gradient) {
       return sum.add(squared_norm);
     };
     store = std::make_unique<LocalStore>(default_runtime(), std::move(options));
-    store->init(1 + i, at::zeros(3 + i));
+    init(*store, 1 + i, at::zeros(3 + i));
     store->set_optimizer(rule, false, true);
   }
   // Exact sums of squares, whatever the order; one is of infinite gradients.
@@ -427,16 +455,15 @@ void expect_same_as_one_store(const NumbersByName& gradient) {
     const auto gradient_of = [&](int64_t key) {
       return at::full(2 + key, key == 1 ? number : 3, at::kFloat);
     };
-    (void)whole.push(
-        {1, 2}, Tensors::one_each({gradient_of(1), gradient_of(2)}), {});
-    std::thread first([&] { (void)halves[0]->push(1, gradient_of(1), {}); });
-    (void)halves[1]->push(2, gradient_of(2), {});
+    push(whole, {1, 2}, Tensors::one_each({gradient_of(1), gradient_of(2)}));
+    std::thread first([&] { push(*halves[0], 1, gradient_of(1)); });
+    push(*halves[1], 2, gradient_of(2));
     first.join();
     for (int64_t key = 1; key <= 2; ++key) {
       auto& half = *halves[static_cast<size_t>(key - 1)];
       expect_equal(value_of(half, key), value_of(whole, key));
-      EXPECT_EQ(half.grad_norm(), whole.grad_norm());
-      EXPECT_EQ(half.num_skipped(), whole.num_skipped());
+      EXPECT_EQ(half.status().grad_norm, whole.status().grad_norm);
+      EXPECT_EQ(half.status().num_skipped, whole.status().num_skipped);
     }
   }
   EXPECT_GE(sum.count(), static_cast<int64_t>(2 * numbers.size()));
@@ -459,9 +486,9 @@ TEST(LocalStoreCombineTest, IsNotAskedWithoutANorm) {
     return squared_norm;
   };
   LocalStore store(default_runtime(), std::move(options));
-  store.init(1, at::zeros(3));
+  init(store, 1, at::zeros(3));
   store.set_optimizer(optimizer("sgd", {{"lr", 1}}), false, true);
-  (void)store.push(1, at::ones(3), {});
+  push(store, 1, at::ones(3));
   expect_equal(value_of(store), at::full(3, -1.F));
 }
 

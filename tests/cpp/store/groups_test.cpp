@@ -1,5 +1,5 @@
 // How the tensors of repeated keys are merged.
-#include "store/entries.h"
+#include "store/batch.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -29,31 +29,26 @@ at::Tensor number(int64_t value) {
   return at::scalar_tensor(value, at::kLong);
 }
 
-TEST(MergeRepeatsTest, LeavesDistinctKeysAlone) {
-  Entries entries{entry(1), entry(2)};
-  const Entries before = entries;
+TEST(GroupsTest, LeavesDistinctKeysAlone) {
+  const Entries entries{entry(1), entry(2)};
   const Tensors tensors({{number(1)}, {number(2), number(3)}});
-  EXPECT_FALSE(merge_repeats(entries, tensors).has_value());
-  EXPECT_EQ(entries, before);
+  const Groups groups(entries, tensors);
+  EXPECT_EQ(groups.entries(), entries);
+  EXPECT_EQ(&groups.tensors(), &tensors);
 }
 
-TEST(MergeRepeatsTest, KeepsTheOrderOfFirstAppearance) {
+TEST(GroupsTest, KeepsTheOrderOfFirstAppearance) {
   const EntryPtr a = entry(1);
   const EntryPtr b = entry(2);
-  Entries entries{b, a, b, a};
-  const Tensors tensors =
-      merge_repeats(
-          entries,
-          Tensors(
-              {{number(1), number(2)}, {number(3)}, {number(4)}, {number(5)}}))
-          .value();
-  EXPECT_EQ(entries, (Entries{b, a}));
-  EXPECT_EQ(numbers(tensors.of(0)), (std::vector<int64_t>{1, 2, 4}));
-  EXPECT_EQ(numbers(tensors.of(1)), (std::vector<int64_t>{3, 5}));
+  const Tensors tensors(
+      {{number(1), number(2)}, {number(3)}, {number(4)}, {number(5)}});
+  const Groups groups({b, a, b, a}, tensors);
+  EXPECT_EQ(groups.entries(), (Entries{b, a}));
+  EXPECT_EQ(numbers(groups.tensors().of(0)), (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_EQ(numbers(groups.tensors().of(1)), (std::vector<int64_t>{3, 5}));
 }
 
-// The few-keys path and the hashing path must agree with the plain loop.
-TEST(MergeRepeatsTest, MatchesAPlainLoopForAnyNumberOfKeys) {
+TEST(GroupsTest, MatchesAPlainLoopForAnyNumberOfKeys) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     std::mt19937_64 random(seed);
     std::vector<EntryPtr> all;
@@ -84,32 +79,29 @@ TEST(MergeRepeatsTest, MatchesAPlainLoopForAnyNumberOfKeys) {
       }
       tensors.end_group();
     }
-    if (auto merged = merge_repeats(entries, tensors)) {
-      tensors = *std::move(merged);
-    }
-    ASSERT_EQ(entries.size(), expected_entries.size()) << "seed " << seed;
-    for (size_t i = 0; i < entries.size(); ++i) {
-      ASSERT_EQ(entries[i], expected_entries[i]) << "seed " << seed;
-      ASSERT_EQ(numbers(tensors.of(static_cast<int64_t>(i))), expected[i])
-          << "seed " << seed;
+    const Groups groups(std::move(entries), tensors);
+    ASSERT_EQ(groups.entries().size(), expected_entries.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(groups.entries()[i], expected_entries[i]) << "seed " << seed;
+      const auto group = groups.tensors().of(static_cast<int64_t>(i));
+      ASSERT_EQ(numbers(group), expected[i]) << "seed " << seed;
     }
   }
 }
 
 // Encodings stay with their payloads.
-TEST(MergeRepeatsTest, KeepsEncodings) {
+TEST(GroupsTest, KeepsEncodings) {
   const auto encoding = std::make_shared<Encoding>();
   Tensors tensors({{number(1)}, {number(2)}, {number(3), number(4)}});
   tensors.encodings = {nullptr, nullptr, encoding, nullptr};
   const EntryPtr repeated = entry(1);
-  Entries entries{repeated, entry(2), repeated};
-  const auto merged = merge_repeats(entries, tensors);
-  ASSERT_TRUE(merged.has_value());
-  EXPECT_EQ(numbers(merged->flat), (std::vector<int64_t>{1, 3, 4, 2}));
-  ASSERT_EQ(merged->encodings.size(), 4);
-  EXPECT_EQ(merged->value(1).encoding, encoding.get());
+  const Groups groups({repeated, entry(2), repeated}, tensors);
+  const Tensors& merged = groups.tensors();
+  EXPECT_EQ(numbers(merged.flat), (std::vector<int64_t>{1, 3, 4, 2}));
+  ASSERT_EQ(merged.encodings.size(), 4);
+  EXPECT_EQ(merged.value(1).encoding, encoding.get());
   for (const int64_t i : {0, 2, 3}) {
-    EXPECT_NE(merged->value(i).dense(), nullptr) << i;
+    EXPECT_NE(merged.value(i).dense(), nullptr) << i;
   }
 }
 

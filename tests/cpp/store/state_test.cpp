@@ -1,5 +1,5 @@
 // The checksum of a store's state: everything in it counts.
-#include "store/checksum.h"
+#include "store/state.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -33,16 +33,16 @@ StoreState make_state() {
 }
 
 TEST(ChecksumTest, EqualStatesHaveEqualChecksums) {
-  EXPECT_EQ(checksum_of(make_state()), checksum_of(make_state()));
+  EXPECT_EQ(make_state().checksum(), make_state().checksum());
   // For any memory layout.
   StoreState strided = make_state();
   strided.values[1] = strided.values[1].t().contiguous().t();
-  EXPECT_EQ(checksum_of(strided), checksum_of(make_state()));
+  EXPECT_EQ(strided.checksum(), make_state().checksum());
 }
 
 // Each bit of each tensor.
 TEST(ChecksumTest, OneFlippedBitChangesIt) {
-  const int64_t expected = checksum_of(make_state());
+  const int64_t expected = make_state().checksum();
   const auto flip_each = [&](auto tensor_of) {
     StoreState state = make_state();
     const at::Tensor tensor = tensor_of(state);
@@ -50,11 +50,11 @@ TEST(ChecksumTest, OneFlippedBitChangesIt) {
     for (size_t i = 0; i < tensor.nbytes(); ++i) {
       for (int bit = 0; bit < 8; ++bit) {
         bytes[i] ^= 1U << bit;
-        EXPECT_NE(checksum_of(state), expected) << i << ' ' << bit;
+        EXPECT_NE(state.checksum(), expected) << i << ' ' << bit;
         bytes[i] ^= 1U << bit;
       }
     }
-    EXPECT_EQ(checksum_of(state), expected);
+    EXPECT_EQ(state.checksum(), expected);
   };
   flip_each([](auto& state) { return state.values[0]; });
   flip_each([](auto& state) { return state.values[1]; });
@@ -62,11 +62,11 @@ TEST(ChecksumTest, OneFlippedBitChangesIt) {
 }
 
 TEST(ChecksumTest, EveryOtherPartChangesIt) {
-  const int64_t expected = checksum_of(make_state());
+  const int64_t expected = make_state().checksum();
   const auto differs = [&](auto change) {
     StoreState state = make_state();
     change(state);
-    return checksum_of(state) != expected;
+    return state.checksum() != expected;
   };
   EXPECT_FALSE(differs([](auto&) {}));
   EXPECT_TRUE(differs([](auto& s) { s.type = "device"; }));
@@ -112,7 +112,7 @@ TEST(ChecksumTest, IsCrc32) {
       crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320U : 0);
     }
   }
-  EXPECT_EQ(checksum_of(state), static_cast<int64_t>(~crc & 0xFFFFFFFFU));
+  EXPECT_EQ(state.checksum(), static_cast<int64_t>(~crc & 0xFFFFFFFFU));
 }
 
 } // namespace
