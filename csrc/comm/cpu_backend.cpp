@@ -14,9 +14,9 @@ bool are_plain_cpu(c10::ArrayRef<Value> values) {
   });
 }
 
-bool lie_alike(c10::ArrayRef<Value> values, const at::Tensor& result) {
+bool same_layout(c10::ArrayRef<Value> values, const at::Tensor& result) {
   return std::all_of(values.begin(), values.end(), [&](const Value& value) {
-    return kernels::cpu::lie_alike(*value.data, result);
+    return kernels::cpu::same_layout(*value.data, result);
   });
 }
 
@@ -64,7 +64,7 @@ bool CpuBackend::add(const Job& job) {
   if (!job.result->device().is_cpu() || !are_plain_cpu(job.values)) {
     return false;
   }
-  if (lie_alike(job.values, *job.result)) {
+  if (same_layout(job.values, *job.result)) {
     sums_.add(
         job.values, *job.result, job.accumulation, *job.step, state_of(job));
   } else if (is_elementwise(job.step->rule)) {
@@ -80,7 +80,7 @@ bool CpuBackend::add_norm(const Job& job) {
   if (!job.result->device().is_cpu() || !are_plain_cpu(job.values)) {
     return false;
   }
-  if (lie_alike(job.values, *job.result)) {
+  if (same_layout(job.values, *job.result)) {
     sums_.add(job.values, *job.result, job.accumulation, *job.step);
   } else {
     add_norm_of_sum(job, strided_sum(job));

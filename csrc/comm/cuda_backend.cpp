@@ -109,7 +109,7 @@ bool CudaBackend::has_kernels(c10::Device device) {
 bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   const c10::Device device = tensor.device();
   return device.is_cuda() && torchkv::is_plain(tensor) &&
-      kernels::cpu::lie_alike(tensor, stored) &&
+      kernels::cpu::same_layout(tensor, stored) &&
       (device == stored.device() ||
        may_use_peer(runtime_, stored.device(), device));
 }

@@ -21,7 +21,7 @@ using nccl::Group;
 // Whether NCCL can use the tensor directly.
 bool is_plain_cuda(const at::Tensor& tensor, const at::Tensor& stored) {
   return tensor.is_cuda() && is_plain(tensor) &&
-      kernels::cpu::lie_alike(tensor, stored);
+      kernels::cpu::same_layout(tensor, stored);
 }
 
 // The numbers of each value, if NCCL can sum them: one value on each of several

@@ -28,14 +28,15 @@ size_t needed_storage_bytes(const at::Tensor& tensor);
 inline bool is_plain_cpu_copy(const at::Tensor& source, const at::Tensor& out) {
   return is_plain_cpu(source) && is_plain_cpu(out) &&
       source.scalar_type() == out.scalar_type() &&
-      kernels::cpu::lie_alike(source, out) &&
+      kernels::cpu::same_layout(source, out) &&
       source.is_non_overlapping_and_dense();
 }
 
 // Whether a tensor of an entry's shape has the stored value's memory layout.
 inline bool has_layout_of(const Entry& entry, const at::Tensor& tensor) {
   return is_plain(tensor) &&
-      kernels::cpu::lie_alike(tensor.sizes(), tensor.strides(), entry.strides);
+      kernels::cpu::same_layout(
+             tensor.sizes(), tensor.strides(), entry.strides);
 }
 
 // A view of the elements [begin, end) in memory order. REQUIRES: dense.

@@ -7,7 +7,7 @@ namespace torchkv::kernels::cpu {
 
 // Whether two tensors of such sizes and strides have the same memory layout:
 // element i of one, in the order of its memory, is element i of the other.
-inline bool lie_alike(
+inline bool same_layout(
     c10::IntArrayRef sizes,
     c10::IntArrayRef a_strides,
     c10::IntArrayRef b_strides) {
@@ -24,9 +24,9 @@ inline bool lie_alike(
 }
 
 // REQUIRES: tensors of the same shape.
-inline bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return (a.is_contiguous() && b.is_contiguous()) ||
-      lie_alike(a.sizes(), a.strides(), b.strides());
+      same_layout(a.sizes(), a.strides(), b.strides());
 }
 
 } // namespace torchkv::kernels::cpu

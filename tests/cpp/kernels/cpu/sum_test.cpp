@@ -17,7 +17,7 @@ namespace torchkv {
 namespace {
 
 using kernels::cpu::CopyBatch;
-using kernels::cpu::lie_alike;
+using kernels::cpu::same_layout;
 using kernels::cpu::sum_strided;
 using kernels::cpu::SumBatch;
 
@@ -494,16 +494,16 @@ TEST(CopyBatchTest, PermutedAndOntoItself) {
   }
 }
 
-// --- lie_alike
+// --- same_layout
 
 TEST(LieAlikeTest, IgnoresStridesOfDimensionsOfSizeOne) {
   const at::Tensor a = at::zeros({4, 1, 3});
-  EXPECT_TRUE(lie_alike(a, at::ones({4, 1, 3}, at::kDouble)));
-  EXPECT_TRUE(lie_alike(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
-  EXPECT_FALSE(lie_alike(a, at::zeros({3, 1, 4}).permute({2, 1, 0})));
-  EXPECT_FALSE(lie_alike(a, at::zeros({4, 1, 6}).slice(2, 0, 6, 2)));
-  EXPECT_FALSE(lie_alike(a, at::zeros({1, 1, 3}).expand({4, 1, 3})));
-  EXPECT_TRUE(lie_alike(at::zeros({}), at::zeros({})));
+  EXPECT_TRUE(same_layout(a, at::ones({4, 1, 3}, at::kDouble)));
+  EXPECT_TRUE(same_layout(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
+  EXPECT_FALSE(same_layout(a, at::zeros({3, 1, 4}).permute({2, 1, 0})));
+  EXPECT_FALSE(same_layout(a, at::zeros({4, 1, 6}).slice(2, 0, 6, 2)));
+  EXPECT_FALSE(same_layout(a, at::zeros({1, 1, 3}).expand({4, 1, 3})));
+  EXPECT_TRUE(same_layout(at::zeros({}), at::zeros({})));
 }
 
 } // namespace
