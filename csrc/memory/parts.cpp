@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "../core/process.h"
-#include "accumulation_type.h"
 #include "layout.h"
 
 namespace torchkv {
@@ -57,13 +55,7 @@ Value Parts::laid_out_as(
       entry.strides,
       tensor->scalar_type(),
       tensor->device()));
-  if (is_plain_cpu(*tensor) && fork_count() != 0) {
-    // PyTorch's copy hangs in a forked child; there, sums need no scratch.
-    kernels::cpu::sum_strided(
-        value, copy, accumulation_type(value, tensor->scalar_type()), nullptr);
-  } else {
-    runtime.copy(copy, *tensor);
-  }
+  runtime.copy(copy, *tensor);
   return Value(&copy);
 }
 

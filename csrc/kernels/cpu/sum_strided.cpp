@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "../../core/plain_dispatch.h"
-#include "../../core/process.h"
-#include "parallel.h"
 #include "sum.h"
 
 namespace torchkv::kernels::cpu {
@@ -103,11 +101,7 @@ void sum_lines(
       }
     }
   };
-  if (may_use_threads()) {
-    iterator.for_each(sum);
-  } else {
-    iterator.serial_for_each(sum, {0, iterator.numel()});
-  }
+  iterator.for_each(sum);
 }
 
 // How the transposed values of a sum are copied: in blocks along a dimension.
@@ -130,9 +124,7 @@ Blocks blocks_of(c10::ArrayRef<Value> values, const at::Tensor& stored) {
   const at::Tensor* first = nullptr; // transposed value
   int64_t num_bytes = 0;
   for (const auto& value : values) {
-    // In a forked child PyTorch's copy waits for the threads of the parent.
-    blocks.transposed.push_back(
-        fork_count() == 0 && is_transposed(*value.data, stored));
+    blocks.transposed.push_back(is_transposed(*value.data, stored));
     if (blocks.transposed.back()) {
       first = first == nullptr ? value.data : first;
       num_bytes += stored.numel() * value.data->element_size();
