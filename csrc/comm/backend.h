@@ -6,6 +6,7 @@
 
 #include "../core/rule.h"
 #include "../core/value.h"
+#include "../kernels/cpu/lines.h"
 #include "../memory/entry.h"
 
 namespace torchkv {
@@ -13,6 +14,10 @@ namespace torchkv {
 // A sum on the home device of a slice, or a step of an optimizer with the sum
 // as its gradient: result = rule(result, values[0] + values[1] + ...). Values
 // are added left to right in `accumulation`, and the sum is rounded once.
+//
+// If `is_norm`, the squares of the gradient's elements, as the rule would see
+// them without RuleStep::last_scale, count in Backend::squared_norm() instead,
+// and nothing is written.
 struct Job {
   const Entry* entry = nullptr;
   const Slice* slice = nullptr; // its home; for a step also its state
@@ -21,16 +26,20 @@ struct Job {
   const at::Tensor* result = nullptr; // dense, on the home device
   c10::ScalarType accumulation = c10::kFloat;
   const RuleStep* step = &kAssignStep;
+  bool is_norm = false;
 
   bool is_step() const {
-    return step->rule.id != RuleSpec::Id::kAssign;
+    return !is_norm && step->rule.id != RuleSpec::Id::kAssign;
   }
+  // The state that a step uses.
+  kernels::cpu::StateLine state() const;
 };
 
 // One implementation of the sums, steps and copies of a call. Backends are
 // tried in order (Backends): add*() either accepts the work and returns true,
 // or returns false and does nothing. So the decision, most of the host's time,
-// is made once and cannot disagree with the work.
+// is made once and cannot disagree with the work. The jobs of a call are norms,
+// or none of them is.
 //
 // add*() may allocate and copy, but changes no stored value; run() does. What a
 // job points to outlives run(), except the array of its values.
@@ -39,16 +48,12 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual bool add(const Job& job) = 0;
-  // Adds the squares of the elements of the gradient, as the rule would see
-  // them without RuleStep::last_scale, to what squared_norm() returns.
-  virtual bool add_norm(const Job& job) = 0;
   // Copies the value of a slice into an out of its shape.
   virtual bool add_copy(const Slice& source, const at::Tensor& out) = 0;
 
   virtual void run() = 0;
-  // The squared norm of all accepted by add_norm(), each number multiplied by
-  // `scale` first. Blocks until it is known. The same bits for any number of
-  // threads.
+  // The sum of the squares of all norms, each number multiplied by `scale`
+  // first. Blocks until it is known. The same bits for any number of threads.
   virtual double squared_norm(double scale) = 0;
 };
 

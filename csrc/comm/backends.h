@@ -33,7 +33,6 @@ class TORCHKV_API Backends {
 
   // As those of Backend. NotImplementedError for values that no backend claims.
   void add(const Job& job);
-  void add_norm(const Job& job);
   void add_copy(const Slice& source, const at::Tensor& out);
   void run();
   double squared_norm(double scale);
@@ -43,8 +42,6 @@ class TORCHKV_API Backends {
   }
 
  private:
-  template <class Add>
-  void offer(const Job& job, Add add);
   Backend& of_form(const char* form);
 
   CpuBackend cpu_;

@@ -131,7 +131,7 @@ const void* CudaBackend::address_of(
   return staged_.back().const_data_ptr();
 }
 
-bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
+bool CudaBackend::prepare(Sum& sum, const Job& job) {
   const at::Tensor& result = *job.result;
   if (!has_kernels(result.device())) {
     return false;
@@ -155,7 +155,8 @@ bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
     }
     packed.value = elements->dtype;
     packed.first_is_sum = first_is_sum;
-    return supports(packed);
+    return job.is_norm ? Launches::supports_norm(packed)
+                       : Launches::supports(packed);
   };
   c10::ScalarType dtype = last;
   const bool as_they_are = are_of(job.values, last)
@@ -181,33 +182,21 @@ bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
 
 bool CudaBackend::add(const Job& job) {
   Sum sum;
-  if (!prepare(sum, job, &Launches::supports)) {
+  if (!prepare(sum, job)) {
     return false;
+  }
+  Home& home = home_of(job.slice->home);
+  if (job.is_norm) {
+    home.norms.push_back(std::move(sum));
+    return true;
   }
   SumJob& packed = sum.job;
   packed.values = sum.addresses.data();
   packed.stored = job.result->mutable_data_ptr();
-  if (job.is_step()) {
-    if (job.slice->master.defined()) {
-      packed.master = job.slice->master.mutable_data_ptr();
-    }
-    const auto names = state_names(job.step->rule);
-    for (size_t i = 0; i < kMaxStates; ++i) {
-      if (names[i] != nullptr) {
-        packed.states[i] = job.slice->states[i].mutable_data_ptr();
-      }
-    }
-  }
-  home_of(job.slice->home).launches.add(packed);
-  return true;
-}
-
-bool CudaBackend::add_norm(const Job& job) {
-  Sum sum;
-  if (!prepare(sum, job, &Launches::supports_norm)) {
-    return false;
-  }
-  home_of(job.slice->home).norms.push_back(std::move(sum));
+  const kernels::cpu::StateLine state = job.state();
+  packed.master = state.master;
+  std::copy(state.states.begin(), state.states.end(), packed.states.begin());
+  home.launches.add(packed);
   return true;
 }
 

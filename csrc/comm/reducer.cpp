@@ -149,8 +149,10 @@ double Reducer::squared_norm(c10::ArrayRef<Item> items, double scale) {
   Backends backends(order);
   for (const auto& part : parts) {
     part.slice->enter(order);
-    backends.add_norm(
-        job_of(part, Gradients(part), part.slice->value, *part.step));
+    const Gradients gradients(part);
+    Job job = job_of(part, gradients, part.slice->value, *part.step);
+    job.is_norm = true;
+    backends.add(job);
   }
   return backends.squared_norm(scale);
 }

@@ -12,55 +12,39 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-char* data_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr())
-                          : nullptr;
-}
-
 int64_t size_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 } // namespace
 
-StateLine State::line() const {
-  StateLine line;
-  line.master = data_of(master);
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    line.states[i] = data_of(states[i]);
-  }
-  return line;
+int64_t Sum::bytes_of_state() const {
+  return step.rule.id == RuleSpec::Id::kAssign
+      ? 0
+      : size_of(at::toOpMathType(stored.scalar_type()));
 }
 
-void SumBatch::add(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    const State& state) {
-  if (stored.numel() == 0) {
+void SumBatch::add(const Sum& sum) {
+  if (sum.stored.numel() == 0) {
     return; // its memory may be null
   }
   Job job;
-  job.num_elements = stored.numel();
-  job.dtype = stored.scalar_type();
+  job.num_elements = sum.stored.numel();
+  job.dtype = sum.stored.scalar_type();
   job.bytes_per_element = size_of(job.dtype);
-  for (const auto& value : values) {
+  for (const auto& value : sum.values) {
     values_.push_back(static_cast<const char*>(value.data->const_data_ptr()));
     dtypes_.push_back(value.data->scalar_type());
     job.bytes_per_element += size_of(dtypes_.back());
   }
   job.values_end = values_.size();
-  job.stored = static_cast<char*>(stored.mutable_data_ptr());
-  job.accumulation = accumulation;
-  job.step = &step;
-  if (step.rule.id != RuleSpec::Id::kAssign) {
-    job.state = state.line();
-    job.bytes_of_state = size_of(at::toOpMathType(job.dtype));
-    for (const auto& tensor : state.states) {
-      job.bytes_per_element +=
-          tensor.defined() ? 2 * size_of(tensor.scalar_type()) : 0;
-    }
+  job.stored = static_cast<char*>(sum.stored.mutable_data_ptr());
+  job.accumulation = sum.accumulation;
+  job.step = &sum.step;
+  job.state = sum.state;
+  job.bytes_of_state = sum.bytes_of_state();
+  for (const char* state : job.state.states) {
+    job.bytes_per_element += state != nullptr ? 2 * job.bytes_of_state : 0;
   }
   jobs_.push_back(job);
 }

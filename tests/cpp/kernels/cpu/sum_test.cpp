@@ -13,12 +13,14 @@
 #include <random>
 #include <vector>
 
+#include "state_line.h"
+
 namespace torchkv {
 namespace {
 
 using kernels::cpu::CopyBatch;
 using kernels::cpu::same_layout;
-using kernels::cpu::sum_strided;
+using kernels::cpu::StridedSums;
 using kernels::cpu::SumBatch;
 
 using Tensors = std::vector<at::Tensor>;
@@ -37,11 +39,10 @@ void sum_strided(
     const at::Tensor& stored,
     at::ScalarType accumulation,
     const RuleStep& step,
-    const kernels::cpu::State& state = {}) {
-  const at::Tensor scratch =
-      at::empty({kernels::cpu::scratch_bytes(values, stored)}, at::kByte);
-  kernels::cpu::sum_strided(
-      values, stored, accumulation, scratch.mutable_data_ptr(), step, state);
+    const kernels::cpu::StateLine& state = {}) {
+  StridedSums sums;
+  sums.add({values, stored, accumulation, step, state});
+  sums.run(at::empty({sums.scratch_bytes()}, at::kByte));
 }
 
 RuleStep sgd(double lr, double weight_decay) {
@@ -103,7 +104,7 @@ void sum_dense(
     const at::Tensor& stored,
     at::ScalarType accumulation) {
   SumBatch batch;
-  batch.add(values_of(values), stored, accumulation, rule);
+  batch.add({values_of(values), stored, accumulation, rule});
   batch.run();
 }
 
@@ -232,7 +233,7 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
       SumBatch batch;
       for (auto& sum : sums) {
         sum.stored = sum.before.clone();
-        batch.add(values_of(sum.values), sum.stored, sum.accumulation, rule);
+        batch.add({values_of(sum.values), sum.stored, sum.accumulation, rule});
       }
       batch.run();
       for (const auto& sum : sums) {
@@ -250,7 +251,8 @@ TEST(SumBatchTest, EmptyBatchAndEmptyTensors) {
   SumBatch batch;
   batch.run();
   const Tensors values{at::empty({3, 0})};
-  batch.add(values_of(values), at::empty({3, 0}), at::kFloat);
+  const at::Tensor empty = at::empty({3, 0});
+  batch.add({values_of(values), empty, at::kFloat});
   batch.run();
 }
 
@@ -436,16 +438,27 @@ TEST(SumStridedTest, LargeTransposedValuesWithState) {
     const Tensors dense{values[0].contiguous(), values[1].contiguous()};
     const at::Tensor stored = at::randn(shape).to(at::kHalf);
     const at::Tensor expected = stored.clone();
-    const kernels::cpu::State state{stored.to(at::kFloat), {at::randn(shape)}};
-    const kernels::cpu::State expected_state{
-        state.master.clone(), {state.states[0].clone()}};
-    sum_strided(values_of(values), stored, at::kFloat, step, state);
+    const at::Tensor master = stored.to(at::kFloat);
+    const at::Tensor momentum = at::randn(shape);
+    const at::Tensor expected_master = master.clone();
+    const at::Tensor expected_momentum = momentum.clone();
+    sum_strided(
+        values_of(values),
+        stored,
+        at::kFloat,
+        step,
+        testing::state_line({momentum}, master));
     SumBatch batch;
-    batch.add(values_of(dense), expected, at::kFloat, step, expected_state);
+    batch.add(
+        {values_of(dense),
+         expected,
+         at::kFloat,
+         step,
+         testing::state_line({expected_momentum}, expected_master)});
     batch.run();
     EXPECT_TRUE(same_bits(stored, expected));
-    EXPECT_TRUE(same_bits(state.master, expected_state.master));
-    EXPECT_TRUE(same_bits(state.states[0], expected_state.states[0]));
+    EXPECT_TRUE(same_bits(master, expected_master));
+    EXPECT_TRUE(same_bits(momentum, expected_momentum));
   }
 }
 
@@ -496,7 +509,7 @@ TEST(CopyBatchTest, PermutedAndOntoItself) {
 
 // --- same_layout
 
-TEST(LieAlikeTest, IgnoresStridesOfDimensionsOfSizeOne) {
+TEST(SameLayoutTest, IgnoresStridesOfDimensionsOfSizeOne) {
   const at::Tensor a = at::zeros({4, 1, 3});
   EXPECT_TRUE(same_layout(a, at::ones({4, 1, 3}, at::kDouble)));
   EXPECT_TRUE(same_layout(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
