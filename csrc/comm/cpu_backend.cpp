@@ -19,7 +19,7 @@ bool CpuBackend::add(const Job& job) {
   const kernels::cpu::Sum sum{
       job.values, result, job.accumulation, *job.step, job.state()};
   if (all([&](const Value& value) {
-        return kernels::cpu::same_layout(*value.data, result);
+        return same_layout(*value.data, result);
       })) {
     sums_.add(sum);
     return true;

@@ -8,7 +8,6 @@
 
 #include "../core/plain_dispatch.h"
 #include "../device/peer_access.h"
-#include "../kernels/cpu/sum.h"
 #include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 
@@ -109,7 +108,7 @@ bool CudaBackend::has_kernels(c10::Device device) {
 bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   const c10::Device device = tensor.device();
   return device.is_cuda() && torchkv::is_plain(tensor) &&
-      kernels::cpu::same_layout(tensor, stored) &&
+      same_layout(tensor, stored) &&
       (device == stored.device() ||
        may_use_peer(runtime_, stored.device(), device));
 }

@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "../kernels/cpu/sum.h"
 #include "../memory/layout.h"
 #include "nccl_group.h"
 
@@ -20,8 +19,7 @@ using nccl::Group;
 
 // Whether NCCL can use the tensor directly.
 bool is_plain_cuda(const at::Tensor& tensor, const at::Tensor& stored) {
-  return tensor.is_cuda() && is_plain(tensor) &&
-      kernels::cpu::same_layout(tensor, stored);
+  return tensor.is_cuda() && is_plain(tensor) && same_layout(tensor, stored);
 }
 
 // The numbers of each value, if NCCL can sum them: one value on each of several

@@ -1,9 +1,9 @@
 #include "reducer.h"
 
 #include <ATen/OpMathType.h>
+#include <c10/util/SmallVector.h>
 
-#include "../memory/accumulation_type.h"
-#include "../memory/outs.h"
+#include <algorithm>
 
 namespace torchkv {
 namespace {
@@ -44,6 +44,28 @@ class Gradients {
   c10::SmallVector<Value, 4> copy_;
 };
 
+// PyTorch promotes fp8 only with itself, and uint16, uint32 and uint64 with no
+// other integers. A sum in int64 has the same bits as in any of these.
+c10::ScalarType promotable(c10::ScalarType dtype) {
+  if (c10::isFloat8Type(dtype)) {
+    return c10::kFloat;
+  }
+  return c10::isBarebonesUnsignedType(dtype) ? c10::kLong : dtype;
+}
+
+// The dtype in which values are summed for a stored value of dtype `stored`:
+// at::toOpMathType of the promotion of them all; fp8 counts as fp32.
+c10::ScalarType accumulation_type(
+    c10::ArrayRef<Value> values,
+    c10::ScalarType stored) {
+  c10::ScalarType dtype = promotable(stored);
+  for (const auto& value : values) {
+    const auto other = promotable(value.dtype());
+    dtype = other == dtype ? dtype : c10::promoteTypes(dtype, other);
+  }
+  return at::toOpMathType(dtype);
+}
+
 Job job_of(
     const Part& part,
     c10::ArrayRef<Value> values,
@@ -56,6 +78,63 @@ Job job_of(
       &result,
       accumulation_type(values, result.scalar_type()),
       &step};
+}
+
+// The memory from a tensor's first element to the end of its last.
+struct Span {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+Span span_of(const at::Tensor& tensor) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t count = tensor.numel();
+  if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
+    count = 1;
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      count += (tensor.size(i) - 1) * tensor.stride(i);
+    }
+  }
+  return {data, data + count * static_cast<int64_t>(tensor.element_size())};
+}
+
+// Whether the memory extents of two outs overlap. Outs are then written in
+// order, and the last one wins.
+bool may_overlap(c10::ArrayRef<Item> items) {
+  c10::SmallVector<Span, 4> spans;
+  bool ascending = true;
+  spans.reserve(items.size());
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      spans.push_back(span_of(out));
+      const size_t n = spans.size();
+      ascending =
+          ascending && (n == 1 || spans[n - 2].end <= spans[n - 1].begin);
+    }
+  }
+  if (ascending) {
+    return false;
+  }
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+    return a.begin < b.begin;
+  });
+  const auto* overlap = std::adjacent_find(
+      spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+        return a.end > b.begin;
+      });
+  return overlap != spans.end();
+}
+
+// Bumps the version counters of a call's outs, which are written below
+// autograd, so that an autograd graph that saved one reports the change.
+void bump_versions(c10::ArrayRef<Item> items) {
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      if (!out.is_inference()) {
+        out.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
 }
 
 } // namespace

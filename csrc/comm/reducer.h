@@ -9,7 +9,6 @@
 
 #include "../core/export.h"
 #include "../device/streams.h"
-#include "../memory/item.h"
 #include "../memory/parts.h"
 #include "../memory/placement.h"
 #include "../memory/slices.h"

@@ -12,9 +12,17 @@
 #include "../core/value.h"
 #include "../device/runtime.h"
 #include "entry.h"
-#include "item.h"
 
 namespace torchkv {
+
+// What one call does to one key: the values to sum, or the tensors to fill.
+// Owns neither and is valid during the call. REQUIRES: the entry's mutex.
+struct Item {
+  Entry* entry = nullptr;
+  c10::ArrayRef<Value> values;
+  c10::ArrayRef<at::Tensor> outs;
+  const RuleStep* step = nullptr; // null = ASSIGN
+};
 
 // What a call does to one slice: the slice's share of an item.
 struct Part {
@@ -75,7 +83,6 @@ class Parts {
 
  private:
   void add_sharded(Runtime& runtime, const Item& item);
-  Value laid_out_as(Runtime& runtime, const Entry& entry, const Value& value);
 
   // Owns what parts point to, except the call's tensors.
   struct Storage {

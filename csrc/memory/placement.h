@@ -13,7 +13,7 @@
 #include "../core/export.h"
 #include "../core/place.h"
 #include "entry.h"
-#include "item.h"
+#include "parts.h"
 #include "places.h"
 #include "shard.h"
 #include "slices.h"

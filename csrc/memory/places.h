@@ -8,7 +8,7 @@
 
 #include "../core/export.h"
 #include "../core/place.h"
-#include "item.h"
+#include "parts.h"
 
 namespace torchkv {
 

@@ -12,7 +12,6 @@
 #include "../../core/rule.h"
 #include "../../core/value.h"
 #include "copy_batch.h"
-#include "layout.h"
 #include "lines.h"
 
 namespace torchkv::kernels::cpu {

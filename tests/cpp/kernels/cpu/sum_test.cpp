@@ -19,7 +19,6 @@ namespace torchkv {
 namespace {
 
 using kernels::cpu::CopyBatch;
-using kernels::cpu::same_layout;
 using kernels::cpu::StridedSums;
 using kernels::cpu::SumBatch;
 
@@ -505,18 +504,6 @@ TEST(CopyBatchTest, PermutedAndOntoItself) {
     EXPECT_TRUE(same_bits(result, before));
     EXPECT_TRUE(same_bits(value, before));
   }
-}
-
-// --- same_layout
-
-TEST(SameLayoutTest, IgnoresStridesOfDimensionsOfSizeOne) {
-  const at::Tensor a = at::zeros({4, 1, 3});
-  EXPECT_TRUE(same_layout(a, at::ones({4, 1, 3}, at::kDouble)));
-  EXPECT_TRUE(same_layout(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
-  EXPECT_FALSE(same_layout(a, at::zeros({3, 1, 4}).permute({2, 1, 0})));
-  EXPECT_FALSE(same_layout(a, at::zeros({4, 1, 6}).slice(2, 0, 6, 2)));
-  EXPECT_FALSE(same_layout(a, at::zeros({1, 1, 3}).expand({4, 1, 3})));
-  EXPECT_TRUE(same_layout(at::zeros({}), at::zeros({})));
 }
 
 } // namespace
