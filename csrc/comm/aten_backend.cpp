@@ -33,11 +33,7 @@ bool AtenBackend::add_copy(const Slice& source, const at::Tensor& out) {
 
 // A new tensor with the sum, in the accumulation type.
 at::Tensor AtenBackend::sum_of(const Job& job, c10::ArrayRef<Value> values) {
-  at::Tensor total = runtime_.allocate(
-      job.result->sizes(),
-      job.result->strides(),
-      job.accumulation,
-      job.slice->home.device);
+  at::Tensor total = runtime_.allocate_like(*job.result, job.accumulation);
   Job sum = job;
   sum.values = values;
   sum.result = &total;
@@ -58,8 +54,7 @@ void AtenBackend::sum_into(
     return;
   }
   const auto copied = [&](const Value& value) {
-    at::Tensor copy = runtime_.allocate(
-        result.sizes(), result.strides(), accumulation, result.device());
+    at::Tensor copy = runtime_.allocate_like(result, accumulation);
     runtime_.copy(copy, *value.data);
     return copy;
   };

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "../core/plain_dispatch.h"
-#include "../device/peer_access.h"
 #include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 
@@ -123,8 +122,7 @@ const void* CudaBackend::address_of(
   if (value.scalar_type() == dtype && is_plain(value, stored)) {
     return value.const_data_ptr();
   }
-  staged_.push_back(runtime_.allocate(
-      stored.sizes(), stored.strides(), dtype, stored.device()));
+  staged_.push_back(runtime_.allocate_like(stored, dtype));
   order_.sync();
   runtime_.copy(staged_.back(), value);
   return staged_.back().const_data_ptr();

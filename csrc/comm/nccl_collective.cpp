@@ -113,11 +113,7 @@ void NcclCollective::reduce(Parts& parts) {
     slice.enter(order);
     at::Tensor sum = dtype == slice.value.scalar_type()
         ? slices_.merge_buffer(slice)
-        : streams_.runtime.allocate(
-              slice.value.sizes(),
-              slice.value.strides(),
-              dtype,
-              slice.home.device);
+        : streams_.runtime.allocate_like(slice.value, dtype);
     return parts.set_value(part, std::move(sum)).mutable_data_ptr();
   };
   parts.for_each_item([&](Part* begin, Part* end) {

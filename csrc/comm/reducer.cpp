@@ -8,17 +8,6 @@
 namespace torchkv {
 namespace {
 
-// Whether state that the rule needs does not exist yet.
-bool lacks_state(const Slice& slice, const RuleSpec& rule) {
-  const auto stored = slice.value.scalar_type();
-  const auto names = state_names(rule);
-  bool lacks = !slice.master.defined() && at::toOpMathType(stored) != stored;
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    lacks = lacks || (names[i] != nullptr && !slice.states[i].defined());
-  }
-  return lacks;
-}
-
 // The values of a part, after what its slice has accumulated.
 class Gradients {
  public:
@@ -139,30 +128,43 @@ void bump_versions(c10::ArrayRef<Item> items) {
 
 } // namespace
 
+// A call's parts, ordered on their devices, and what processes them. Parts that
+// the collective can sum have been summed.
+struct Reducer::Call {
+  Call(const Reducer& reducer, c10::ArrayRef<Item> items)
+      : parts(reducer.streams_.runtime, items),
+        order(reducer.streams_),
+        backends(order) {
+    if (reducer.collective_ != nullptr) {
+      reducer.collective_->reduce(parts);
+    }
+  }
+
+  Parts parts;
+  StreamOrder order;
+  Backends backends;
+};
+
 // Creates the state of all parts, and returns the steps in the order of the
 // parts.
 std::vector<RuleStep> Reducer::prepare(
-    Parts& parts,
-    StreamOrder& order,
+    Call& call,
     std::vector<at::Tensor*>& made) {
   std::vector<RuleStep> steps;
-  steps.reserve(parts.size());
-  for (const auto& part : parts) {
+  steps.reserve(call.parts.size());
+  for (const auto& part : call.parts) {
     if (part.step == nullptr) {
       continue;
     }
     Slice& slice = *part.slice;
-    slice.enter(order);
+    slice.enter(call.order);
     // Before there is state: a capture that does not include all devices is
     // refused here.
     for (const auto& value : part.values) {
-      order.use(slice.home, value.device());
+      call.order.use(slice.home, value.device());
     }
     RuleStep& step = steps.emplace_back(*part.step);
-    step.is_first = false;
-    if (lacks_state(slice, step.rule)) {
-      step.is_first = !slices_.prepare_state(slice, step.rule, made);
-    }
+    step.is_first = !slices_.prepare_state(slice, step.rule, made);
   }
   return steps;
 }
@@ -173,25 +175,20 @@ void Reducer::update(c10::ArrayRef<Item> items) {
       placement_.gather(*item.entry);
     }
   }
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  StreamOrder order(streams_);
-  Backends backends(order);
+  Call call(*this, items);
   std::vector<RuleStep> steps;
   std::vector<at::Tensor*> made;
   try {
-    steps = prepare(parts, order, made);
+    steps = prepare(call, made);
     const RuleStep* step = steps.data();
-    for (const auto& part : parts) {
+    for (const auto& part : call.parts) {
       Slice& slice = *part.slice;
-      slice.enter(order);
+      slice.enter(call.order);
       if (part.step == nullptr) {
         slice.master.reset(); // of an optimizer set meanwhile
-        backends.add(job_of(part, part.values, slice.value));
+        call.backends.add(job_of(part, part.values, slice.value));
       } else {
-        backends.add(job_of(part, Gradients(part), slice.value, *step++));
+        call.backends.add(job_of(part, Gradients(part), slice.value, *step++));
       }
     }
   } catch (...) {
@@ -201,55 +198,40 @@ void Reducer::update(c10::ArrayRef<Item> items) {
     }
     throw;
   }
-  backends.run();
+  call.backends.run();
 }
 
 void Reducer::accumulate(c10::ArrayRef<Item> items) {
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  StreamOrder order(streams_);
-  Backends backends(order);
-  for (const auto& part : parts) {
-    part.slice->enter(order);
-    backends.add(
+  Call call(*this, items);
+  for (const auto& part : call.parts) {
+    part.slice->enter(call.order);
+    call.backends.add(
         job_of(part, Gradients(part), slices_.accumulated(*part.slice)));
   }
-  backends.run();
+  call.backends.run();
 }
 
 double Reducer::squared_norm(c10::ArrayRef<Item> items, double scale) {
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  StreamOrder order(streams_);
-  Backends backends(order);
-  for (const auto& part : parts) {
-    part.slice->enter(order);
+  Call call(*this, items);
+  for (const auto& part : call.parts) {
+    part.slice->enter(call.order);
     const Gradients gradients(part);
     Job job = job_of(part, gradients, part.slice->value, *part.step);
     job.is_norm = true;
-    backends.add(job);
+    call.backends.add(job);
   }
-  return backends.squared_norm(scale);
+  return call.backends.squared_norm(scale);
 }
 
 void Reducer::reduce(const Item& item, Update update) {
   placement_.gather(*item.entry);
-  Parts parts(streams_.runtime, item);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  Slice& slice = item.entry->slices[0];
-  StreamOrder order(streams_);
-  slice.enter(order);
+  Call call(*this, item);
+  const Part& part = *call.parts.begin();
+  Slice& slice = *part.slice;
+  slice.enter(call.order);
   slice.master.reset(); // of an optimizer set meanwhile
-  Backends backends(order);
-  backends.add(job_of(
-      *parts.begin(), parts.begin()->values, slices_.merge_buffer(slice)));
-  backends.run();
+  call.backends.add(job_of(part, part.values, slices_.merge_buffer(slice)));
+  call.backends.run();
   update(slice.merge_buffer, slice.value);
 }
 

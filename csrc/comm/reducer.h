@@ -72,10 +72,9 @@ class TORCHKV_API Reducer {
   void copy_out(c10::ArrayRef<Item> items);
 
  private:
-  std::vector<RuleStep> prepare(
-      Parts& parts,
-      StreamOrder& order,
-      std::vector<at::Tensor*>& made);
+  struct Call;
+
+  std::vector<RuleStep> prepare(Call& call, std::vector<at::Tensor*>& made);
   void copy_parts(Parts& parts);
 
   Slices& slices_;
