@@ -28,8 +28,6 @@ class TORCHKV_API Backends {
   ~Backends();
   Backends(const Backends&) = delete; // backends refer to each other
   Backends& operator=(const Backends&) = delete;
-  Backends(Backends&&) = delete;
-  Backends& operator=(Backends&&) = delete;
 
   // As those of Backend. NotImplementedError for values that no backend claims.
   void add(const Job& job);

@@ -20,9 +20,6 @@ class Gradients {
   }
   Gradients(const Gradients&) = delete; // it may point into itself
   Gradients& operator=(const Gradients&) = delete;
-  Gradients(Gradients&&) = delete;
-  Gradients& operator=(Gradients&&) = delete;
-  ~Gradients() = default;
 
   operator c10::ArrayRef<Value>() const { // NOLINT(google-explicit-constructor)
     return all_;

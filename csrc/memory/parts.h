@@ -49,9 +49,6 @@ class Parts {
   Parts(Runtime& runtime, c10::ArrayRef<Item> items);
   Parts(const Parts&) = delete; // parts point into it
   Parts& operator=(const Parts&) = delete;
-  Parts(Parts&&) = delete;
-  Parts& operator=(Parts&&) = delete;
-  ~Parts() = default;
 
   auto begin() {
     return list_.begin();

@@ -52,8 +52,6 @@ class ThreadShare {
   }
   ThreadShare(const ThreadShare&) = delete;
   ThreadShare& operator=(const ThreadShare&) = delete;
-  ThreadShare(ThreadShare&&) = delete;
-  ThreadShare& operator=(ThreadShare&&) = delete;
 
   int64_t size() const {
     return size_;
