@@ -106,10 +106,7 @@ void Backends::add(const Job& job) {
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {
-  const bool is_added = source.home.device.is_cpu()
-      ? cpu_.add_copy(source, out)
-      : cuda_.add_copy(source, out);
-  if (!is_added) {
+  if (!cpu_.add_copy(source, out) && !cuda_.add_copy(source, out)) {
     aten_.add_copy(source, out); // which accepts every copy
   }
 }

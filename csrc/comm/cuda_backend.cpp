@@ -17,42 +17,32 @@ using kernels::cuda::Dtype;
 using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
 
-struct Elements {
-  Dtype dtype;
-  int64_t per_number; // 2 if complex
-};
-
-// A dtype as the kernels see it, if they support it.
-std::optional<Elements> elements_of(c10::ScalarType dtype) {
-  switch (dtype) {
+// A dtype as the kernels see it, if they support it: of a complex number, that
+// of its two parts.
+std::optional<Dtype> dtype_of(c10::ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
     case c10::kFloat:
-      return Elements{Dtype::kFloat, 1};
+      return Dtype::kFloat;
     case c10::kHalf:
-      return Elements{Dtype::kHalf, 1};
+      return Dtype::kHalf;
     case c10::kBFloat16:
-      return Elements{Dtype::kBFloat16, 1};
+      return Dtype::kBFloat16;
     case c10::kDouble:
-      return Elements{Dtype::kDouble, 1};
-    case c10::kComplexFloat:
-      return Elements{Dtype::kFloat, 2};
-    case c10::kComplexHalf:
-      return Elements{Dtype::kHalf, 2};
-    case c10::kComplexDouble:
-      return Elements{Dtype::kDouble, 2};
+      return Dtype::kDouble;
     case c10::kBool:
-      return Elements{Dtype::kBool, 1};
+      return Dtype::kBool;
     case c10::kByte:
     case c10::kChar:
-      return Elements{Dtype::kInt8, 1};
+      return Dtype::kInt8;
     case c10::kShort:
     case c10::kUInt16:
-      return Elements{Dtype::kInt16, 1};
+      return Dtype::kInt16;
     case c10::kInt:
     case c10::kUInt32:
-      return Elements{Dtype::kInt32, 1};
+      return Dtype::kInt32;
     case c10::kLong:
     case c10::kUInt64:
-      return Elements{Dtype::kInt64, 1};
+      return Dtype::kInt64;
     default:
       return std::nullopt;
   }
@@ -133,24 +123,24 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
   if (!has_kernels(result.device())) {
     return false;
   }
-  const auto kept = elements_of(result.scalar_type());
-  if (!kept) {
+  const auto stored = dtype_of(result.scalar_type());
+  if (!stored) {
     return false;
   }
   SumJob& packed = sum.job;
-  packed.stored_dtype = kept->dtype;
+  packed.stored_dtype = *stored;
   packed.num_values = job.values.size();
-  packed.num_elements = result.numel() * kept->per_number;
+  packed.num_elements = result.numel() * (result.is_complex() ? 2 : 1);
   packed.step = job.step;
   // All in one dtype, or a sum before such values, or else converted.
   const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
-    const auto elements = elements_of(dtype);
-    if (!elements || elements->per_number != kept->per_number ||
+    const auto value = dtype_of(dtype);
+    if (!value || c10::isComplexType(dtype) != result.is_complex() ||
         sum_type(dtype) != job.accumulation) {
       return false;
     }
-    packed.value = elements->dtype;
+    packed.value = *value;
     packed.first_is_sum = first_is_sum;
     return job.is_norm ? Launches::supports_norm(packed)
                        : Launches::supports(packed);

@@ -12,8 +12,8 @@
 namespace torchkv::nccl {
 
 std::optional<Numbers> numbers_of(const at::Tensor& tensor) {
-  const int64_t count = tensor.numel();
-  switch (tensor.scalar_type()) {
+  const int64_t count = tensor.numel() * (tensor.is_complex() ? 2 : 1);
+  switch (c10::toRealValueType(tensor.scalar_type())) {
     case c10::kFloat:
       return Numbers{kFloat32, count};
     case c10::kDouble:
@@ -22,12 +22,6 @@ std::optional<Numbers> numbers_of(const at::Tensor& tensor) {
       return Numbers{kFloat16, count};
     case c10::kBFloat16:
       return Numbers{kBfloat16, count};
-    case c10::kComplexFloat:
-      return Numbers{kFloat32, 2 * count};
-    case c10::kComplexDouble:
-      return Numbers{kFloat64, 2 * count};
-    case c10::kComplexHalf:
-      return Numbers{kFloat16, 2 * count};
     case c10::kChar:
       return Numbers{kInt8, count};
     case c10::kByte:

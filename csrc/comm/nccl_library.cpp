@@ -49,12 +49,9 @@ const Functions* functions() {
   // Not cached if missing: PyTorch may load it later.
   static std::atomic<const Functions*> loaded{nullptr};
   if (loaded == nullptr) {
-    static std::mutex mutex;
-    const std::lock_guard lock(mutex);
-    if (loaded == nullptr) {
-      if (const auto found = load()) {
-        loaded = new Functions(*found); // for the life of the process
-      }
+    if (const auto found = load()) {
+      static const Functions functions = *found;
+      loaded = &functions;
     }
   }
   return loaded;

@@ -12,15 +12,12 @@ bool is_undecided(const Slice& slice) {
 
 // Whether all tensors of an item are on one device, that of a place.
 bool are_all_on(const Item& item, const Place& place) {
-  return std::all_of(
-             item.values.begin(),
-             item.values.end(),
-             [&](const Value& value) {
-               return value.device() == place.device;
-             }) &&
-      std::all_of(item.outs.begin(), item.outs.end(), [&](const auto& out) {
-           return out.device() == place.device;
-         });
+  const auto are_on = [&](const auto& tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+      return tensor.device() == place.device;
+    });
+  };
+  return are_on(item.values) && are_on(item.outs);
 }
 
 int64_t bytes_of(const Entry& entry, const Slice& slice) {

@@ -68,21 +68,19 @@ void Places::add(c10::Device device, size_t nth, List& result) const {
 
 Places::List Places::of(const Item& item) const {
   List result;
-  const auto nth = [](size_t i, const auto& device_of) {
-    size_t count = 0;
-    for (size_t j = 0; j < i; ++j) {
-      count += device_of(j) == device_of(i) ? 1 : 0;
+  const auto add_all = [&](const auto& tensors) {
+    for (const auto& tensor : tensors) {
+      const c10::Device device = tensor.device();
+      const auto nth = !are_logical()
+          ? 0
+          : std::count_if(tensors.begin(), &tensor, [&](const auto& before) {
+              return before.device() == device;
+            });
+      add(device, static_cast<size_t>(nth), result);
     }
-    return count;
   };
-  const auto value = [&](size_t i) { return item.values[i].device(); };
-  const auto out = [&](size_t i) { return item.outs[i].device(); };
-  for (size_t i = 0; i < item.values.size(); ++i) {
-    add(value(i), are_logical() ? nth(i, value) : 0, result);
-  }
-  for (size_t i = 0; i < item.outs.size(); ++i) {
-    add(out(i), are_logical() ? nth(i, out) : 0, result);
-  }
+  add_all(item.values);
+  add_all(item.outs);
   return result;
 }
 
