@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "../memory/layout.h"
-#include "nccl_group.h"
+#include "nccl.h"
 
 namespace torchkv {
 namespace {
