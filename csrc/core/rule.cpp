@@ -1,6 +1,7 @@
 #include "rule.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
@@ -71,13 +72,8 @@ bool has_option(const RuleInfo& info, const std::string& name) {
       std::any_of(info.options.begin(), info.options.end(), is_name);
 }
 
-template <class Names>
-std::string listed(const Names& names) {
-  std::string result;
-  for (const auto& name : names) {
-    result += c10::str(result.empty() ? "'" : ", '", name, "'");
-  }
-  return result;
+std::string listed(const std::vector<std::string>& names) {
+  return c10::str('\'', c10::Join("', '", names), '\'');
 }
 
 // The hyperparameters in the order of error messages. All must be finite in
