@@ -18,7 +18,6 @@
 namespace torchkv {
 namespace {
 
-using kernels::cpu::CopyBatch;
 using kernels::cpu::StridedSums;
 using kernels::cpu::SumBatch;
 
@@ -458,51 +457,6 @@ TEST(SumStridedTest, LargeTransposedValuesWithState) {
     EXPECT_TRUE(same_bits(stored, expected));
     EXPECT_TRUE(same_bits(master, expected_master));
     EXPECT_TRUE(same_bits(momentum, expected_momentum));
-  }
-}
-
-// --- Copies
-
-TEST(CopyBatchTest, ManyCopiesOfSeveralOuts) {
-  at::manual_seed(0);
-  std::mt19937_64 random(0);
-  Tensors sources;
-  std::vector<Tensors> outs;
-  for (int i = 0; i < 120; ++i) {
-    const auto size = static_cast<int64_t>(
-        i % 30 == 7 ? 300001 : random() % (i % 7 * 700 + 2));
-    const auto& dtype = kDtypes[random() % std::size(kDtypes)];
-    sources.push_back(random_tensor(size, dtype.storage));
-    outs.emplace_back(1 + random() % 5);
-  }
-  for_thread_counts([&] {
-    CopyBatch batch;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      for (auto& out : outs[i]) {
-        out = at::zeros_like(sources[i]);
-        batch.add(sources[i], out);
-      }
-    }
-    batch.run();
-    for (size_t i = 0; i < sources.size(); ++i) {
-      for (const auto& out : outs[i]) {
-        EXPECT_TRUE(same_bits(out, sources[i])) << sources[i].sizes();
-      }
-    }
-  });
-}
-
-TEST(CopyBatchTest, PermutedAndOntoItself) {
-  for (const int64_t size : {0, 5, 100000}) {
-    const at::Tensor value = at::arange(3 * size, at::kInt).view({3, size}).t();
-    const at::Tensor before = value.clone();
-    const at::Tensor result = at::zeros({3, size}, at::kInt).t();
-    CopyBatch batch;
-    batch.add(value, result);
-    batch.add(value, value);
-    batch.run();
-    EXPECT_TRUE(same_bits(result, before));
-    EXPECT_TRUE(same_bits(value, before));
   }
 }
 
