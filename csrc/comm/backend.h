@@ -4,9 +4,10 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <array>
+
 #include "../core/rule.h"
 #include "../core/value.h"
-#include "../kernels/cpu/lines.h"
 #include "../memory/entry.h"
 
 namespace torchkv {
@@ -31,8 +32,23 @@ struct Job {
   bool is_step() const {
     return !is_norm && step->rule.id != RuleSpec::Id::kAssign;
   }
-  // The state that a step uses.
-  kernels::cpu::StateLine state() const;
+  // Sets the memory of the state that a step uses. In place: copied as a
+  // whole, pointers just written would stall the loads.
+  template <typename T>
+  void get_state(T*& master, std::array<T*, kMaxStates>& states) const {
+    if (!is_step()) {
+      return;
+    }
+    if (slice->master.defined()) {
+      master = static_cast<T*>(slice->master.mutable_data_ptr());
+    }
+    const auto names = state_names(step->rule);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      if (names[i] != nullptr) {
+        states[i] = static_cast<T*>(slice->states[i].mutable_data_ptr());
+      }
+    }
+  }
 };
 
 // One implementation of the sums, steps and copies of a call. Backends are

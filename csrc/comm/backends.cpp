@@ -43,25 +43,6 @@ bool has_backend(const std::string& form) {
   return find_backend(form) != nullptr;
 }
 
-kernels::cpu::StateLine Job::state() const {
-  kernels::cpu::StateLine result;
-  if (is_step()) {
-    const auto data_of = [](const at::Tensor& tensor) {
-      return static_cast<char*>(tensor.mutable_data_ptr());
-    };
-    if (slice->master.defined()) {
-      result.master = data_of(slice->master);
-    }
-    const auto names = state_names(step->rule);
-    for (size_t i = 0; i < kMaxStates; ++i) {
-      if (names[i] != nullptr) {
-        result.states[i] = data_of(slice->states[i]);
-      }
-    }
-  }
-  return result;
-}
-
 Backends::~Backends() = default;
 
 Backend& Backends::of_form(const char* form) {
@@ -106,7 +87,10 @@ void Backends::add(const Job& job) {
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {
-  if (!cpu_.add_copy(source, out) && !cuda_.add_copy(source, out)) {
+  const bool is_added = source.home.device.is_cpu()
+      ? cpu_.add_copy(source, out)
+      : cuda_.add_copy(source, out);
+  if (!is_added) {
     aten_.add_copy(source, out); // which accepts every copy
   }
 }

@@ -16,8 +16,10 @@ bool CpuBackend::add(const Job& job) {
       })) {
     return false;
   }
+  kernels::cpu::StateLine state;
+  job.get_state(state.master, state.states);
   const kernels::cpu::Sum sum{
-      job.values, result, job.accumulation, *job.step, job.state()};
+      job.values, result, job.accumulation, *job.step, state};
   if (all([&](const Value& value) {
         return same_layout(*value.data, result);
       })) {

@@ -20,14 +20,17 @@ using kernels::cuda::SumJob;
 // A dtype as the kernels see it, if they support it: of a complex number, that
 // of its two parts.
 std::optional<Dtype> dtype_of(c10::ScalarType dtype) {
-  switch (c10::toRealValueType(dtype)) {
+  switch (dtype) {
     case c10::kFloat:
+    case c10::kComplexFloat:
       return Dtype::kFloat;
     case c10::kHalf:
+    case c10::kComplexHalf:
       return Dtype::kHalf;
     case c10::kBFloat16:
       return Dtype::kBFloat16;
     case c10::kDouble:
+    case c10::kComplexDouble:
       return Dtype::kDouble;
     case c10::kBool:
       return Dtype::kBool;
@@ -123,6 +126,7 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
   if (!has_kernels(result.device())) {
     return false;
   }
+  const bool is_complex = c10::isComplexType(result.scalar_type());
   const auto stored = dtype_of(result.scalar_type());
   if (!stored) {
     return false;
@@ -130,13 +134,13 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
   SumJob& packed = sum.job;
   packed.stored_dtype = *stored;
   packed.num_values = job.values.size();
-  packed.num_elements = result.numel() * (result.is_complex() ? 2 : 1);
+  packed.num_elements = result.numel() * (is_complex ? 2 : 1);
   packed.step = job.step;
   // All in one dtype, or a sum before such values, or else converted.
   const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
     const auto value = dtype_of(dtype);
-    if (!value || c10::isComplexType(dtype) != result.is_complex() ||
+    if (!value || c10::isComplexType(dtype) != is_complex ||
         sum_type(dtype) != job.accumulation) {
       return false;
     }
@@ -180,9 +184,7 @@ bool CudaBackend::add(const Job& job) {
   SumJob& packed = sum.job;
   packed.values = sum.addresses.data();
   packed.stored = job.result->mutable_data_ptr();
-  const kernels::cpu::StateLine state = job.state();
-  packed.master = state.master;
-  std::copy(state.states.begin(), state.states.end(), packed.states.begin());
+  job.get_state(packed.master, packed.states);
   home.launches.add(packed);
   return true;
 }

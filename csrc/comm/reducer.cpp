@@ -8,6 +8,17 @@
 namespace torchkv {
 namespace {
 
+// Whether state that the rule needs does not exist yet.
+bool lacks_state(const Slice& slice, const RuleSpec& rule) {
+  const auto stored = slice.value.scalar_type();
+  const auto names = state_names(rule);
+  bool lacks = !slice.master.defined() && at::toOpMathType(stored) != stored;
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    lacks = lacks || (names[i] != nullptr && !slice.states[i].defined());
+  }
+  return lacks;
+}
+
 // The values of a part, after what its slice has accumulated.
 class Gradients {
  public:
@@ -161,7 +172,8 @@ std::vector<RuleStep> Reducer::prepare(
       call.order.use(slice.home, value.device());
     }
     RuleStep& step = steps.emplace_back(*part.step);
-    step.is_first = !slices_.prepare_state(slice, step.rule, made);
+    step.is_first = lacks_state(slice, step.rule) &&
+        !slices_.prepare_state(slice, step.rule, made);
   }
   return steps;
 }

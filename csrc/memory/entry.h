@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/macros/Macros.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -56,7 +57,7 @@ struct Slice {
   }
 
  private:
-  void keep(StreamOrder& order, const Place& place) const {
+  C10_NOINLINE void keep(StreamOrder& order, const Place& place) const {
     const c10::Stream stream = order.stream(place);
     const auto keep = [&](const at::Tensor& tensor) {
       if (tensor.defined()) {
