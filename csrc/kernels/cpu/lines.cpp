@@ -40,7 +40,7 @@ void stream_copy(const char* source, char* destination, int64_t num_bytes) {
 template <typename F>
 void with_type(c10::ScalarType accumulation, F f) {
   switch (accumulation) {
-    case c10::kBool:
+    case c10::kBool: // NOLINT(bugprone-branch-clone): other types
       return f(bool());
     case c10::kFloat:
       return f(float());
