@@ -25,9 +25,9 @@ constexpr double kLimit = 45; // us, push and pull together
 // does.
 int num_launches = 0;
 
-int launch(const void* params, size_t bytes) {
+int launch(kernels::cuda::Launch launch) {
   static std::vector<char> copy(kernels::cuda::kLargeParams);
-  std::memcpy(copy.data(), params, bytes);
+  std::memcpy(copy.data(), launch.params, launch.params_bytes);
   ++num_launches;
   return 0;
 }
@@ -36,12 +36,10 @@ const kernels::cuda::Table& stub() {
   static const kernels::cuda::Table table{
       kernels::cuda::kAbi,
       static_cast<uint32_t>(kernels::cuda::kLargeParams),
-      [](kernels::cuda::Variant, const void* params, size_t bytes, void*) {
-        return launch(params, bytes);
+      [](kernels::cuda::Variant, kernels::cuda::Launch call) {
+        return launch(call);
       },
-      [](const void* params, size_t bytes, void*) {
-        return launch(params, bytes);
-      },
+      &launch,
       [](int /*device*/, int* result) {
         *result = 132;
         return 0;

@@ -13,19 +13,13 @@
 namespace torchkv {
 
 bool AtenBackend::add(const Job& job) {
-  if (job.is_step() && job.result->device().is_cpu()) {
-    cpu_.add_sum(job, sum_of(job, job.values));
+  if ((job.is_norm || job.is_step()) && job.result->device().is_cpu()) {
+    const Value total(&totals_.emplace_back(sum_of(job, job.values)));
+    Job summed = job;
+    summed.values = total;
+    cpu_.add(summed);
   } else {
     queued_.push_back({job, {job.values.begin(), job.values.end()}});
-  }
-  return true;
-}
-
-bool AtenBackend::add_norm(const Job& job) {
-  if (job.result->device().is_cpu()) {
-    cpu_.add_norm_of_sum(job, sum_of(job, job.values));
-  } else {
-    norms_.push_back({job, {job.values.begin(), job.values.end()}});
   }
   return true;
 }
@@ -39,15 +33,12 @@ bool AtenBackend::add_copy(const Slice& source, const at::Tensor& out) {
 
 // A new tensor with the sum, in the accumulation type.
 at::Tensor AtenBackend::sum_of(const Job& job, c10::ArrayRef<Value> values) {
-  at::Tensor total = runtime_.allocate(
-      job.result->sizes(),
-      job.result->strides(),
-      job.accumulation,
-      job.slice->home.device);
+  at::Tensor total = runtime_.allocate_like(*job.result, job.accumulation);
   Job sum = job;
   sum.values = values;
   sum.result = &total;
   sum.step = &kAssignStep;
+  sum.is_norm = false;
   Backends backends(order_); // there may be a kernel for the sum alone
   backends.add(sum);
   backends.run();
@@ -63,8 +54,7 @@ void AtenBackend::sum_into(
     return;
   }
   const auto copied = [&](const Value& value) {
-    at::Tensor copy = runtime_.allocate(
-        result.sizes(), result.strides(), accumulation, result.device());
+    at::Tensor copy = runtime_.allocate_like(result, accumulation);
     runtime_.copy(copy, *value.data);
     return copy;
   };
@@ -116,7 +106,7 @@ void AtenBackend::run() {
 
 double AtenBackend::squared_norm(double scale) {
   std::vector<std::pair<Place, at::Tensor>> sums; // of each home
-  for (const auto& [job, values] : norms_) {
+  for (const auto& [job, values] : queued_) {
     const Place& home = job.slice->home;
     order_.enter(home);
     const at::Tensor total = sum_of(job, values);

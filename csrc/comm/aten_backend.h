@@ -4,6 +4,7 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <list>
 #include <vector>
 
 #include "../device/stream_order.h"
@@ -21,7 +22,6 @@ class AtenBackend final : public Backend {
       : cpu_(cpu), runtime_(order.runtime()), order_(order) {}
 
   bool add(const Job& job) override;
-  bool add_norm(const Job& job) override;
   bool add_copy(const Slice& source, const at::Tensor& out) override;
   void run() override;
   double squared_norm(double scale) override;
@@ -42,7 +42,7 @@ class AtenBackend final : public Backend {
   Runtime& runtime_;
   StreamOrder& order_;
   std::vector<Queued> queued_;
-  std::vector<Queued> norms_;
+  std::list<at::Tensor> totals_; // for cpu_; an empty deque would allocate
 };
 
 } // namespace torchkv

@@ -4,6 +4,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <array>
+
 #include "../core/rule.h"
 #include "../core/value.h"
 #include "../memory/entry.h"
@@ -13,6 +15,10 @@ namespace torchkv {
 // A sum on the home device of a slice, or a step of an optimizer with the sum
 // as its gradient: result = rule(result, values[0] + values[1] + ...). Values
 // are added left to right in `accumulation`, and the sum is rounded once.
+//
+// If `is_norm`, the squares of the gradient's elements, as the rule would see
+// them without RuleStep::last_scale, count in Backend::squared_norm() instead,
+// and nothing is written.
 struct Job {
   const Entry* entry = nullptr;
   const Slice* slice = nullptr; // its home; for a step also its state
@@ -21,16 +27,35 @@ struct Job {
   const at::Tensor* result = nullptr; // dense, on the home device
   c10::ScalarType accumulation = c10::kFloat;
   const RuleStep* step = &kAssignStep;
+  bool is_norm = false;
 
   bool is_step() const {
-    return step->rule.id != RuleSpec::Id::kAssign;
+    return !is_norm && step->rule.id != RuleSpec::Id::kAssign;
+  }
+  // Sets the memory of the state that a step uses. In place: copied as a
+  // whole, pointers just written would stall the loads.
+  template <typename T>
+  void get_state(T*& master, std::array<T*, kMaxStates>& states) const {
+    if (!is_step()) {
+      return;
+    }
+    if (slice->master.defined()) {
+      master = static_cast<T*>(slice->master.mutable_data_ptr());
+    }
+    const auto names = state_names(step->rule);
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      if (names[i] != nullptr) {
+        states[i] = static_cast<T*>(slice->states[i].mutable_data_ptr());
+      }
+    }
   }
 };
 
 // One implementation of the sums, steps and copies of a call. Backends are
 // tried in order (Backends): add*() either accepts the work and returns true,
 // or returns false and does nothing. So the decision, most of the host's time,
-// is made once and cannot disagree with the work.
+// is made once and cannot disagree with the work. The jobs of a call are norms,
+// or none of them is.
 //
 // add*() may allocate and copy, but changes no stored value; run() does. What a
 // job points to outlives run(), except the array of its values.
@@ -39,16 +64,12 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual bool add(const Job& job) = 0;
-  // Adds the squares of the elements of the gradient, as the rule would see
-  // them without RuleStep::last_scale, to what squared_norm() returns.
-  virtual bool add_norm(const Job& job) = 0;
   // Copies the value of a slice into an out of its shape.
   virtual bool add_copy(const Slice& source, const at::Tensor& out) = 0;
 
   virtual void run() = 0;
-  // The squared norm of all accepted by add_norm(), each number multiplied by
-  // `scale` first. Blocks until it is known. The same bits for any number of
-  // threads.
+  // The sum of the squares of all norms, each number multiplied by `scale`
+  // first. Blocks until it is known. The same bits for any number of threads.
   virtual double squared_norm(double scale) = 0;
 };
 

@@ -62,43 +62,28 @@ Backend& Backends::of_form(const char* form) {
 }
 
 // The only place that dispatches by the form of values.
-template <class Add>
-void Backends::offer(const Job& job, Add add) {
+void Backends::add(const Job& job) {
+  const bool is_done = !job.is_norm && job.values.size() == 1 &&
+      job.values[0].data->is_same(*job.result);
+  if (job.result->numel() == 0 || is_done) {
+    return;
+  }
   const auto* const encoded = std::find_if(
       job.values.begin(), job.values.end(), [](const Value& value) {
         return value.dense() == nullptr;
       });
-  if (encoded == job.values.end()) {
-    if (add(cpu_) || add(cuda_) || add(aten_)) {
-      return;
-    }
-  } else if (add(of_form(encoded->encoding->form))) {
-    return;
-  }
+  const bool is_dense = encoded == job.values.end();
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
+      is_dense ? cpu_.add(job) || cuda_.add(job) || aten_.add(job)
+               : of_form(encoded->encoding->form).add(job),
       "push: expected values that a backend can add up on ",
       job.slice->home.device,
       ", but got ",
-      encoded == job.values.end() ? "dense" : encoded->encoding->form,
+      is_dense ? "dense" : encoded->encoding->form,
       " values of dtype ",
       job.values[0].dtype(),
       " ",
       job.entry->key.context());
-}
-
-void Backends::add(const Job& job) {
-  const bool is_done =
-      job.values.size() == 1 && job.values[0].data->is_same(*job.result);
-  if (job.result->numel() != 0 && !is_done) {
-    offer(job, [&](Backend& backend) { return backend.add(job); });
-  }
-}
-
-void Backends::add_norm(const Job& job) {
-  if (job.result->numel() != 0) {
-    offer(job, [&](Backend& backend) { return backend.add_norm(job); });
-  }
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {

@@ -28,12 +28,9 @@ class TORCHKV_API Backends {
   ~Backends();
   Backends(const Backends&) = delete; // backends refer to each other
   Backends& operator=(const Backends&) = delete;
-  Backends(Backends&&) = delete;
-  Backends& operator=(Backends&&) = delete;
 
   // As those of Backend. NotImplementedError for values that no backend claims.
   void add(const Job& job);
-  void add_norm(const Job& job);
   void add_copy(const Slice& source, const at::Tensor& out);
   void run();
   double squared_norm(double scale);
@@ -43,8 +40,6 @@ class TORCHKV_API Backends {
   }
 
  private:
-  template <class Add>
-  void offer(const Job& job, Add add);
   Backend& of_form(const char* form);
 
   CpuBackend cpu_;

@@ -7,8 +7,6 @@
 #include <optional>
 
 #include "../core/plain_dispatch.h"
-#include "../device/peer_access.h"
-#include "../kernels/cpu/sum.h"
 #include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 
@@ -19,42 +17,35 @@ using kernels::cuda::Dtype;
 using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
 
-struct Elements {
-  Dtype dtype;
-  int64_t per_number; // 2 if complex
-};
-
-// A dtype as the kernels see it, if they support it.
-std::optional<Elements> elements_of(c10::ScalarType dtype) {
+// A dtype as the kernels see it, if they support it: of a complex number, that
+// of its two parts.
+std::optional<Dtype> dtype_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kFloat:
-      return Elements{Dtype::kFloat, 1};
-    case c10::kHalf:
-      return Elements{Dtype::kHalf, 1};
-    case c10::kBFloat16:
-      return Elements{Dtype::kBFloat16, 1};
-    case c10::kDouble:
-      return Elements{Dtype::kDouble, 1};
     case c10::kComplexFloat:
-      return Elements{Dtype::kFloat, 2};
+      return Dtype::kFloat;
+    case c10::kHalf:
     case c10::kComplexHalf:
-      return Elements{Dtype::kHalf, 2};
+      return Dtype::kHalf;
+    case c10::kBFloat16:
+      return Dtype::kBFloat16;
+    case c10::kDouble:
     case c10::kComplexDouble:
-      return Elements{Dtype::kDouble, 2};
+      return Dtype::kDouble;
     case c10::kBool:
-      return Elements{Dtype::kBool, 1};
+      return Dtype::kBool;
     case c10::kByte:
     case c10::kChar:
-      return Elements{Dtype::kInt8, 1};
+      return Dtype::kInt8;
     case c10::kShort:
     case c10::kUInt16:
-      return Elements{Dtype::kInt16, 1};
+      return Dtype::kInt16;
     case c10::kInt:
     case c10::kUInt32:
-      return Elements{Dtype::kInt32, 1};
+      return Dtype::kInt32;
     case c10::kLong:
     case c10::kUInt64:
-      return Elements{Dtype::kInt64, 1};
+      return Dtype::kInt64;
     default:
       return std::nullopt;
   }
@@ -109,7 +100,7 @@ bool CudaBackend::has_kernels(c10::Device device) {
 bool CudaBackend::is_plain(const at::Tensor& tensor, const at::Tensor& stored) {
   const c10::Device device = tensor.device();
   return device.is_cuda() && torchkv::is_plain(tensor) &&
-      kernels::cpu::lie_alike(tensor, stored) &&
+      same_layout(tensor, stored) &&
       (device == stored.device() ||
        may_use_peer(runtime_, stored.device(), device));
 }
@@ -124,38 +115,39 @@ const void* CudaBackend::address_of(
   if (value.scalar_type() == dtype && is_plain(value, stored)) {
     return value.const_data_ptr();
   }
-  staged_.push_back(runtime_.allocate(
-      stored.sizes(), stored.strides(), dtype, stored.device()));
+  staged_.push_back(runtime_.allocate_like(stored, dtype));
   order_.sync();
   runtime_.copy(staged_.back(), value);
   return staged_.back().const_data_ptr();
 }
 
-bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
+bool CudaBackend::prepare(Sum& sum, const Job& job) {
   const at::Tensor& result = *job.result;
   if (!has_kernels(result.device())) {
     return false;
   }
-  const auto kept = elements_of(result.scalar_type());
-  if (!kept) {
+  const bool is_complex = c10::isComplexType(result.scalar_type());
+  const auto stored = dtype_of(result.scalar_type());
+  if (!stored) {
     return false;
   }
   SumJob& packed = sum.job;
-  packed.stored_dtype = kept->dtype;
+  packed.stored_dtype = *stored;
   packed.num_values = job.values.size();
-  packed.num_elements = result.numel() * kept->per_number;
+  packed.num_elements = result.numel() * (is_complex ? 2 : 1);
   packed.step = job.step;
   // All in one dtype, or a sum before such values, or else converted.
   const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
-    const auto elements = elements_of(dtype);
-    if (!elements || elements->per_number != kept->per_number ||
+    const auto value = dtype_of(dtype);
+    if (!value || c10::isComplexType(dtype) != is_complex ||
         sum_type(dtype) != job.accumulation) {
       return false;
     }
-    packed.value = elements->dtype;
+    packed.value = *value;
     packed.first_is_sum = first_is_sum;
-    return supports(packed);
+    return job.is_norm ? Launches::supports_norm(packed)
+                       : Launches::supports(packed);
   };
   c10::ScalarType dtype = last;
   const bool as_they_are = are_of(job.values, last)
@@ -181,33 +173,19 @@ bool CudaBackend::prepare(Sum& sum, const Job& job, Supports supports) {
 
 bool CudaBackend::add(const Job& job) {
   Sum sum;
-  if (!prepare(sum, job, &Launches::supports)) {
+  if (!prepare(sum, job)) {
     return false;
+  }
+  Home& home = home_of(job.slice->home);
+  if (job.is_norm) {
+    home.norms.push_back(std::move(sum));
+    return true;
   }
   SumJob& packed = sum.job;
   packed.values = sum.addresses.data();
   packed.stored = job.result->mutable_data_ptr();
-  if (job.is_step()) {
-    if (job.slice->master.defined()) {
-      packed.master = job.slice->master.mutable_data_ptr();
-    }
-    const auto names = state_names(job.step->rule);
-    for (size_t i = 0; i < kMaxStates; ++i) {
-      if (names[i] != nullptr) {
-        packed.states[i] = job.slice->states[i].mutable_data_ptr();
-      }
-    }
-  }
-  home_of(job.slice->home).launches.add(packed);
-  return true;
-}
-
-bool CudaBackend::add_norm(const Job& job) {
-  Sum sum;
-  if (!prepare(sum, job, &Launches::supports_norm)) {
-    return false;
-  }
-  home_of(job.slice->home).norms.push_back(std::move(sum));
+  job.get_state(packed.master, packed.states);
+  home.launches.add(packed);
   return true;
 }
 

@@ -27,7 +27,6 @@ class CudaBackend final : public Backend {
       : runtime_(order.runtime()), order_(order) {}
 
   bool add(const Job& job) override;
-  bool add_norm(const Job& job) override;
   bool add_copy(const Slice& source, const at::Tensor& out) override;
   // RuntimeError if CUDA has failed.
   void run() override;
@@ -47,8 +46,7 @@ class CudaBackend final : public Backend {
     std::vector<Sum> norms; // not launched yet
   };
   Home& home_of(const Place& place);
-  using Supports = bool (*)(const kernels::cuda::SumJob& job);
-  bool prepare(Sum& sum, const Job& job, Supports supports);
+  bool prepare(Sum& sum, const Job& job);
   bool has_kernels(c10::Device device);
   bool is_plain(const at::Tensor& tensor, const at::Tensor& stored);
   const void* address_of(

@@ -9,9 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "../kernels/cpu/sum.h"
 #include "../memory/layout.h"
-#include "nccl_group.h"
+#include "nccl.h"
 
 namespace torchkv {
 namespace {
@@ -20,8 +19,7 @@ using nccl::Group;
 
 // Whether NCCL can use the tensor directly.
 bool is_plain_cuda(const at::Tensor& tensor, const at::Tensor& stored) {
-  return tensor.is_cuda() && is_plain(tensor) &&
-      kernels::cpu::lie_alike(tensor, stored);
+  return tensor.is_cuda() && is_plain(tensor) && same_layout(tensor, stored);
 }
 
 // The numbers of each value, if NCCL can sum them: one value on each of several
@@ -115,11 +113,7 @@ void NcclCollective::reduce(Parts& parts) {
     slice.enter(order);
     at::Tensor sum = dtype == slice.value.scalar_type()
         ? slices_.merge_buffer(slice)
-        : streams_.runtime.allocate(
-              slice.value.sizes(),
-              slice.value.strides(),
-              dtype,
-              slice.home.device);
+        : streams_.runtime.allocate_like(slice.value, dtype);
     return parts.set_value(part, std::move(sum)).mutable_data_ptr();
   };
   parts.for_each_item([&](Part* begin, Part* end) {

@@ -1,9 +1,9 @@
 #include "reducer.h"
 
 #include <ATen/OpMathType.h>
+#include <c10/util/SmallVector.h>
 
-#include "../memory/accumulation_type.h"
-#include "../memory/outs.h"
+#include <algorithm>
 
 namespace torchkv {
 namespace {
@@ -31,9 +31,6 @@ class Gradients {
   }
   Gradients(const Gradients&) = delete; // it may point into itself
   Gradients& operator=(const Gradients&) = delete;
-  Gradients(Gradients&&) = delete;
-  Gradients& operator=(Gradients&&) = delete;
-  ~Gradients() = default;
 
   operator c10::ArrayRef<Value>() const { // NOLINT(google-explicit-constructor)
     return all_;
@@ -43,6 +40,28 @@ class Gradients {
   c10::ArrayRef<Value> all_;
   c10::SmallVector<Value, 4> copy_;
 };
+
+// PyTorch promotes fp8 only with itself, and uint16, uint32 and uint64 with no
+// other integers. A sum in int64 has the same bits as in any of these.
+c10::ScalarType promotable(c10::ScalarType dtype) {
+  if (c10::isFloat8Type(dtype)) {
+    return c10::kFloat;
+  }
+  return c10::isBarebonesUnsignedType(dtype) ? c10::kLong : dtype;
+}
+
+// The dtype in which values are summed for a stored value of dtype `stored`:
+// at::toOpMathType of the promotion of them all; fp8 counts as fp32.
+c10::ScalarType accumulation_type(
+    c10::ArrayRef<Value> values,
+    c10::ScalarType stored) {
+  c10::ScalarType dtype = promotable(stored);
+  for (const auto& value : values) {
+    const auto other = promotable(value.dtype());
+    dtype = other == dtype ? dtype : c10::promoteTypes(dtype, other);
+  }
+  return at::toOpMathType(dtype);
+}
 
 Job job_of(
     const Part& part,
@@ -58,32 +77,103 @@ Job job_of(
       &step};
 }
 
+// The memory from a tensor's first element to the end of its last.
+struct Span {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+Span span_of(const at::Tensor& tensor) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t count = tensor.numel();
+  if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
+    count = 1;
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      count += (tensor.size(i) - 1) * tensor.stride(i);
+    }
+  }
+  return {data, data + count * static_cast<int64_t>(tensor.element_size())};
+}
+
+// Whether the memory extents of two outs overlap. Outs are then written in
+// order, and the last one wins.
+bool may_overlap(c10::ArrayRef<Item> items) {
+  c10::SmallVector<Span, 4> spans;
+  bool ascending = true;
+  spans.reserve(items.size());
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      spans.push_back(span_of(out));
+      const size_t n = spans.size();
+      ascending =
+          ascending && (n == 1 || spans[n - 2].end <= spans[n - 1].begin);
+    }
+  }
+  if (ascending) {
+    return false;
+  }
+  std::sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+    return a.begin < b.begin;
+  });
+  const auto* overlap = std::adjacent_find(
+      spans.begin(), spans.end(), [](const auto& a, const auto& b) {
+        return a.end > b.begin;
+      });
+  return overlap != spans.end();
+}
+
+// Bumps the version counters of a call's outs, which are written below
+// autograd, so that an autograd graph that saved one reports the change.
+void bump_versions(c10::ArrayRef<Item> items) {
+  for (const auto& item : items) {
+    for (const auto& out : item.outs) {
+      if (!out.is_inference()) {
+        out.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+}
+
 } // namespace
+
+// A call's parts, ordered on their devices, and what processes them. Parts that
+// the collective can sum have been summed.
+struct Reducer::Call {
+  Call(const Reducer& reducer, c10::ArrayRef<Item> items)
+      : parts(reducer.streams_.runtime, items),
+        order(reducer.streams_),
+        backends(order) {
+    if (reducer.collective_ != nullptr) {
+      reducer.collective_->reduce(parts);
+    }
+  }
+
+  Parts parts;
+  StreamOrder order;
+  Backends backends;
+};
 
 // Creates the state of all parts, and returns the steps in the order of the
 // parts.
 std::vector<RuleStep> Reducer::prepare(
-    Parts& parts,
-    StreamOrder& order,
+    Call& call,
     std::vector<at::Tensor*>& made) {
   std::vector<RuleStep> steps;
-  steps.reserve(parts.size());
-  for (const auto& part : parts) {
+  steps.reserve(call.parts.size());
+  for (const auto& part : call.parts) {
     if (part.step == nullptr) {
       continue;
     }
     Slice& slice = *part.slice;
-    slice.enter(order);
+    slice.enter(call.order);
     // Before there is state: a capture that does not include all devices is
     // refused here.
     for (const auto& value : part.values) {
-      order.use(slice.home, value.device());
+      call.order.use(slice.home, value.device());
     }
     RuleStep& step = steps.emplace_back(*part.step);
-    step.is_first = false;
-    if (lacks_state(slice, step.rule)) {
-      step.is_first = !slices_.prepare_state(slice, step.rule, made);
-    }
+    step.is_first = lacks_state(slice, step.rule) &&
+        !slices_.prepare_state(slice, step.rule, made);
   }
   return steps;
 }
@@ -94,25 +184,20 @@ void Reducer::update(c10::ArrayRef<Item> items) {
       placement_.gather(*item.entry);
     }
   }
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  StreamOrder order(streams_);
-  Backends backends(order);
+  Call call(*this, items);
   std::vector<RuleStep> steps;
   std::vector<at::Tensor*> made;
   try {
-    steps = prepare(parts, order, made);
+    steps = prepare(call, made);
     const RuleStep* step = steps.data();
-    for (const auto& part : parts) {
+    for (const auto& part : call.parts) {
       Slice& slice = *part.slice;
-      slice.enter(order);
+      slice.enter(call.order);
       if (part.step == nullptr) {
         slice.master.reset(); // of an optimizer set meanwhile
-        backends.add(job_of(part, part.values, slice.value));
+        call.backends.add(job_of(part, part.values, slice.value));
       } else {
-        backends.add(job_of(part, Gradients(part), slice.value, *step++));
+        call.backends.add(job_of(part, Gradients(part), slice.value, *step++));
       }
     }
   } catch (...) {
@@ -122,53 +207,40 @@ void Reducer::update(c10::ArrayRef<Item> items) {
     }
     throw;
   }
-  backends.run();
+  call.backends.run();
 }
 
 void Reducer::accumulate(c10::ArrayRef<Item> items) {
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  StreamOrder order(streams_);
-  Backends backends(order);
-  for (const auto& part : parts) {
-    part.slice->enter(order);
-    backends.add(
+  Call call(*this, items);
+  for (const auto& part : call.parts) {
+    part.slice->enter(call.order);
+    call.backends.add(
         job_of(part, Gradients(part), slices_.accumulated(*part.slice)));
   }
-  backends.run();
+  call.backends.run();
 }
 
 double Reducer::squared_norm(c10::ArrayRef<Item> items, double scale) {
-  Parts parts(streams_.runtime, items);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
+  Call call(*this, items);
+  for (const auto& part : call.parts) {
+    part.slice->enter(call.order);
+    const Gradients gradients(part);
+    Job job = job_of(part, gradients, part.slice->value, *part.step);
+    job.is_norm = true;
+    call.backends.add(job);
   }
-  StreamOrder order(streams_);
-  Backends backends(order);
-  for (const auto& part : parts) {
-    part.slice->enter(order);
-    backends.add_norm(
-        job_of(part, Gradients(part), part.slice->value, *part.step));
-  }
-  return backends.squared_norm(scale);
+  return call.backends.squared_norm(scale);
 }
 
 void Reducer::reduce(const Item& item, Update update) {
   placement_.gather(*item.entry);
-  Parts parts(streams_.runtime, item);
-  if (collective_ != nullptr) {
-    collective_->reduce(parts);
-  }
-  Slice& slice = item.entry->slices[0];
-  StreamOrder order(streams_);
-  slice.enter(order);
+  Call call(*this, item);
+  const Part& part = *call.parts.begin();
+  Slice& slice = *part.slice;
+  slice.enter(call.order);
   slice.master.reset(); // of an optimizer set meanwhile
-  Backends backends(order);
-  backends.add(job_of(
-      *parts.begin(), parts.begin()->values, slices_.merge_buffer(slice)));
-  backends.run();
+  call.backends.add(job_of(part, part.values, slices_.merge_buffer(slice)));
+  call.backends.run();
   update(slice.merge_buffer, slice.value);
 }
 

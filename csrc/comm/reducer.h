@@ -9,7 +9,6 @@
 
 #include "../core/export.h"
 #include "../device/streams.h"
-#include "../memory/item.h"
 #include "../memory/parts.h"
 #include "../memory/placement.h"
 #include "../memory/slices.h"
@@ -73,10 +72,9 @@ class TORCHKV_API Reducer {
   void copy_out(c10::ArrayRef<Item> items);
 
  private:
-  std::vector<RuleStep> prepare(
-      Parts& parts,
-      StreamOrder& order,
-      std::vector<at::Tensor*>& made);
+  struct Call;
+
+  std::vector<RuleStep> prepare(Call& call, std::vector<at::Tensor*>& made);
   void copy_parts(Parts& parts);
 
   Slices& slices_;

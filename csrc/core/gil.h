@@ -24,8 +24,6 @@ class TORCHKV_API ReleaseGil {
   ~ReleaseGil();
   ReleaseGil(const ReleaseGil&) = delete;
   ReleaseGil& operator=(const ReleaseGil&) = delete;
-  ReleaseGil(ReleaseGil&&) = delete;
-  ReleaseGil& operator=(ReleaseGil&&) = delete;
 
  private:
   void* state_;

@@ -21,8 +21,6 @@ class TORCHKV_API InProgress {
   }
   InProgress(const InProgress&) = delete;
   InProgress& operator=(const InProgress&) = delete;
-  InProgress(InProgress&&) = delete;
-  InProgress& operator=(InProgress&&) = delete;
 
   static bool contains(const T* object) {
     for (const InProgress* it = innermost(); it != nullptr; it = it->outer_) {

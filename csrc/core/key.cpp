@@ -1,6 +1,6 @@
 #include "key.h"
 
-#include <sstream>
+#include <c10/util/StringUtil.h>
 
 #include "text.h"
 
@@ -16,9 +16,7 @@ std::ostream& operator<<(std::ostream& out, const Key& key) {
 }
 
 std::string Key::context() const {
-  std::ostringstream out;
-  out << "(key " << *this << ')';
-  return out.str();
+  return c10::str("(key ", *this, ')');
 }
 
 } // namespace torchkv

@@ -8,7 +8,7 @@
 namespace torchkv {
 
 // Where a slice is stored: a device, or one of several logical places on a
-// device (memory/places.h).
+// device (memory/placement.h).
 struct Place {
   c10::Device device = c10::kCPU;
   int32_t index = -1; // in TORCHKV_PLACES; -1 = the device itself

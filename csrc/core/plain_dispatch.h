@@ -1,34 +1,27 @@
 #pragma once
 
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "export.h"
 
 namespace torchkv {
 
 // RAII guard: operators of this thread dispatch directly to their kernels,
 // below autograd (nothing is recorded, no version is bumped) and past modes and
 // transforms of the caller such as FakeTensorMode and torch.func, which must
-// not intercept the store's own work. Not active while an updater runs.
-class PlainDispatch {
+// not intercept the store's own work. In a forked child they also stay on this
+// thread: OpenMP would wait for the threads of the parent process. Not active
+// while an updater runs.
+class TORCHKV_API PlainDispatch {
  public:
-  PlainDispatch() : excluded_(keys()) {}
+  PlainDispatch();
+  ~PlainDispatch();
+  PlainDispatch(const PlainDispatch&) = delete;
+  PlainDispatch& operator=(const PlainDispatch&) = delete;
 
  private:
-  static c10::DispatchKeySet keys() {
-    return c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-        c10::DispatchKeySet(
-               {c10::DispatchKey::Python,
-                c10::DispatchKey::PythonTLSSnapshot,
-                c10::DispatchKey::PythonDispatcher,
-                c10::DispatchKey::Functionalize,
-                c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-                c10::DispatchKey::FuncTorchVmapMode,
-                c10::DispatchKey::FuncTorchBatched,
-                c10::DispatchKey::FuncTorchGradWrapper});
-  }
-
   c10::impl::ExcludeDispatchKeyGuard excluded_;
+  int num_threads_ = 0; // to restore in a forked child
 };
 
 } // namespace torchkv

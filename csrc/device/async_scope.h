@@ -22,8 +22,6 @@ class TORCHKV_API AsyncScope {
   ~AsyncScope();
   AsyncScope(const AsyncScope&) = delete;
   AsyncScope& operator=(const AsyncScope&) = delete;
-  AsyncScope(AsyncScope&&) = delete;
-  AsyncScope& operator=(AsyncScope&&) = delete;
 
   // Enters an accelerator, or those of `tensors`, which the Work will hold. The
   // store's streams wait for the work already on the caller's.

@@ -56,6 +56,10 @@ class TORCHKV_API Runtime {
       c10::IntArrayRef strides,
       c10::ScalarType dtype,
       c10::Device device) = 0;
+  // The same with the shape, the strides and the device of a tensor.
+  at::Tensor allocate_like(const at::Tensor& model, c10::ScalarType dtype) {
+    return allocate(model.sizes(), model.strides(), dtype, model.device());
+  }
   // Copies across dtypes and devices, without broadcasting. Ordered on the
   // current streams of both; blocks the host only if one tensor is on the CPU
   // or two devices must not use peer access.
@@ -71,6 +75,18 @@ TORCHKV_API void forbid_resize(const at::Tensor& tensor);
 // Whether CUDA devices may use peer access. TORCHKV_P2P=0 disables it, for
 // machines whose IOMMU misdirects such accesses. Read at each call.
 TORCHKV_API bool may_copy_directly();
+
+// Whether kernels on `device` may use memory of `peer`, CUDA devices both. The
+// first call for a pair enables peer access and synchronizes both devices;
+// later calls are a lookup without a lock, for the life of the process. Always
+// false with TORCHKV_P2P=0. Thread-safe.
+TORCHKV_API bool may_use_peer(
+    Runtime& runtime,
+    c10::Device device,
+    c10::Device peer);
+
+// For tests: forgets the results.
+TORCHKV_API void forget_peers();
 
 // The default runtime; lives as long as the process.
 TORCHKV_API Runtime& default_runtime();

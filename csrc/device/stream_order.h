@@ -45,8 +45,6 @@ class TORCHKV_API StreamOrder {
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
-  StreamOrder(StreamOrder&&) = delete;
-  StreamOrder& operator=(StreamOrder&&) = delete;
 
   // Orders later work on `place` after the last use of `timeline`'s memory, and
   // makes the place's device and stream current until the next enter(). Returns

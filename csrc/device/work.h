@@ -40,8 +40,6 @@ class TORCHKV_API Work final : public torch::CustomClassHolder {
   ~Work() override;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
-  Work(Work&&) = delete;
-  Work& operator=(Work&&) = delete;
 
   // Makes the calling thread's current streams wait for the work. Does not
   // block the host. May be called again, also on other streams.

@@ -1,16 +1,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/macros/Macros.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
 
-#include "../core/export.h"
 #include "../core/key.h"
 #include "../core/place.h"
 #include "../core/rule.h"
@@ -21,7 +22,7 @@ namespace torchkv {
 
 // A shard of a stored value on one place. A value that is not sharded has one
 // slice, with the value's shape; slices of a sharded value are one-dimensional.
-struct TORCHKV_API Slice {
+struct Slice {
   int64_t begin =
       0; // elements [begin, end), in the order of the value's memory
   int64_t end = 0;
@@ -56,7 +57,18 @@ struct TORCHKV_API Slice {
   }
 
  private:
-  void keep(StreamOrder& order, const Place& place) const;
+  C10_NOINLINE void keep(StreamOrder& order, const Place& place) const {
+    const c10::Stream stream = order.stream(place);
+    const auto keep = [&](const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        order.runtime().keep_until_done(tensor, stream);
+      }
+    };
+    for (const auto* tensor : {&value, &merge_buffer, &master, &accumulated}) {
+      keep(*tensor);
+    }
+    std::for_each(states.begin(), states.end(), keep);
+  }
 };
 
 // Where calls with tensors on several devices have placed a value.

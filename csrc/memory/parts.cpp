@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "../core/process.h"
-#include "accumulation_type.h"
 #include "layout.h"
 
 namespace torchkv {
@@ -43,35 +41,22 @@ void Parts::set_outs(Part& part, c10::SmallVector<at::Tensor, 4> outs) {
   part.outs = storage().outs.emplace_back(std::move(outs));
 }
 
-// The value, or a copy of it, with the memory layout of the stored value.
-Value Parts::laid_out_as(
-    Runtime& runtime,
-    const Entry& entry,
-    const Value& value) {
-  const at::Tensor* const tensor = value.dense();
-  if (tensor == nullptr || has_layout_of(entry, *tensor)) {
-    return value;
-  }
-  const at::Tensor& copy = storage().tensors.emplace_back(runtime.allocate(
-      entry.meta.sizes,
-      entry.strides,
-      tensor->scalar_type(),
-      tensor->device()));
-  if (is_plain_cpu(*tensor) && fork_count() != 0) {
-    // PyTorch's copy hangs in a forked child; there, sums need no scratch.
-    kernels::cpu::sum_strided(
-        value, copy, accumulation_type(value, tensor->scalar_type()), nullptr);
-  } else {
-    runtime.copy(copy, *tensor);
-  }
-  return Value(&copy);
-}
-
 void Parts::add_sharded(Runtime& runtime, const Item& item) {
   Entry& entry = *item.entry;
   c10::SmallVector<Value, 8> whole;
   for (const auto& value : item.values) {
-    whole.push_back(laid_out_as(runtime, entry, value));
+    const at::Tensor* const tensor = value.dense();
+    if (tensor == nullptr || has_layout_of(entry, *tensor)) {
+      whole.push_back(value);
+      continue;
+    }
+    const at::Tensor& copy = storage().tensors.emplace_back(runtime.allocate(
+        entry.meta.sizes,
+        entry.strides,
+        tensor->scalar_type(),
+        tensor->device()));
+    runtime.copy(copy, *tensor);
+    whole.emplace_back(&copy);
   }
   c10::SmallVector<const at::Tensor*, 8> outs;
   for (const auto& out : item.outs) {

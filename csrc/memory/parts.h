@@ -12,9 +12,17 @@
 #include "../core/value.h"
 #include "../device/runtime.h"
 #include "entry.h"
-#include "item.h"
 
 namespace torchkv {
+
+// What one call does to one key: the values to sum, or the tensors to fill.
+// Owns neither and is valid during the call. REQUIRES: the entry's mutex.
+struct Item {
+  Entry* entry = nullptr;
+  c10::ArrayRef<Value> values;
+  c10::ArrayRef<at::Tensor> outs;
+  const RuleStep* step = nullptr; // null = ASSIGN
+};
 
 // What a call does to one slice: the slice's share of an item.
 struct Part {
@@ -41,9 +49,6 @@ class Parts {
   Parts(Runtime& runtime, c10::ArrayRef<Item> items);
   Parts(const Parts&) = delete; // parts point into it
   Parts& operator=(const Parts&) = delete;
-  Parts(Parts&&) = delete;
-  Parts& operator=(Parts&&) = delete;
-  ~Parts() = default;
 
   auto begin() {
     return list_.begin();
@@ -75,7 +80,6 @@ class Parts {
 
  private:
   void add_sharded(Runtime& runtime, const Item& item);
-  Value laid_out_as(Runtime& runtime, const Entry& entry, const Value& value);
 
   // Owns what parts point to, except the call's tensors.
   struct Storage {

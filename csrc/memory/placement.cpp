@@ -1,9 +1,27 @@
 #include "placement.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <sstream>
 
 namespace torchkv {
 namespace {
+
+// None unless the name is a device's.
+std::optional<c10::Device> parse_device(const std::string& name) {
+  try {
+    const c10::Device device(name);
+    if (device.is_cpu()) {
+      return c10::Device(c10::kCPU); // without an index, as in tensors
+    }
+    return device.has_index() ? device : c10::Device(device.type(), 0);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
 
 // Whether a slice stays in CPU memory only until a call brings an accelerator.
 bool is_undecided(const Slice& slice) {
@@ -12,15 +30,12 @@ bool is_undecided(const Slice& slice) {
 
 // Whether all tensors of an item are on one device, that of a place.
 bool are_all_on(const Item& item, const Place& place) {
-  return std::all_of(
-             item.values.begin(),
-             item.values.end(),
-             [&](const Value& value) {
-               return value.device() == place.device;
-             }) &&
-      std::all_of(item.outs.begin(), item.outs.end(), [&](const auto& out) {
-           return out.device() == place.device;
-         });
+  const auto are_on = [&](const auto& tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+      return tensor.device() == place.device;
+    });
+  };
+  return are_on(item.values) && are_on(item.outs);
 }
 
 int64_t bytes_of(const Entry& entry, const Slice& slice) {
@@ -29,6 +44,65 @@ int64_t bytes_of(const Entry& entry, const Slice& slice) {
 }
 
 } // namespace
+
+std::string Places::environment() {
+  const char* const text = std::getenv("TORCHKV_PLACES");
+  return text == nullptr ? "" : text;
+}
+
+Places::Places(const std::string& text) {
+  if (text.empty()) {
+    return;
+  }
+  std::istringstream names(text + ','); // so that a last comma is seen
+  for (std::string name; std::getline(names, name, ',');) {
+    const auto device = parse_device(name);
+    TORCH_CHECK_VALUE(
+        device.has_value(),
+        "create: expected TORCHKV_PLACES to be a list of devices like "
+        "'cuda:0,cuda:0', but got '",
+        text,
+        "'");
+    listed_.push_back({*device, static_cast<int32_t>(listed_.size())});
+  }
+}
+
+// Adds the place of the `nth` tensor of a list on `device`.
+void Places::add(c10::Device device, size_t nth, List& result) const {
+  Place place{device};
+  size_t num_seen = 0;
+  for (const auto& candidate : listed_) {
+    if (candidate.device == device) {
+      place = candidate;
+      if (num_seen++ == nth) {
+        break;
+      }
+    }
+  }
+  const bool is_memory = place.device.is_cpu() && place.index < 0;
+  if (!is_memory &&
+      std::find(result.begin(), result.end(), place) == result.end()) {
+    result.push_back(place);
+  }
+}
+
+Places::List Places::of(const Item& item) const {
+  List result;
+  const auto add_all = [&](const auto& tensors) {
+    for (const auto& tensor : tensors) {
+      const c10::Device device = tensor.device();
+      const auto nth = !are_logical()
+          ? 0
+          : std::count_if(tensors.begin(), &tensor, [&](const auto& before) {
+              return before.device() == device;
+            });
+      add(device, static_cast<size_t>(nth), result);
+    }
+  };
+  add_all(item.values);
+  add_all(item.outs);
+  return result;
+}
 
 std::shared_ptr<Placement::Load> Placement::load_of(const Place& place) {
   const std::lock_guard lock(loads_mutex_);

@@ -31,8 +31,7 @@ at::Tensor Slices::allocate_value(
 at::Tensor Slices::allocate_like(
     const at::Tensor& model,
     c10::ScalarType dtype) {
-  at::Tensor result =
-      runtime_.allocate(model.sizes(), model.strides(), dtype, model.device());
+  at::Tensor result = runtime_.allocate_like(model, dtype);
   forbid_resize(result);
   return result;
 }
@@ -97,15 +96,13 @@ void Slices::copy_shard(
 }
 
 bool Slices::master_rounds_to(Entry& entry, const at::Tensor& value) {
-  const auto master = [](const Slice& slice) -> const at::Tensor& {
-    return slice.master;
-  };
-  if (!master(entry.slices[0]).defined() ||
+  if (!entry.slices[0].master.defined() ||
       value.scalar_type() != entry.meta.dtype) {
     return false;
   }
   const PlainDispatch plain;
-  const at::Tensor whole = gathered(entry, master, value.device());
+  const at::Tensor whole =
+      gathered(entry, std::mem_fn(&Slice::master), value.device());
   return at::equal(whole.to(value.scalar_type()), value);
 }
 
@@ -196,7 +193,6 @@ bool Slices::prepare_state(
     std::vector<at::Tensor*>& made) {
   const auto stored = slice.value.scalar_type();
   const auto dtype = at::toOpMathType(stored);
-  const PlainDispatch plain;
   if (dtype != stored && !slice.master.defined()) {
     at::Tensor master = allocate_like(slice.value, dtype);
     runtime_.copy(master, slice.value);
@@ -208,6 +204,7 @@ bool Slices::prepare_state(
   for (size_t i = 0; i < kMaxStates; ++i) {
     if (names[i] != nullptr && !slice.states[i].defined()) {
       at::Tensor state = allocate_like(slice.value, dtype);
+      const PlainDispatch plain;
       // Real and imaginary parts count as separate numbers.
       (state.is_complex() ? at::view_as_real(state) : state)
           .fill_(
@@ -247,10 +244,7 @@ at::Tensor Slices::gathered(
 }
 
 at::Tensor Slices::copy_of(Entry& entry, c10::Device device) {
-  return gathered(
-      entry,
-      [](const Slice& slice) -> const at::Tensor& { return slice.value; },
-      device);
+  return gathered(entry, std::mem_fn(&Slice::value), device);
 }
 
 KeyState Slices::state_of(Entry& entry, const RuleSpec& rule) {
@@ -270,12 +264,9 @@ KeyState Slices::state_of(Entry& entry, const RuleSpec& rule) {
       });
     }
   }
-  add("master",
-      [](const Slice& slice) -> const at::Tensor& { return slice.master; });
+  add("master", std::mem_fn(&Slice::master));
   if (state.num_accumulated != 0) {
-    add("accumulated", [](const Slice& slice) -> const at::Tensor& {
-      return slice.accumulated;
-    });
+    add("accumulated", std::mem_fn(&Slice::accumulated));
   }
   return state;
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../core/export.h"
-#include "../memory/item.h"
+#include "../memory/parts.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
 #include "arguments.h"

@@ -9,6 +9,7 @@
 
 #include "emulated_table.h"
 #include "kernels/cpu/sum.h"
+#include "state_line.h"
 
 namespace torchkv::testing {
 
@@ -199,21 +200,19 @@ void run_on_cpu(const std::vector<Key>& keys) {
     for (const auto& tensor : tensors[i]) {
       values.push_back(Value(&tensor));
     }
-    kernels::cpu::State state;
-    if (key.master.memory.defined()) {
-      state.master = key.master.tensor();
-    }
-    for (size_t s = 0; s < kMaxStates; ++s) {
-      if (key.states[s].memory.defined()) {
-        state.states[s] = key.states[s].tensor();
-      }
-    }
+    const auto tensor_of = [](const Block& block) {
+      return block.memory.defined() ? block.tensor() : at::Tensor();
+    };
+    std::array<at::Tensor, kMaxStates> states;
+    std::transform(
+        key.states.begin(), key.states.end(), states.begin(), tensor_of);
+    const at::Tensor stored = key.stored.tensor();
     batch.add(
-        values,
-        key.stored.tensor(),
-        at::toOpMathType(key.value_dtype),
-        key.step,
-        state);
+        {values,
+         stored,
+         at::toOpMathType(key.value_dtype),
+         key.step,
+         state_line(states, tensor_of(key.master))});
   }
   batch.run();
 }

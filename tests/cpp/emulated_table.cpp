@@ -17,10 +17,10 @@ using namespace kernels::cuda; // NOLINT: all of it
 // The parameters as a kernel receives them: a copy of this many bytes.
 class Copy {
  public:
-  Copy(const void* params, size_t params_bytes)
-      : bank_bytes(params_bytes - offsetof(Params<kSmallParams>, bank)),
-        bytes_(new uint64_t[params_bytes / 8]) {
-    std::memcpy(bytes_.get(), params, params_bytes);
+  explicit Copy(const Launch& launch)
+      : bank_bytes(launch.params_bytes - offsetof(Params<kSmallParams>, bank)),
+        bytes_(new uint64_t[launch.params_bytes / 8]) {
+    std::memcpy(bytes_.get(), launch.params, launch.params_bytes);
   }
 
   const ParamsHead& head() const {
@@ -124,26 +124,22 @@ std::vector<int> alignments_of(const Copy& params, bool is_norm = false) {
   return alignments;
 }
 
-int launch_sum(
-    Variant variant,
-    const void* params,
-    size_t params_bytes,
-    void* /*stream*/) {
-  const Copy copy(params, params_bytes);
+int launch_sum(Variant variant, Launch launch) {
+  const Copy copy(launch);
   emulated_launches().push_back(
       {false,
        variant,
        copy.head(),
-       params_bytes,
+       launch.params_bytes,
        alignments_of(copy, variant.rule == Rule::kNorm)});
   EXPECT_TRUE(run_sum(variant, copy));
   return emulated_error();
 }
 
-int launch_copy(const void* params, size_t params_bytes, void* /*stream*/) {
-  const Copy copy(params, params_bytes);
+int launch_copy(Launch launch) {
+  const Copy copy(launch);
   emulated_launches().push_back(
-      {true, {}, copy.head(), params_bytes, alignments_of(copy)});
+      {true, {}, copy.head(), launch.params_bytes, alignments_of(copy)});
   for_each_thread(copy.head().num_chunks, [&](uint32_t block, uint32_t thread) {
     copy_thread(copy.head(), copy.bank(), block, thread);
   });

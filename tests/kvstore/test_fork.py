@@ -137,6 +137,27 @@ def test_large_sums_in_a_child(store_type, layout):
     assert in_child(use) == [0, 0]
 
 
+def test_large_copies_in_a_child(store_type):
+    """PyTorch's own operators use OpenMP, too."""
+    size = 500_000
+    half, double = torch.ones(size).half(), torch.ones(size, dtype=torch.float64)
+    strided, transposed = torch.ones(size, 2)[:, 1], torch.ones(500, 1000).t()
+    zeros, outs = torch.zeros(1000, 500), [double.clone(), torch.zeros(1000, 500)]
+
+    def use():
+        with torchkv.create(store_type) as store:
+            store.init(["half", "strided", "dense"], [half, strided, zeros])
+            store.set_optimizer("sgd", learning_rate=1)
+            store.push(["half", "dense"], [double, transposed])
+            store.assign("half", half)  # compared with the optimizer's copy
+            store.pull(["half", "dense"], out=outs)
+            store.pull("strided", out=strided)
+            return [out[:9].sum().item() for out in (outs[0], outs[1][0], strided)]
+
+    assert use() == [9, -9, 9]
+    assert in_child(use) == [9, -9, 9]
+
+
 @pytest.mark.parametrize("updater", ["assign", "sgd", "python", "script"])
 def test_fork_while_other_threads_push(kv, updater):
     kv.init([3, 5], [torch.zeros(50000)] * 2)

@@ -64,6 +64,14 @@ class Variant(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint8) for name in ("value", "stored", "rule", "count")]
 
 
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("params", ctypes.c_void_p),
+        ("params_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
 def function(*arguments):
     return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)
 
@@ -74,11 +82,8 @@ class Table(ctypes.Structure):
     _fields_ = [
         ("abi", ctypes.c_uint32),
         ("params_bytes", ctypes.c_uint32),
-        (
-            "launch_sum",
-            function(Variant, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
-        ),
-        ("launch_copy", function(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)),
+        ("launch_sum", function(Variant, Launch)),
+        ("launch_copy", function(Launch)),
         (
             "num_multiprocessors",
             function(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
@@ -140,9 +145,10 @@ def launch(fake, kernel, size=4096):
     params = (ctypes.c_uint32 * (size // 4))()
     params[0] = 1  # key
     params[1] = 17  # chunks
+    call = Launch(ctypes.addressof(params), size)
     if kernel == "copy":
-        return fake.table.launch_copy(params, size, None)
-    return fake.table.launch_sum(Variant(0, 0, 0, 2), params, size, None)
+        return fake.table.launch_copy(call)
+    return fake.table.launch_sum(Variant(0, 0, 0, 2), call)
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 32760])
@@ -158,7 +164,8 @@ def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
 
 def test_what_has_no_kernel_is_not_launched(fake):
     params = (ctypes.c_uint32 * 1024)()
-    assert fake.table.launch_sum(Variant(0, 1, 0, 2), params, 4096, None) == 98
+    call = Launch(ctypes.addressof(params), 4096)
+    assert fake.table.launch_sum(Variant(0, 1, 0, 2), call) == 98
     assert fake.num_launches == 0
 
 

@@ -2,20 +2,114 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Dispatch_v2.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <c10/util/TypeCast.h>
 #include <c10/util/complex.h>
 
 #include <cstring>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "clones.h"
 #include "half_precision.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
 
-// Dtypes with specialized kernels.
+// Contiguous half precision has specialized kernels.
+
+template <bool kAdd>
+TORCHKV_CLONES void load_bfloat16(
+    const char* source,
+    float* total,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    const float value = read_bfloat16(source + 2 * i);
+    total[i] = kAdd ? total[i] + value : value;
+  }
+}
+
+TORCHKV_CLONES void store_bfloat16(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    write_bfloat16(total[i], result + 2 * i);
+  }
+}
+
+void load_half_one_by_one(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    const float value = read_half(source + 2 * i);
+    total[i] = is_add ? total[i] + value : value;
+  }
+}
+
+void store_half_one_by_one(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  for (int64_t i = 0; i < num_elements; ++i) {
+    write_half(total[i], result + 2 * i);
+  }
+}
+
+#if TORCHKV_HAS_F16C
+TORCHKV_F16C void load_half(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  int64_t i = 0;
+  for (; i + 8 <= num_elements; i += 8) {
+    const __m128i half =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i));
+    __m256 value = _mm256_cvtph_ps(half);
+    if (is_add) {
+      value = _mm256_add_ps(_mm256_loadu_ps(total + i), value);
+    }
+    _mm256_storeu_ps(total + i, value);
+  }
+  load_half_one_by_one(source + 2 * i, is_add, total + i, num_elements - i);
+}
+
+TORCHKV_F16C void store_half(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  int64_t i = 0;
+  for (; i + 8 <= num_elements; i += 8) {
+    const __m128i half =
+        _mm256_cvtps_ph(_mm256_loadu_ps(total + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(result + 2 * i), half);
+  }
+  store_half_one_by_one(total + i, result + 2 * i, num_elements - i);
+}
+#endif
+
+#ifndef TORCHKV_ONLY_F16C
+TORCHKV_F16C_DEFAULT void load_half(
+    const char* source,
+    bool is_add,
+    float* total,
+    int64_t num_elements) {
+  load_half_one_by_one(source, is_add, total, num_elements);
+}
+
+TORCHKV_F16C_DEFAULT void store_half(
+    const float* total,
+    char* result,
+    int64_t num_elements) {
+  store_half_one_by_one(total, result, num_elements);
+}
+#endif
+
 template <typename acc_t, typename T>
 constexpr bool kIsHalfPrecision = std::is_same_v<acc_t, float> &&
     (std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>);
@@ -50,12 +144,18 @@ void load(
     const char* source,
     int64_t stride,
     bool is_add,
-    acc_t* total,
+    void* result,
     int64_t num_elements) {
+  auto* const total = static_cast<acc_t*>(result);
   constexpr auto kDense = static_cast<int64_t>(sizeof(T));
   if constexpr (kIsHalfPrecision<acc_t, T>) {
     if (stride == kDense) {
-      load_half_precision<T>(source, is_add, total, num_elements);
+      if constexpr (std::is_same_v<T, c10::Half>) {
+        load_half(source, is_add, total, num_elements);
+      } else {
+        (is_add ? &load_bfloat16<true>
+                : &load_bfloat16<false>)(source, total, num_elements);
+      }
       return;
     }
   }
@@ -86,13 +186,18 @@ void load(
 
 template <typename acc_t, typename T>
 void store(
-    const acc_t* total,
+    const void* sum,
     char* result,
     int64_t stride,
     int64_t num_elements) {
+  const auto* const total = static_cast<const acc_t*>(sum);
   if constexpr (kIsHalfPrecision<acc_t, T>) {
     if (stride == static_cast<int64_t>(sizeof(T))) {
-      store_half_precision<T>(total, result, num_elements);
+      if constexpr (std::is_same_v<T, c10::Half>) {
+        store_half(total, result, num_elements);
+      } else {
+        store_bfloat16(total, result, num_elements);
+      }
       return;
     }
   }
@@ -105,12 +210,12 @@ void store(
 } // namespace
 
 template <typename acc_t>
-Access<acc_t> access(c10::ScalarType dtype) {
+Access access(c10::ScalarType dtype) {
   return AT_DISPATCH_V2(
       dtype,
       "torchkv sum",
       AT_WRAP([&] {
-        return Access<acc_t>{&load<acc_t, scalar_t>, &store<acc_t, scalar_t>};
+        return Access{&load<acc_t, scalar_t>, &store<acc_t, scalar_t>};
       }),
       AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
       AT_EXPAND(AT_FLOAT8_TYPES),
@@ -121,11 +226,11 @@ Access<acc_t> access(c10::ScalarType dtype) {
       at::kComplexHalf);
 }
 
-template Access<bool> access(c10::ScalarType dtype);
-template Access<float> access(c10::ScalarType dtype);
-template Access<double> access(c10::ScalarType dtype);
-template Access<int64_t> access(c10::ScalarType dtype);
-template Access<c10::complex<float>> access(c10::ScalarType dtype);
-template Access<c10::complex<double>> access(c10::ScalarType dtype);
+template Access access<bool>(c10::ScalarType dtype);
+template Access access<float>(c10::ScalarType dtype);
+template Access access<double>(c10::ScalarType dtype);
+template Access access<int64_t>(c10::ScalarType dtype);
+template Access access<c10::complex<float>>(c10::ScalarType dtype);
+template Access access<c10::complex<double>>(c10::ScalarType dtype);
 
 } // namespace torchkv::kernels::cpu

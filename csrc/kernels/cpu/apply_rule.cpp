@@ -134,24 +134,23 @@ template <typename T>
 void apply_rule(
     const RuleStep& step,
     const RuleNumbers<T>& n,
-    T* g,
-    T* w,
-    const std::array<T*, kMaxStates>& states,
-    int64_t num_numbers) {
+    const RuleBlock<T>& block) {
   const RuleSpec& rule = step.rule;
   const T last_scale =
       static_cast<T>(rule.maximize ? -step.last_scale : step.last_scale);
   if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
     scale_and_clip(
-        g,
+        block.gradients,
         static_cast<T>(step.scale),
         static_cast<T>(step.clip_value),
         last_scale,
-        num_numbers);
+        block.num_numbers);
   }
   const auto update = [&](auto formula, auto*... used) {
-    update_each(formula, g, w, num_numbers, used...);
+    update_each<T>(
+        formula, block.gradients, block.weights, block.num_numbers, used...);
   };
+  const auto& states = block.states;
   T* const s0 = states[0];
   switch (rule.id) {
     case RuleSpec::Id::kSgd:
@@ -209,17 +208,11 @@ double squared_norm(
 template void apply_rule(
     const RuleStep& step,
     const RuleNumbers<float>& numbers,
-    float* g,
-    float* w,
-    const std::array<float*, kMaxStates>& states,
-    int64_t num_numbers);
+    const RuleBlock<float>& block);
 template void apply_rule(
     const RuleStep& step,
     const RuleNumbers<double>& numbers,
-    double* g,
-    double* w,
-    const std::array<double*, kMaxStates>& states,
-    int64_t num_numbers);
+    const RuleBlock<double>& block);
 template double squared_norm(const RuleStep&, float*, int64_t, double);
 template double squared_norm(const RuleStep&, double*, int64_t, double);
 

@@ -7,16 +7,20 @@
 
 namespace torchkv::kernels::cpu {
 
-// Applies a rule to a block of gradients `g`, weights `w` and state, all float
-// or all double. Overwrites the gradients.
+// A block of gradients, weights and state, all float or all double.
+template <typename T>
+struct RuleBlock {
+  T* gradients; // overwritten
+  T* weights;
+  std::array<T*, kMaxStates> states; // null if not used
+  int64_t num_numbers;
+};
+
 template <typename T>
 void apply_rule(
     const RuleStep& step,
     const RuleNumbers<T>& numbers,
-    T* g,
-    T* w,
-    const std::array<T*, kMaxStates>& states,
-    int64_t num_numbers);
+    const RuleBlock<T>& block);
 
 // The squared 2-norm of the gradients as the rule sees them before
 // `last_scale`, each multiplied by `scale` in fp64. Overwrites the gradients.

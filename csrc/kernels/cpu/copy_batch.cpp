@@ -1,7 +1,7 @@
 #include "copy_batch.h"
 
 #include "cache_line.h"
-#include "copy_line.h"
+#include "lines.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {

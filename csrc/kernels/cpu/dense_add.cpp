@@ -204,21 +204,16 @@ TORCHKV_F16C_DEFAULT void add_dense_half(
 } // namespace
 
 DenseAdd dense_add(c10::ScalarType dtype) {
-  switch (dtype) {
+  const int64_t numbers_per_element = c10::isComplexType(dtype) ? 2 : 1;
+  switch (c10::toRealValueType(dtype)) {
     case c10::kFloat:
-      return {&add_dense<float>, 1};
+      return {&add_dense<float>, numbers_per_element};
     case c10::kDouble:
-      return {&add_dense<double>, 1};
-    case c10::kComplexFloat:
-      return {&add_dense<float>, 2};
-    case c10::kComplexDouble:
-      return {&add_dense<double>, 2};
+      return {&add_dense<double>, numbers_per_element};
+    case c10::kHalf:
+      return {&add_dense_half, numbers_per_element};
     case c10::kBFloat16:
       return {&add_dense_bfloat16, 1};
-    case c10::kHalf:
-      return {&add_dense_half, 1};
-    case c10::kComplexHalf:
-      return {&add_dense_half, 2};
     case c10::kChar:
     case c10::kByte:
       return {&add_dense<uint8_t>, 1};

@@ -14,7 +14,7 @@ namespace torchkv::kernels::cpu {
        ? (bits) - (bits) + 0x7FC00000U /* NaN */ \
        : (bits) + 0x7FFFU + (((bits) >> 16U) & 1U) /* to nearest, to even */)
 
-// One number; inlined into each clone.
+// One number, rounded to nearest, ties to even; inlined into each clone.
 inline __attribute__((always_inline)) float read_bfloat16(const char* source) {
   uint16_t half;
   std::memcpy(&half, source, sizeof(half));
@@ -43,20 +43,5 @@ inline void write_half(float value, char* result) {
   const c10::Half half(value);
   std::memcpy(result, &half, sizeof(half));
 }
-
-// total = or += `num_elements` contiguous numbers of type T, BFloat16 or Half.
-template <typename T>
-void load_half_precision(
-    const char* source,
-    bool is_add,
-    float* total,
-    int64_t num_elements);
-
-// The reverse, rounded to nearest, ties to even.
-template <typename T>
-void store_half_precision(
-    const float* total,
-    char* result,
-    int64_t num_elements);
 
 } // namespace torchkv::kernels::cpu

@@ -5,13 +5,12 @@
 #include <c10/util/complex.h>
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "../../core/errors.h"
-#include "access.h"
 #include "apply_rule.h"
 #include "cache_line.h"
-#include "copy_line.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
@@ -26,7 +25,58 @@ int64_t head_of(const char* address, int64_t num_numbers, int64_t number_size) {
   return std::min(num_numbers, bytes_to_alignment(address) / number_size);
 }
 
+void stream_copy(const char* source, char* destination, int64_t num_bytes) {
+  const int64_t head = std::min(bytes_to_alignment(destination), num_bytes);
+  std::memmove(destination, source, head);
+  int64_t i = head;
+  for (; i + kCacheLine <= num_bytes; i += kCacheLine) {
+    TORCHKV_STREAM_LINE(destination + i, source + i);
+  }
+  std::memmove(destination + i, source + i, num_bytes - i);
+}
+
+// Calls `f` with a number of the type in which sums of this accumulation type
+// are computed.
+template <typename F>
+void with_type(c10::ScalarType accumulation, F f) {
+  switch (accumulation) {
+    case c10::kBool: // NOLINT(bugprone-branch-clone): other types
+      return f(bool());
+    case c10::kFloat:
+      return f(float());
+    case c10::kDouble:
+      return f(double());
+    case c10::kComplexFloat:
+      return f(c10::complex<float>());
+    case c10::kComplexDouble:
+      return f(c10::complex<double>());
+    default:
+      // The low bits of a sum of integers do not depend on its width.
+      return f(int64_t());
+  }
+}
+
 } // namespace
+
+void copy_line(
+    const char* source,
+    c10::ArrayRef<char*> outs,
+    int64_t num_bytes,
+    bool stream) {
+  // In blocks that fit into L1, so that the source is read from memory once.
+  constexpr int64_t kPiece = 2048;
+  const int64_t step = outs.size() == 1 ? num_bytes : kPiece;
+  for (int64_t i = 0; i < num_bytes; i += step) {
+    const int64_t size = std::min(step, num_bytes - i);
+    for (char* out : outs) {
+      if (stream) {
+        stream_copy(source + i, out + i, size);
+      } else {
+        std::memmove(out + i, source + i, size);
+      }
+    }
+  }
+}
 
 SumLine::SumLine(
     c10::ArrayRef<c10::ScalarType> values,
@@ -44,7 +94,15 @@ SumLine::SumLine(
     is_uniform = is_uniform && dtype == stored;
   }
   if (!is_assign_) {
-    look_up_rule();
+    const auto arithmetic = at::toOpMathType(stored);
+    if (c10::toRealValueType(arithmetic) == c10::kDouble) {
+      numbers_double_.emplace(step);
+    } else {
+      numbers_float_.emplace(step);
+    }
+    with_type(arithmetic, [&](auto zero) {
+      weight_ = access<decltype(zero)>(stored);
+    });
   } else if (is_uniform) {
     dense_add_ = cpu::dense_add(stored);
     // A view may give a bool bytes other than 0 and 1; a sum normalizes them.
@@ -54,116 +112,63 @@ SumLine::SumLine(
       return;
     }
   }
-  switch (accumulation) {
-    case c10::kBool:
-      look_up<bool>(values);
-      break;
-    case c10::kFloat:
-      look_up<float>(values);
-      break;
-    case c10::kDouble:
-      look_up<double>(values);
-      break;
-    case c10::kComplexFloat:
-      look_up<c10::complex<float>>(values);
-      break;
-    case c10::kComplexDouble:
-      look_up<c10::complex<double>>(values);
-      break;
-    default:
-      // The low bits of a sum of integers do not depend on its width.
-      look_up<int64_t>(values);
-  }
-}
-
-void SumLine::look_up_rule() {
-  const auto look_up = [this](auto zero) {
-    const auto weight = access<decltype(zero)>(stored_);
-    load_weight_ = reinterpret_cast<AnyFunction>(weight.load);
-    store_weight_ = reinterpret_cast<AnyFunction>(weight.store);
-  };
-  switch (at::toOpMathType(stored_)) {
-    case c10::kDouble:
-      numbers_double_.emplace(step_);
-      look_up(double());
-      break;
-    case c10::kComplexDouble:
-      numbers_double_.emplace(step_);
-      look_up(c10::complex<double>());
-      break;
-    case c10::kComplexFloat:
-      numbers_float_.emplace(step_);
-      look_up(c10::complex<float>());
-      break;
-    default:
-      numbers_float_.emplace(step_);
-      look_up(float());
-  }
-}
-
-template <typename acc_t>
-void SumLine::look_up(c10::ArrayRef<c10::ScalarType> values) {
-  constexpr auto kAccumulation = c10::CppTypeToScalarType<acc_t>::value;
-  sum_blocks_ = &SumLine::sum_blocks<acc_t>;
-  store_ = reinterpret_cast<AnyFunction>(access<acc_t>(stored_).store);
-  bool is_ready = true;
-  for (const auto dtype : values) {
-    loads_.push_back(reinterpret_cast<AnyFunction>(access<acc_t>(dtype).load));
-    is_ready = is_ready && dtype == kAccumulation;
-  }
-  if (is_ready) {
-    ready_add_ = cpu::dense_add(kAccumulation);
-  }
+  with_type(accumulation, [&](auto zero) {
+    using acc_t = decltype(zero);
+    constexpr auto kAccumulation = c10::CppTypeToScalarType<acc_t>::value;
+    sum_blocks_ = &SumLine::sum_blocks<acc_t>;
+    store_ = access<acc_t>(stored).store;
+    bool is_ready = true;
+    for (const auto dtype : values) {
+      loads_.push_back(access<acc_t>(dtype).load);
+      is_ready = is_ready && dtype == kAccumulation;
+    }
+    if (is_ready) {
+      ready_add_ = cpu::dense_add(kAccumulation);
+    }
+  });
 }
 
 // values --> total[kBlock] --> rule --> stored, block by block.
 template <typename acc_t>
-void SumLine::sum_blocks(
-    Sources sources,
-    const int64_t* strides,
-    char* stored,
-    int64_t stored_stride,
-    StateLine state,
-    int64_t num_elements,
-    bool stream,
-    SquaredNorm* squared_norm) const {
+void SumLine::sum_blocks(Line line, bool stream, SquaredNorm* squared_norm)
+    const {
+  auto& values = line.values;
   const bool is_ready = ready_add_.function != nullptr &&
-      std::equal(sizes_.begin(), sizes_.end(), strides);
-  const auto store = reinterpret_cast<decltype(Access<acc_t>::store)>(store_);
+      std::equal(sizes_.begin(), sizes_.end(), line.strides);
   alignas(kCacheLine) acc_t total[kBlock];
   alignas(kCacheLine) char rounded[kBlock * sizeof(c10::complex<double>)];
-  const int64_t head = stream ? head_of(stored, num_elements, stored_size_) : 0;
-  int64_t size = std::min(head > 0 ? head : num_elements, kBlock);
-  for (int64_t left = num_elements; left > 0;) {
+  const int64_t head =
+      stream ? head_of(line.stored, line.num_elements, stored_size_) : 0;
+  int64_t size = std::min(head > 0 ? head : line.num_elements, kBlock);
+  while (line.num_elements > 0) {
     if (is_ready) {
       ready_add_.function(
-          sources.data(),
-          sources.size(),
+          values.data(),
+          values.size(),
           reinterpret_cast<char*>(total),
           size * ready_add_.numbers_per_element,
           /*stream=*/false);
     } else {
-      for (size_t k = 0; k < sources.size(); ++k) {
-        reinterpret_cast<decltype(Access<acc_t>::load)>(loads_[k])(
-            sources[k], strides[k], k != 0, total, size);
+      for (size_t k = 0; k < values.size(); ++k) {
+        loads_[k](values[k], line.strides[k], k != 0, total, size);
       }
     }
     if (squared_norm != nullptr) {
       squared_norm->sum += squares(total, size, squared_norm->scale);
     } else if (!is_assign_) {
-      update_block(total, stored, stored_stride, state, size);
+      update_block(total, line, size);
     } else if (stream) {
-      store(total, rounded, stored_size_, size);
-      copy_line(rounded, stored, size * stored_size_, /*stream=*/true);
+      store_(total, rounded, stored_size_, size);
+      copy_line(rounded, line.stored, size * stored_size_, /*stream=*/true);
     } else {
-      store(total, stored, stored_stride, size);
+      store_(total, line.stored, line.stored_stride, size);
     }
-    for (size_t k = 0; k < sources.size(); ++k) {
-      sources[k] += size * strides[k];
+    for (size_t k = 0; k < values.size(); ++k) {
+      values[k] += size * line.strides[k];
     }
-    stored += size * stored_stride;
-    left -= size;
-    size = std::min(left, kBlock);
+    line.stored += size * line.stored_stride;
+    line.num_elements -= size;
+    size = std::min(line.num_elements, kBlock);
   }
 }
 
@@ -190,20 +195,15 @@ double SumLine::squares(acc_t* total, int64_t size, double scale) const {
 }
 
 // Applies the rule to a block in the arithmetic of the stored dtype: fp64 for
-// fp64 and complex128, else fp32. Advances `state`.
+// fp64 and complex128, else fp32. Advances the state.
 template <typename acc_t>
-void SumLine::update_block(
-    acc_t* total,
-    char* stored,
-    int64_t stored_stride,
-    StateLine& state,
-    int64_t size) const {
+void SumLine::update_block(acc_t* total, Line& line, int64_t size) const {
   if constexpr (std::is_integral_v<acc_t>) {
     TORCHKV_INTERNAL_ASSERT(false, "an optimizer on integers");
   } else if (numbers_double_) {
-    update_block(*numbers_double_, total, stored, stored_stride, state, size);
+    update_block(*numbers_double_, total, line, size);
   } else if (numbers_float_) {
-    update_block(*numbers_float_, total, stored, stored_stride, state, size);
+    update_block(*numbers_float_, total, line, size);
   } else {
     TORCHKV_INTERNAL_ASSERT(false);
   }
@@ -213,10 +213,9 @@ template <typename acc_t, typename real_t>
 void SumLine::update_block(
     const RuleNumbers<real_t>& numbers,
     acc_t* total,
-    char* stored,
-    int64_t stored_stride,
-    StateLine& state,
+    Line& line,
     int64_t size) const {
+  StateLine& state = line.state;
   constexpr bool kComplex = c10::is_complex<acc_t>::value;
   using weight_t = std::conditional_t<kComplex, c10::complex<real_t>, real_t>;
   const int64_t num_numbers = size * (kComplex ? 2 : 1);
@@ -236,14 +235,14 @@ void SumLine::update_block(
   auto* weights = reinterpret_cast<weight_t*>(state.master);
   const bool in_place = weights == nullptr &&
       stored_ == c10::CppTypeToScalarType<weight_t>::value &&
-      stored_stride == stored_size_ &&
-      reinterpret_cast<uintptr_t>(stored) % alignof(weight_t) == 0;
+      line.stored_stride == stored_size_ &&
+      reinterpret_cast<uintptr_t>(line.stored) % alignof(weight_t) == 0;
   if (in_place) {
-    weights = reinterpret_cast<weight_t*>(stored);
+    weights = reinterpret_cast<weight_t*>(line.stored);
   } else if (weights == nullptr) {
     weights = loaded;
-    reinterpret_cast<decltype(Access<weight_t>::load)>(load_weight_)(
-        stored, stored_stride, /*is_add=*/false, loaded, size);
+    weight_.load(
+        line.stored, line.stored_stride, /*is_add=*/false, loaded, size);
   }
 
   std::array<real_t*, kMaxStates> states{};
@@ -253,16 +252,12 @@ void SumLine::update_block(
       state.states[i] += num_bytes;
     }
   }
-  apply_rule(
+  apply_rule<real_t>(
       step_,
       numbers,
-      gradients,
-      reinterpret_cast<real_t*>(weights),
-      states,
-      num_numbers);
+      {gradients, reinterpret_cast<real_t*>(weights), states, num_numbers});
   if (!in_place) {
-    reinterpret_cast<decltype(Access<weight_t>::store)>(store_weight_)(
-        weights, stored, stored_stride, size);
+    weight_.store(weights, line.stored, line.stored_stride, size);
   }
   if (state.master != nullptr) {
     state.master += num_bytes;
@@ -282,15 +277,15 @@ void SumLine::dense(
     copy_line(values[0], stored, num_elements * stored_size_, stream);
     return;
   }
-  Sources sources(values, values + num_values);
+  c10::SmallVector<const char*, 8> sources(values, values + num_values);
   if (dense_add_.function == nullptr) {
     (this->*sum_blocks_)(
-        std::move(sources),
-        sizes_.data(),
-        stored,
-        stored_size_,
-        state,
-        num_elements,
+        {std::move(sources),
+         sizes_.data(),
+         stored,
+         stored_size_,
+         state,
+         num_elements},
         stream,
         nullptr);
     return;
@@ -317,12 +312,12 @@ double SumLine::squared_norm(
   TORCHKV_INTERNAL_ASSERT(!is_assign_);
   SquaredNorm norm{scale, 0};
   (this->*sum_blocks_)(
-      Sources(values, values + sizes_.size()),
-      sizes_.data(),
-      nullptr,
-      stored_size_,
-      StateLine{},
-      num_elements,
+      {{values, values + sizes_.size()},
+       sizes_.data(),
+       nullptr,
+       stored_size_,
+       {},
+       num_elements},
       /*stream=*/false,
       &norm);
   return norm.sum;
@@ -344,12 +339,12 @@ void SumLine::strided(
     return;
   }
   (this->*sum_blocks_)(
-      Sources(values, values + sizes_.size()),
-      value_strides,
-      stored,
-      stored_stride,
-      state,
-      num_elements,
+      {{values, values + sizes_.size()},
+       value_strides,
+       stored,
+       stored_stride,
+       state,
+       num_elements},
       /*stream=*/false,
       nullptr);
 }

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "../rules.h"
+#include "access.h"
 #include "dense_add.h"
 
 namespace torchkv::kernels::cpu {
@@ -33,6 +34,15 @@ struct StateLine {
     return result;
   }
 };
+
+// Copies `num_bytes` into each of `outs`, reading them once. `stream` bypasses
+// the caches, and the caller must call end_stream() after the last write. An
+// out may be `source` itself.
+void copy_line(
+    const char* source,
+    c10::ArrayRef<char*> outs,
+    int64_t num_bytes,
+    bool stream);
 
 // stored = rule(stored, values[0] + values[1] + ...), line by line, for fixed
 // dtypes of the values and the stored value. One pass: values are added left to
@@ -85,43 +95,32 @@ class SumLine {
       int64_t num_elements) const;
 
  private:
-  using AnyFunction = void (*)();
-  using Sources = c10::SmallVector<const char*, 8>;
+  // A line, or the rest of one.
+  struct Line {
+    c10::SmallVector<const char*, 8> values;
+    const int64_t* strides; // of the values
+    char* stored;
+    int64_t stored_stride;
+    StateLine state;
+    int64_t num_elements;
+  };
   struct SquaredNorm {
     double scale = 1; // of each number
     double sum = 0;
   };
 
   template <typename acc_t>
-  void look_up(c10::ArrayRef<c10::ScalarType> values);
-  void look_up_rule();
-  template <typename acc_t>
   double squares(acc_t* total, int64_t size, double scale) const;
   template <typename acc_t>
-  void update_block(
-      acc_t* total,
-      char* stored,
-      int64_t stored_stride,
-      StateLine& state,
-      int64_t size) const;
+  void update_block(acc_t* total, Line& line, int64_t size) const;
   template <typename acc_t, typename real_t>
   void update_block(
       const RuleNumbers<real_t>& numbers,
       acc_t* total,
-      char* stored,
-      int64_t stored_stride,
-      StateLine& state,
+      Line& line,
       int64_t size) const;
   template <typename acc_t>
-  void sum_blocks(
-      Sources sources,
-      const int64_t* strides,
-      char* stored,
-      int64_t stored_stride,
-      StateLine state,
-      int64_t num_elements,
-      bool stream,
-      SquaredNorm* squared_norm) const;
+  void sum_blocks(Line line, bool stream, SquaredNorm* squared_norm) const;
 
   const RuleStep& step_;
   const c10::ScalarType stored_;
@@ -133,25 +132,16 @@ class SumLine {
   // The sum in registers: for ASSIGN and a single dtype.
   DenseAdd dense_add_;
 
-  // The sum in blocks. The functions' types depend on the accumulation type.
-  void (SumLine::*sum_blocks_)(
-      Sources sources,
-      const int64_t* strides,
-      char* stored,
-      int64_t stored_stride,
-      StateLine state,
-      int64_t num_elements,
-      bool stream,
-      SquaredNorm* squared_norm) const = nullptr;
-  c10::SmallVector<AnyFunction, 8> loads_;
-  AnyFunction store_ = nullptr;
+  // The sum in blocks, for the accumulation type.
+  void (SumLine::*sum_blocks_)(Line, bool, SquaredNorm*) const = nullptr;
+  c10::SmallVector<decltype(Access::load), 8> loads_;
+  decltype(Access::store) store_ = nullptr;
   DenseAdd ready_add_; // if all values have the accumulation type
 
   // A rule in the arithmetic of the stored dtype: one of the two is set.
   std::optional<RuleNumbers<float>> numbers_float_;
   std::optional<RuleNumbers<double>> numbers_double_;
-  AnyFunction load_weight_ = nullptr;
-  AnyFunction store_weight_ = nullptr;
+  Access weight_;
 };
 
 } // namespace torchkv::kernels::cpu

@@ -52,8 +52,6 @@ class ThreadShare {
   }
   ThreadShare(const ThreadShare&) = delete;
   ThreadShare& operator=(const ThreadShare&) = delete;
-  ThreadShare(ThreadShare&&) = delete;
-  ThreadShare& operator=(ThreadShare&&) = delete;
 
   int64_t size() const {
     return size_;
@@ -107,10 +105,6 @@ Plan make_plan(
 
 } // namespace
 
-bool may_use_threads() {
-  return !at::in_parallel_region() && fork_count() == 0;
-}
-
 void parallel_spans(
     int64_t num_jobs,
     c10::function_ref<Work(int64_t job)> work,
@@ -127,7 +121,7 @@ void parallel_spans(
       body(job, 0, work(job).num_units, stream);
     }
   };
-  if (bytes <= kSerialBytes || !may_use_threads()) {
+  if (bytes <= kSerialBytes || at::in_parallel_region() || fork_count() != 0) {
     run_serially();
     return;
   }

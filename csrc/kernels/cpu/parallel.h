@@ -15,11 +15,6 @@ struct Work {
   int64_t cut = 1024; // a job is split at multiples of this many units
 };
 
-// Whether the calling thread may start a parallel region: not within another
-// one, nor in a forked child, where OpenMP waits for threads of the parent
-// process.
-bool may_use_threads();
-
 // Processes all jobs in one parallel region: calls `body(job, begin, end,
 // stream)` for spans [begin, end) that cover the units of each job once. Large
 // jobs are split, small ones are grouped, and threads take pieces dynamically,
@@ -27,9 +22,9 @@ bool may_use_threads();
 // together move more than the caches hold.
 //
 // Uses PyTorch's intra-op threads (torch.set_num_threads), and of these only as
-// many as concurrent calls leave free. Little work, and any work if
-// may_use_threads() is false, stays on the calling thread, where jobs run in
-// order.
+// many as concurrent calls leave free. Little work stays on the calling thread,
+// where jobs run in order, as does any work within another parallel region or
+// in a forked child, where OpenMP would wait for threads of the parent process.
 //
 // Blocks until done. REQUIRES: `body` does not throw and takes no lock that the
 // caller may hold.

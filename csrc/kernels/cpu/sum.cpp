@@ -2,65 +2,105 @@
 
 #include <ATen/OpMathType.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "cache_line.h"
-#include "chunks.h"
+#include "lamb.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
 
-char* data_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<char*>(tensor.mutable_data_ptr())
-                          : nullptr;
-}
-
 int64_t size_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-} // namespace
-
-StateLine State::line() const {
-  StateLine line;
-  line.master = data_of(master);
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    line.states[i] = data_of(states[i]);
+// Jobs divided into chunks of a fixed number of elements, so that a sum of
+// squares per chunk has the same bits for any number of threads.
+class Chunks {
+ public:
+  void add_job(int64_t num_elements, int64_t bytes_per_element) {
+    const int64_t num_chunks = (num_elements + kSize - 1) / kSize;
+    const int64_t size = std::clamp(num_elements, int64_t{1}, kSize);
+    jobs_.push_back({num_chunks, size * bytes_per_element, /*cut=*/1});
+    num_elements_.push_back(num_elements);
+    ends_.push_back(end(jobs_.size() - 1) + num_chunks);
   }
-  return line;
+
+  // The chunks of a job are [end(job), end(job + 1)).
+  int64_t end(size_t num_jobs) const {
+    return ends_[num_jobs];
+  }
+  int64_t size() const {
+    return ends_.back();
+  }
+
+  // Calls `body(job, chunk, first, size)` for each chunk, in parallel: its
+  // elements are [first, first + size) of the job.
+  template <class Body>
+  void for_each(Body body) const {
+    parallel_spans(
+        static_cast<int64_t>(jobs_.size()),
+        [&](int64_t job) { return jobs_[job]; },
+        [&](int64_t job, int64_t begin, int64_t end, bool /*stream*/) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t first = i * kSize;
+            body(
+                job,
+                ends_[job] + i,
+                first,
+                std::min(kSize, num_elements_[job] - first));
+          }
+        });
+  }
+
+ private:
+  static constexpr int64_t kSize = int64_t{16} * 1024;
+
+  std::vector<Work> jobs_;
+  std::vector<int64_t> num_elements_;
+  std::vector<int64_t> ends_{0}; // of the chunks of the first 0, 1, ... jobs
+};
+
+// The factor that brings the squares of fp64 numbers of such a 2-norm into
+// fp64's range.
+double scale_for(double norm) {
+  constexpr double kScale = 0x1p600;
+  return norm > 0x1p500 ? 1 / kScale : norm < 0x1p-450 ? kScale : 1;
 }
 
-void SumBatch::add(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    const State& state) {
-  if (stored.numel() == 0) {
+} // namespace
+
+int64_t Sum::bytes_of_state() const {
+  return step.rule.id == RuleSpec::Id::kAssign
+      ? 0
+      : size_of(at::toOpMathType(stored.scalar_type()));
+}
+
+void SumBatch::add(const Sum& sum) {
+  if (sum.stored.numel() == 0) {
     return; // its memory may be null
   }
   Job job;
-  job.num_elements = stored.numel();
-  job.dtype = stored.scalar_type();
+  job.num_elements = sum.stored.numel();
+  job.dtype = sum.stored.scalar_type();
   job.bytes_per_element = size_of(job.dtype);
-  for (const auto& value : values) {
+  for (const auto& value : sum.values) {
     values_.push_back(static_cast<const char*>(value.data->const_data_ptr()));
     dtypes_.push_back(value.data->scalar_type());
     job.bytes_per_element += size_of(dtypes_.back());
   }
   job.values_end = values_.size();
-  job.stored = static_cast<char*>(stored.mutable_data_ptr());
-  job.accumulation = accumulation;
-  job.step = &step;
-  if (step.rule.id != RuleSpec::Id::kAssign) {
-    job.state = state.line();
-    job.bytes_of_state = size_of(at::toOpMathType(job.dtype));
-    for (const auto& tensor : state.states) {
-      job.bytes_per_element +=
-          tensor.defined() ? 2 * size_of(tensor.scalar_type()) : 0;
-    }
+  job.stored = static_cast<char*>(sum.stored.mutable_data_ptr());
+  job.accumulation = sum.accumulation;
+  job.step = &sum.step;
+  job.state = sum.state;
+  job.bytes_of_state = sum.bytes_of_state();
+  for (const char* state : job.state.states) {
+    job.bytes_per_element += state != nullptr ? 2 * job.bytes_of_state : 0;
   }
   jobs_.push_back(job);
 }
@@ -128,6 +168,61 @@ double SumBatch::squared_norm(double scale) const {
         line_of(i).squared_norm(values_of(i, first).data(), size, scale);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+// The second half of LAMB: the norms of weights and directions, then the steps.
+void SumBatch::run_lamb() const {
+  using Norms = LambLine::Norms;
+  const auto line_of = [&](int64_t i, int64_t first) {
+    const Job& job = jobs_[i];
+    char* const stored =
+        job.stored + first * static_cast<int64_t>(c10::elementSize(job.dtype));
+    return LambLine(*job.step, job.dtype, stored, state_of(i, first));
+  };
+  const auto chunks_of = [&](auto is_included) {
+    Chunks chunks;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      const bool is_lamb = jobs_[i].step->rule.id == RuleSpec::Id::kLamb;
+      chunks.add_job(
+          is_lamb && is_included(i) ? jobs_[i].num_elements : 0,
+          jobs_[i].bytes_per_element);
+    }
+    return chunks;
+  };
+  std::vector<Norms> scales(jobs_.size(), {1, 1});
+  std::vector<Norms> norms(jobs_.size());
+  const auto find_norms = [&](const Chunks& chunks) {
+    std::vector<Norms> squares(chunks.size());
+    chunks.for_each([&](int64_t i, int64_t chunk, int64_t first, int64_t size) {
+      squares[chunk] = line_of(i, first).squared_norms(size, scales[i]);
+    });
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      Norms sum;
+      for (int64_t chunk = chunks.end(i); chunk < chunks.end(i + 1); ++chunk) {
+        sum.weight += squares[chunk].weight;
+        sum.direction += squares[chunk].direction;
+      }
+      if (chunks.end(i) != chunks.end(i + 1)) {
+        norms[i] = {
+            std::sqrt(sum.weight) / scales[i].weight,
+            std::sqrt(sum.direction) / scales[i].direction};
+      }
+    }
+  };
+  const Chunks all = chunks_of([](size_t /*i*/) { return true; });
+  find_norms(all);
+  const Chunks out_of_range = chunks_of([&](size_t i) {
+    if (c10::toRealValueType(jobs_[i].dtype) == c10::kDouble) {
+      scales[i] = {scale_for(norms[i].weight), scale_for(norms[i].direction)};
+    }
+    return scales[i].weight != 1 || scales[i].direction != 1;
+  });
+  if (out_of_range.size() != 0) {
+    find_norms(out_of_range);
+  }
+  all.for_each([&](int64_t i, int64_t /*chunk*/, int64_t first, int64_t size) {
+    line_of(i, first).move(norms[i].trust(), size);
+  });
 }
 
 } // namespace torchkv::kernels::cpu

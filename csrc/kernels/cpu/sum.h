@@ -5,47 +5,44 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include <array>
 #include <cstdint>
+#include <vector>
 
 #include "../../core/export.h"
 #include "../../core/rule.h"
 #include "../../core/value.h"
 #include "copy_batch.h"
-#include "layout.h"
 #include "lines.h"
 
 namespace torchkv::kernels::cpu {
 
-// The state of an optimizer for a stored value; undefined tensors are not used.
-// All are dense and have the strides of the stored value.
-struct State {
-  at::Tensor master; // the unrounded value, if its dtype rounds it
-  std::array<at::Tensor, kMaxStates> states;
-
-  StateLine line() const; // from the first element
-};
-
-// The sums of a call: stored = rule(stored, values[0] + values[1] + ...) for
-// each job, executed together by run() in one pass over the memory. Values are
-// added left to right in `accumulation` and rounded once to the dtype of
-// `stored`; a rule computes in fp32 or, for fp64 and complex128, in fp64.
+// stored = rule(stored, values[0] + values[1] + ...). Values are added left to
+// right in `accumulation` and rounded once to the dtype of `stored`; a rule
+// computes in fp32 or, for fp64 and complex128, in fp64.
 //
 // REQUIRES: at least one value; all on the CPU, of the shape of `stored`,
 // without conj, neg or zero bits; conversion from `accumulation` is allowed;
-// floating-point or complex tensors for a rule other than ASSIGN. Tensors and
-// steps outlive run(), which blocks until done. Any thread; versions of
-// `stored` are not bumped.
+// floating-point or complex tensors for a rule other than ASSIGN, whose state
+// is dense, with the strides of `stored`. Tensors and the step outlive the
+// batch's run().
+struct Sum {
+  c10::ArrayRef<Value> values;
+  const at::Tensor& stored;
+  c10::ScalarType accumulation;
+  const RuleStep& step = kAssignStep;
+  StateLine state = {}; // from the first element
+
+  int64_t bytes_of_state() const; // of an element
+};
+
+// The sums of a call, executed together by run() in one pass over the memory,
+// which blocks until done. Any thread; versions of the stored values are not
+// bumped.
 class TORCHKV_API SumBatch {
  public:
   // REQUIRES: the values have the memory layout of `stored`, which is
   // non-overlapping and dense. Dtypes may differ.
-  void add(
-      c10::ArrayRef<Value> values,
-      const at::Tensor& stored,
-      c10::ScalarType accumulation,
-      const RuleStep& step = kAssignStep,
-      const State& state = {});
+  void add(const Sum& sum);
   void run() const;
 
   // The squared 2-norm of all gradients as the rules see them, each number
@@ -62,7 +59,7 @@ class TORCHKV_API SumBatch {
     c10::ScalarType accumulation = c10::kFloat;
     const RuleStep* step = nullptr;
     StateLine state;
-    int64_t bytes_of_state = 0; // of an element
+    int64_t bytes_of_state = 0;
   };
 
   SumLine line_of(size_t job) const;
@@ -75,19 +72,33 @@ class TORCHKV_API SumBatch {
   c10::SmallVector<Job, 1> jobs_;
 };
 
-// One such sum for any strides. Values with another order of dimensions than
-// `stored` are copied first, in blocks of at most 16 MiB or 16 columns; slices
-// and expanded values are not, which would take 2 to 15 times as long.
-// REQUIRES: not LAMB, which needs sums of the memory layout of `stored`; at
-// `scratch`, scratch_bytes(values, stored) bytes aligned to 64.
-TORCHKV_API void sum_strided(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    void* scratch,
-    const RuleStep& step = kAssignStep,
-    const State& state = {});
-TORCHKV_API int64_t
-scratch_bytes(c10::ArrayRef<Value> values, const at::Tensor& stored);
+// Sums of values of any strides, executed one after another. Values with
+// another order of dimensions than `stored` are copied first, in blocks of at
+// most 16 MiB or 16 columns; slices and expanded values are not, which would
+// take 2 to 15 times as long.
+// REQUIRES: not LAMB, which needs sums of the memory layout of `stored`.
+class TORCHKV_API StridedSums {
+ public:
+  void add(const Sum& sum);
+  // Of the copies of a block: the most that a sum needs.
+  int64_t scratch_bytes() const {
+    return scratch_bytes_;
+  }
+  // REQUIRES: so many bytes, aligned to 64; undefined if none.
+  void run(const at::Tensor& scratch) const;
+
+ private:
+  struct Job {
+    Sum sum; // without its values
+    c10::SmallVector<Value, 4> values;
+    c10::SmallVector<bool, 4> is_transposed; // of the values
+    int64_t block = 0; // size along `dim`
+    int64_t dim = -1; // of the blocks; -1: no value is transposed
+  };
+  static void run(const Job& job, char* scratch);
+
+  std::vector<Job> jobs_;
+  int64_t scratch_bytes_ = 0;
+};
 
 } // namespace torchkv::kernels::cpu

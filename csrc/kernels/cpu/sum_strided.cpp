@@ -1,5 +1,4 @@
 #include <ATen/ExpandUtils.h>
-#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/from_blob.h>
 
@@ -8,8 +7,6 @@
 #include <vector>
 
 #include "../../core/plain_dispatch.h"
-#include "../../core/process.h"
-#include "parallel.h"
 #include "sum.h"
 
 namespace torchkv::kernels::cpu {
@@ -56,106 +53,54 @@ bool is_transposed(const at::Tensor& value, const at::Tensor& stored) {
 }
 
 // Line by line, as PyTorch's iterator finds them: the stored value is its first
-// operand.
-void sum_lines(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    const RuleStep& step,
-    const State& state) {
-  const size_t num_values = values.size();
+// operand. The state begins with that of the element at `first`.
+void sum_lines(const Sum& part, const char* first) {
+  const size_t num_values = part.values.size();
   c10::SmallVector<c10::ScalarType, 8> dtypes;
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
       .check_all_same_dtype(false)
       .resize_outputs(false)
-      .add_output(stored);
-  for (const auto& value : values) {
+      .add_output(part.stored);
+  for (const auto& value : part.values) {
     config.add_const_input(*value.data);
     dtypes.push_back(value.data->scalar_type());
   }
   auto iterator = config.build();
-  const auto dtype = stored.scalar_type();
-  const SumLine line(dtypes, dtype, accumulation, step, SumLine::Layout::kAny);
-  const bool has_state = step.rule.id != RuleSpec::Id::kAssign;
-  const StateLine first_state = state.line();
-  const auto state_size = has_state
-      ? static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)))
-      : 0;
-  const auto* first = static_cast<const char*>(stored.const_data_ptr());
-  const auto sum = [&](char** data,
-                       const int64_t* strides,
-                       int64_t num_elements,
-                       int64_t num_lines) {
+  const SumLine line(
+      dtypes,
+      part.stored.scalar_type(),
+      part.accumulation,
+      part.step,
+      SumLine::Layout::kAny);
+  const int64_t state_size = part.bytes_of_state();
+  iterator.for_each([&](char** data,
+                        const int64_t* strides,
+                        int64_t num_elements,
+                        int64_t num_lines) {
     const int64_t* const line_strides = strides + num_values + 1;
     c10::SmallVector<char*, 8> next(data, data + num_values + 1);
     for (int64_t i = 0; i < num_lines; ++i) {
-      const int64_t element = (next[0] - first) / stored.element_size();
+      const int64_t element = (next[0] - first) / part.stored.element_size();
       line.strided(
           next.data() + 1,
           strides + 1,
           next[0],
           strides[0],
-          first_state.at(element * state_size), // has the strides of `stored`
+          part.state.at(element * state_size), // has the strides of `stored`
           num_elements);
       for (size_t k = 0; k <= num_values; ++k) {
         next[k] += line_strides[k];
       }
     }
-  };
-  if (may_use_threads()) {
-    iterator.for_each(sum);
-  } else {
-    iterator.serial_for_each(sum, {0, iterator.numel()});
-  }
+  });
 }
-
-// How the transposed values of a sum are copied: in blocks along a dimension.
-struct Blocks {
-  c10::SmallVector<bool, 8> transposed; // of the values
-  int64_t dim = -1; // -1: no value is transposed
-  int64_t size = 0; // of a block, along `dim`
-  int64_t num_bytes = 0; // of the copies of a block
-};
 
 constexpr int64_t kAlignment = 64;
 
 int64_t copy_bytes(int64_t num_elements, const at::Tensor& value) {
   return (num_elements * value.element_size() + kAlignment - 1) / kAlignment *
       kAlignment;
-}
-
-Blocks blocks_of(c10::ArrayRef<Value> values, const at::Tensor& stored) {
-  Blocks blocks;
-  const at::Tensor* first = nullptr; // transposed value
-  int64_t num_bytes = 0;
-  for (const auto& value : values) {
-    // In a forked child PyTorch's copy waits for the threads of the parent.
-    blocks.transposed.push_back(
-        fork_count() == 0 && is_transposed(*value.data, stored));
-    if (blocks.transposed.back()) {
-      first = first == nullptr ? value.data : first;
-      num_bytes += stored.numel() * value.data->element_size();
-    }
-  }
-  if (first == nullptr) {
-    return blocks;
-  }
-  blocks.dim = dimension_of(*first, /*largest=*/true);
-  const int64_t size = stored.size(blocks.dim);
-  const bool is_innermost =
-      blocks.dim == dimension_of(stored, /*largest=*/false);
-  blocks.size = is_innermost
-      ? std::max(kMinLine, kLargeBlockBytes * size / num_bytes)
-      : std::max(int64_t{1}, kBlockBytes * size / num_bytes);
-  blocks.size = std::min(blocks.size, size);
-  for (size_t k = 0; k < values.size(); ++k) {
-    if (blocks.transposed[k]) {
-      blocks.num_bytes +=
-          copy_bytes(stored.numel() / size * blocks.size, *values[k].data);
-    }
-  }
-  return blocks;
 }
 
 // A copy at `memory`, with the order of dimensions of `model`.
@@ -178,53 +123,79 @@ at::Tensor copied(
 
 } // namespace
 
-int64_t scratch_bytes(c10::ArrayRef<Value> values, const at::Tensor& stored) {
-  return stored.numel() == 0 ? 0 : blocks_of(values, stored).num_bytes;
-}
-
-void sum_strided(
-    c10::ArrayRef<Value> values,
-    const at::Tensor& stored,
-    c10::ScalarType accumulation,
-    void* scratch,
-    const RuleStep& step,
-    const State& state) {
+void StridedSums::add(const Sum& sum) {
+  const at::Tensor& stored = sum.stored;
   if (stored.numel() == 0) {
     return;
   }
-  const PlainDispatch plain; // for the operators and the iterator's views
-  const Blocks blocks = blocks_of(values, stored);
-  if (blocks.dim < 0) {
-    sum_lines(values, stored, accumulation, step, state);
+  Job& job =
+      jobs_.emplace_back(Job{sum, {sum.values.begin(), sum.values.end()}, {}});
+  int64_t num_bytes = 0;
+  for (const auto& value : job.values) {
+    job.is_transposed.push_back(is_transposed(*value.data, stored));
+    if (job.is_transposed.back()) {
+      num_bytes += stored.numel() * value.data->element_size();
+      job.dim =
+          job.dim < 0 ? dimension_of(*value.data, /*largest=*/true) : job.dim;
+    }
+  }
+  if (job.dim < 0) {
     return;
   }
-  const int64_t size = stored.size(blocks.dim);
-  for (int64_t begin = 0; begin < size; begin += blocks.size) {
+  const int64_t size = stored.size(job.dim);
+  const bool is_innermost = job.dim == dimension_of(stored, /*largest=*/false);
+  job.block = is_innermost
+      ? std::max(kMinLine, kLargeBlockBytes * size / num_bytes)
+      : std::max(int64_t{1}, kBlockBytes * size / num_bytes);
+  job.block = std::min(job.block, size);
+  int64_t needed = 0;
+  for (size_t k = 0; k < job.values.size(); ++k) {
+    if (job.is_transposed[k]) {
+      needed +=
+          copy_bytes(stored.numel() / size * job.block, *job.values[k].data);
+    }
+  }
+  scratch_bytes_ = std::max(scratch_bytes_, needed);
+}
+
+void StridedSums::run(const at::Tensor& scratch) const {
+  for (const auto& job : jobs_) {
+    run(job,
+        scratch.defined() ? static_cast<char*>(scratch.mutable_data_ptr())
+                          : nullptr);
+  }
+}
+
+void StridedSums::run(const Job& job, char* scratch) {
+  const PlainDispatch plain; // for the operators and the iterator's views
+  const auto& [_, stored, accumulation, step, state] = job.sum;
+  const auto* const first = static_cast<const char*>(stored.const_data_ptr());
+  if (job.dim < 0) {
+    sum_lines({job.values, stored, accumulation, step, state}, first);
+    return;
+  }
+  const int64_t size = stored.size(job.dim);
+  for (int64_t begin = 0; begin < size; begin += job.block) {
     const auto part_of = [&](const at::Tensor& tensor) {
-      return size <= blocks.size || !tensor.defined()
+      return size == job.block
           ? tensor
-          : tensor.narrow(
-                blocks.dim, begin, std::min(blocks.size, size - begin));
+          : tensor.narrow(job.dim, begin, std::min(job.block, size - begin));
     };
     const at::Tensor result = part_of(stored);
-    auto* memory = static_cast<char*>(scratch);
+    char* memory = scratch;
     std::vector<at::Tensor> tensors;
     std::vector<Value> sources;
-    tensors.reserve(values.size()); // sources point into it
-    for (size_t k = 0; k < values.size(); ++k) {
-      at::Tensor value = part_of(*values[k].data);
-      if (blocks.transposed[k]) {
+    tensors.reserve(job.values.size()); // sources point into it
+    for (size_t k = 0; k < job.values.size(); ++k) {
+      at::Tensor value = part_of(*job.values[k].data);
+      if (job.is_transposed[k]) {
         value = copied(value, result, memory);
         memory += copy_bytes(result.numel(), value);
       }
       tensors.push_back(std::move(value));
       sources.emplace_back(&tensors.back());
     }
-    State part_of_state{part_of(state.master), state.states};
-    for (auto& tensor : part_of_state.states) {
-      tensor = part_of(tensor);
-    }
-    sum_lines(sources, result, accumulation, step, part_of_state);
+    sum_lines({sources, result, accumulation, step, state}, first);
   }
 }
 

@@ -17,14 +17,12 @@ const void* kernel() {
 
 } // namespace
 
-int launch_copy(const void* params, size_t params_bytes, void* stream) {
+int launch_copy(Launch launch) {
   return launch_by_size(
       kernel<kSmallParams>(),
       kernel<kMediumParams>(),
       kernel<kLargeParams>(),
-      params,
-      params_bytes,
-      stream);
+      launch);
 }
 
 int has_code(bool* result) {

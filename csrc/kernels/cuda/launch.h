@@ -7,13 +7,9 @@ namespace torchkv::kernels::cuda {
 
 // REQUIRES: variant.value is V's dtype.
 template <typename V>
-int launch_sum(
-    Variant variant,
-    const void* params,
-    size_t params_bytes,
-    void* stream);
+int launch_sum(Variant variant, Launch launch);
 
-int launch_copy(const void* params, size_t params_bytes, void* stream);
+int launch_copy(Launch launch);
 
 // Whether copy.cu was compiled for the current device.
 int has_code(bool* result);
@@ -34,21 +30,20 @@ inline int launch_by_size(
     const void* small,
     const void* medium,
     const void* large,
-    const void* params,
-    size_t params_bytes,
-    void* stream) {
-  const void* const kernel = params_bytes == kSmallParams ? small
-      : params_bytes == kMediumParams                     ? medium
-                                                          : large;
-  const auto num_blocks = static_cast<const ParamsHead*>(params)->num_chunks;
-  void* arguments[] = {const_cast<void*>(params)}; // only read
+    const Launch& launch) {
+  const void* const kernel = launch.params_bytes == kSmallParams ? small
+      : launch.params_bytes == kMediumParams                     ? medium
+                                                                 : large;
+  const auto num_blocks =
+      static_cast<const ParamsHead*>(launch.params)->num_chunks;
+  void* arguments[] = {const_cast<void*>(launch.params)}; // only read
   return returned(cudaLaunchKernel(
       kernel,
       dim3(num_blocks),
       dim3(kThreads),
       arguments,
       0,
-      static_cast<cudaStream_t>(stream)));
+      static_cast<cudaStream_t>(launch.stream)));
 }
 
 #endif

@@ -326,9 +326,9 @@ void Launches::launch(Packed& packed) {
       packed.kind == Kind::kSumOnSum || packed.kind == Kind::kNormOnSum;
   params.head.scale = scale_;
 
-  error_ = is_copy
-      ? table_.launch_copy(&params, params_bytes, stream_)
-      : table_.launch_sum(packed.variant, &params, params_bytes, stream_);
+  const Launch launch{&params, params_bytes, stream_};
+  error_ = is_copy ? table_.launch_copy(launch)
+                   : table_.launch_sum(packed.variant, launch);
 }
 
 int Launches::finish() {

@@ -19,7 +19,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 2;
+constexpr uint32_t kAbi = 3;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -222,21 +222,23 @@ TORCHKV_HOST_DEVICE inline void* const* pointers_of(const KeyHead& key) {
   return reinterpret_cast<void* const*>(&key + 1);
 }
 
+// One block per chunk.
+struct Launch {
+  const void*
+      params; // a Params<params_bytes> of one of the three sizes; copied
+  size_t params_bytes;
+  void* stream; // a cudaStream_t on the current device
+};
+
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own
 // calls and leave older errors of other code alone. They use the current
-// device; `stream` is a cudaStream_t on it.
+// device.
 struct Table {
   uint32_t abi;
   uint32_t params_bytes; // kLargeParams, or kSmallParams for an old driver
 
-  // `params` is a Params<params_bytes> of one of the three sizes and is copied.
-  // Launches one block per chunk.
-  int (*launch_sum)(
-      Variant variant,
-      const void* params,
-      size_t params_bytes,
-      void* stream);
-  int (*launch_copy)(const void* params, size_t params_bytes, void* stream);
+  int (*launch_sum)(Variant variant, Launch launch);
+  int (*launch_copy)(Launch launch);
   int (*num_multiprocessors)(int device, int* result);
   // Whether the kernels were compiled for the current device.
   int (*has_code)(bool* result);

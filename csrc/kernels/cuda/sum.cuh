@@ -25,11 +25,7 @@ __global__ void __launch_bounds__(
 
 // Launches the kernel of a variant with values of type V.
 template <typename V>
-int launch_sum(
-    Variant variant,
-    const void* params,
-    size_t params_bytes,
-    void* stream) {
+int launch_sum(Variant variant, Launch launch) {
   int error = cudaErrorInvalidDeviceFunction;
   dispatch_sum<V>(variant, [&](auto sum) {
     using P = decltype(sum);
@@ -37,9 +33,7 @@ int launch_sum(
         reinterpret_cast<const void*>(&sum_kernel<P, kSmallParams>),
         reinterpret_cast<const void*>(&sum_kernel<P, kMediumParams>),
         reinterpret_cast<const void*>(&sum_kernel<P, kLargeParams>),
-        params,
-        params_bytes,
-        stream);
+        launch);
   });
   return error;
 }

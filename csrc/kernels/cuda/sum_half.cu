@@ -2,6 +2,6 @@
 
 namespace torchkv::kernels::cuda {
 
-template int launch_sum<Half>(Variant, const void*, size_t, void*);
+template int launch_sum<Half>(Variant, Launch);
 
 } // namespace torchkv::kernels::cuda

@@ -6,33 +6,26 @@
 namespace torchkv::kernels::cuda {
 namespace {
 
-int launch_sum(
-    Variant variant,
-    const void* params,
-    size_t params_bytes,
-    void* stream) {
-  const auto launch = [&](auto function) {
-    return function(variant, params, params_bytes, stream);
-  };
+int launch_sum(Variant variant, Launch launch) {
   switch (variant.value) {
     case Dtype::kFloat:
-      return launch(cuda::launch_sum<float>);
+      return cuda::launch_sum<float>(variant, launch);
     case Dtype::kHalf:
-      return launch(cuda::launch_sum<Half>);
+      return cuda::launch_sum<Half>(variant, launch);
     case Dtype::kBFloat16:
-      return launch(cuda::launch_sum<BFloat16>);
+      return cuda::launch_sum<BFloat16>(variant, launch);
     case Dtype::kDouble:
-      return launch(cuda::launch_sum<double>);
+      return cuda::launch_sum<double>(variant, launch);
     case Dtype::kBool:
-      return launch(cuda::launch_sum<Bool>);
+      return cuda::launch_sum<Bool>(variant, launch);
     case Dtype::kInt8:
-      return launch(cuda::launch_sum<uint8_t>);
+      return cuda::launch_sum<uint8_t>(variant, launch);
     case Dtype::kInt16:
-      return launch(cuda::launch_sum<uint16_t>);
+      return cuda::launch_sum<uint16_t>(variant, launch);
     case Dtype::kInt32:
-      return launch(cuda::launch_sum<uint32_t>);
+      return cuda::launch_sum<uint32_t>(variant, launch);
     case Dtype::kInt64:
-      return launch(cuda::launch_sum<uint64_t>);
+      return cuda::launch_sum<uint64_t>(variant, launch);
   }
   return cudaErrorInvalidValue;
 }

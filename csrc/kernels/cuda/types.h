@@ -5,7 +5,15 @@
 #include <cstring>
 #include <type_traits>
 
-#include "half.h"
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#else
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#endif
+
+#include "../rules.h"
 
 #ifdef __CUDA_ARCH__
 #define TORCHKV_UNROLL _Pragma("unroll")
@@ -18,6 +26,38 @@
 // The types of elements and of the arithmetic on them; vectorized loads and
 // stores.
 namespace torchkv::kernels::cuda {
+
+// Half precision, with the same bits on GPUs and on the host, except for the
+// payload of a NaN.
+#ifdef __CUDACC__
+using Half = __half;
+using BFloat16 = __nv_bfloat16;
+
+__host__ __device__ inline float to_float(Half number) {
+  return __half2float(number);
+}
+__host__ __device__ inline float to_float(BFloat16 number) {
+  return __bfloat162float(number);
+}
+__host__ __device__ inline void round_to(Half& result, float number) {
+  result = __float2half_rn(number);
+}
+__host__ __device__ inline void round_to(BFloat16& result, float number) {
+  result = __float2bfloat16_rn(number);
+}
+#else
+using Half = c10::Half;
+using BFloat16 = c10::BFloat16;
+
+template <typename T>
+float to_float(T number) {
+  return number;
+}
+template <typename T>
+void round_to(T& result, float number) {
+  result = number;
+}
+#endif
 
 // A byte that is true if it is not 0.
 enum class Bool : uint8_t {};

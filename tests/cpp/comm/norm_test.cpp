@@ -9,6 +9,7 @@
 #include "core/plain_dispatch.h"
 #include "kernels/cpu/sum.h"
 #include "optimizer_helpers.h"
+#include "state_line.h"
 
 namespace torchkv {
 namespace {
@@ -115,17 +116,16 @@ void lamb_scales_with_the_weights(double scale, bool with_aten) {
   const at::Tensor plain = at::randn({20000}, at::kDouble);
   const auto stepped = [&](const at::Tensor& from) {
     at::Tensor weight = from.clone();
-    kernels::cpu::State state;
-    for (size_t i = 0; i < 2; ++i) {
-      state.states[i] = at::zeros_like(weight);
-    }
+    const std::array<at::Tensor, kMaxStates> states{
+        at::zeros_like(weight), at::zeros_like(weight)};
     if (with_aten) {
       const PlainDispatch below_autograd;
-      step_with_aten(step, gradient.clone(), weight, state.states);
+      step_with_aten(step, gradient.clone(), weight, states);
     } else {
       const Value value(&gradient);
       kernels::cpu::SumBatch batch;
-      batch.add(value, weight, at::kDouble, step, state);
+      batch.add(
+          {value, weight, at::kDouble, step, testing::state_line(states)});
       batch.run();
     }
     return weight;

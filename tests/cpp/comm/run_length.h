@@ -73,12 +73,6 @@ class RunLengthBackend final : public Backend {
     }
     return seen_.claims;
   }
-  bool add_norm(const Job& job) override {
-    if (seen_.claims) {
-      backends_.add_norm(decoded(job));
-    }
-    return seen_.claims;
-  }
   bool add_copy(const Slice& /*source*/, const at::Tensor& /*out*/) override {
     return false;
   }

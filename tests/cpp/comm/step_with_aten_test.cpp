@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/sum.h"
 #include "optimizer_helpers.h"
+#include "state_line.h"
 
 namespace torchkv {
 namespace {
@@ -24,18 +25,16 @@ TEST_P(StepWithAtenTest, MatchesTheKernels) {
         c10::toRealValueType(dtype) == at::kDouble ? 1e-12 : 1e-6;
     const at::Tensor weight = at::randn({300}, dtype);
     const at::Tensor weight_aten = weight.clone();
-    kernels::cpu::State state;
+    std::array<at::Tensor, kMaxStates> states;
     std::array<at::Tensor, kMaxStates> states_aten;
     const auto names = state_names(rule_);
     for (size_t k = 0; k < kMaxStates; ++k) {
       if (names[k] != nullptr) {
-        state.states[k] =
-            at::full({300}, rule_.initial_accumulator_value, dtype);
+        states[k] = at::full({300}, rule_.initial_accumulator_value, dtype);
         if (dtype == at::kComplexFloat || dtype == at::kComplexDouble) {
-          at::view_as_real(state.states[k])
-              .fill_(rule_.initial_accumulator_value);
+          at::view_as_real(states[k]).fill_(rule_.initial_accumulator_value);
         }
-        states_aten[k] = state.states[k].clone();
+        states_aten[k] = states[k].clone();
       }
     }
     for (int t = 1; t <= 5; ++t) {
@@ -49,7 +48,7 @@ TEST_P(StepWithAtenTest, MatchesTheKernels) {
       const at::Tensor gradient = at::randn({300}, dtype);
       const Value value(&gradient);
       kernels::cpu::SumBatch batch;
-      batch.add(value, weight, dtype, step, state);
+      batch.add({value, weight, dtype, step, testing::state_line(states)});
       const double norm = batch.squared_norm(1);
       EXPECT_NEAR(
           squared_norm_with_aten(step, gradient.clone(), 1).item<double>(),
@@ -60,7 +59,7 @@ TEST_P(StepWithAtenTest, MatchesTheKernels) {
       expect_close(weight_aten, weight, tolerance, c10::toString(dtype));
       for (size_t k = 0; k < kMaxStates; ++k) {
         if (names[k] != nullptr) {
-          expect_close(states_aten[k], state.states[k], tolerance, names[k]);
+          expect_close(states_aten[k], states[k], tolerance, names[k]);
         }
       }
     }

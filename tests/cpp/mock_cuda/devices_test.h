@@ -10,7 +10,7 @@
 #include <exception>
 #include <string>
 
-#include "comm/nccl_library.h"
+#include "comm/nccl.h"
 #include "kernels/cuda/library.h"
 #include "mock_cuda.h"
 #include "nccl.h"

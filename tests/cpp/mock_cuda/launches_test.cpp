@@ -146,7 +146,7 @@ TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
 TEST_F(LaunchesTest, LargeValuesTakeOneLaunchTogether) {
   static int num_launches = 0;
   kernels::cuda::Table counting = mock_cuda::table();
-  counting.launch_copy = [](const void*, size_t, void*) {
+  counting.launch_copy = [](kernels::cuda::Launch) {
     ++num_launches;
     return 0;
   };

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "device/peer_access.h"
+#include "device/runtime.h"
 #include "graph.h"
 #include "host_memory.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/nccl_library.h"
+#include "comm/nccl.h"
 
 namespace torchkv::mock_cuda {
 

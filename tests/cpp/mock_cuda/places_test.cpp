@@ -1,5 +1,5 @@
 // Places of a call's tensors.
-#include "memory/places.h"
+#include "memory/placement.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -92,30 +92,32 @@ void add_squares(std::vector<Range>& ranges, const void* params) {
 // `run` gets a copy of the parameters, as a kernel does.
 int launch_with(
     const char* kernel,
-    void* stream,
+    const Launch& call,
     const std::vector<Range>& ranges,
-    const void* params,
-    size_t params_bytes,
-    const std::function<int(const void*)>& run) {
-  const auto* bytes = static_cast<const char*>(params);
+    const std::function<int(const Launch&)>& run) {
+  const auto* bytes = static_cast<const char*>(call.params);
   const auto error = std::make_shared<int>(0);
   launch(
       kernel,
-      stream,
+      call.stream,
       ranges,
-      [run, error, copy = std::vector<char>(bytes, bytes + params_bytes)] {
-        *error = run(copy.data());
+      [run,
+       error,
+       call,
+       copy = std::vector<char>(bytes, bytes + call.params_bytes)] {
+        *error = run({copy.data(), call.params_bytes, call.stream});
       });
   return *error;
 }
 
 // PyTorch refuses larger parameters while it captures.
-void check_params(void* stream, size_t params_bytes) {
+void check_params(const Launch& call) {
   const std::lock_guard lock(mutex());
   TORCH_CHECK(
-      params_bytes == kSmallParams || capture_of(stream_of(stream)) == nullptr,
+      call.params_bytes == kSmallParams ||
+          capture_of(stream_of(call.stream)) == nullptr,
       "mock_cuda: a launch with ",
-      params_bytes,
+      call.params_bytes,
       " bytes of parameters in a capture");
 }
 
@@ -127,13 +129,10 @@ void check_code() {
       ", for which there is no code");
 }
 
-int launch_sum(
-    Variant variant,
-    const void* params,
-    size_t params_bytes,
-    void* stream) {
-  check_params(stream, params_bytes);
+int launch_sum(Variant variant, Launch call) {
+  check_params(call);
   check_code();
+  const void* const params = call.params;
   const auto& head = *static_cast<const ParamsHead*>(params);
   auto ranges = ranges_of(
       params,
@@ -153,29 +152,24 @@ int launch_sum(
   }
   return launch_with(
       variant.rule == Rule::kNorm ? "norm" : "sum",
-      stream,
+      call,
       ranges,
-      params,
-      params_bytes,
-      [=](const void* copy) {
-        return testing::emulated_table().launch_sum(
-            variant, copy, params_bytes, stream);
+      [=](const Launch& copy) {
+        return testing::emulated_table().launch_sum(variant, copy);
       });
 }
 
-int launch_copy(const void* params, size_t params_bytes, void* stream) {
-  check_params(stream, params_bytes);
+int launch_copy(Launch call) {
+  check_params(call);
   check_code();
   auto ranges = ranges_of(
-      params, [&](const KeyHead& key, const void* begin, size_t, size_t) {
+      call.params, [&](const KeyHead& key, const void* begin, size_t, size_t) {
         return Range{begin, static_cast<size_t>(key.size), /*is_write=*/true};
       });
-  add_memory(ranges, params, 1, /*is_write=*/false);
-  return launch_with(
-      "copy", stream, ranges, params, params_bytes, [=](const void* copy) {
-        return testing::emulated_table().launch_copy(
-            copy, params_bytes, stream);
-      });
+  add_memory(ranges, call.params, 1, /*is_write=*/false);
+  return launch_with("copy", call, ranges, [](const Launch& copy) {
+    return testing::emulated_table().launch_copy(copy);
+  });
 }
 
 int num_multiprocessors(int /*device*/, int* result) {

@@ -1,5 +1,5 @@
 // Copies of lines: every length and alignment, streamed and not.
-#include "kernels/cpu/copy_line.h"
+#include "kernels/cpu/lines.h"
 
 #include <gtest/gtest.h>
 

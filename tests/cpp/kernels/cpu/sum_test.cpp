@@ -13,12 +13,12 @@
 #include <random>
 #include <vector>
 
+#include "state_line.h"
+
 namespace torchkv {
 namespace {
 
-using kernels::cpu::CopyBatch;
-using kernels::cpu::lie_alike;
-using kernels::cpu::sum_strided;
+using kernels::cpu::StridedSums;
 using kernels::cpu::SumBatch;
 
 using Tensors = std::vector<at::Tensor>;
@@ -37,11 +37,10 @@ void sum_strided(
     const at::Tensor& stored,
     at::ScalarType accumulation,
     const RuleStep& step,
-    const kernels::cpu::State& state = {}) {
-  const at::Tensor scratch =
-      at::empty({kernels::cpu::scratch_bytes(values, stored)}, at::kByte);
-  kernels::cpu::sum_strided(
-      values, stored, accumulation, scratch.mutable_data_ptr(), step, state);
+    const kernels::cpu::StateLine& state = {}) {
+  StridedSums sums;
+  sums.add({values, stored, accumulation, step, state});
+  sums.run(at::empty({sums.scratch_bytes()}, at::kByte));
 }
 
 RuleStep sgd(double lr, double weight_decay) {
@@ -103,7 +102,7 @@ void sum_dense(
     const at::Tensor& stored,
     at::ScalarType accumulation) {
   SumBatch batch;
-  batch.add(values_of(values), stored, accumulation, rule);
+  batch.add({values_of(values), stored, accumulation, rule});
   batch.run();
 }
 
@@ -232,7 +231,7 @@ TEST(SumBatchTest, ManySumsOfMixedDtypesAndSizes) {
       SumBatch batch;
       for (auto& sum : sums) {
         sum.stored = sum.before.clone();
-        batch.add(values_of(sum.values), sum.stored, sum.accumulation, rule);
+        batch.add({values_of(sum.values), sum.stored, sum.accumulation, rule});
       }
       batch.run();
       for (const auto& sum : sums) {
@@ -250,7 +249,8 @@ TEST(SumBatchTest, EmptyBatchAndEmptyTensors) {
   SumBatch batch;
   batch.run();
   const Tensors values{at::empty({3, 0})};
-  batch.add(values_of(values), at::empty({3, 0}), at::kFloat);
+  const at::Tensor empty = at::empty({3, 0});
+  batch.add({values_of(values), empty, at::kFloat});
   batch.run();
 }
 
@@ -436,74 +436,28 @@ TEST(SumStridedTest, LargeTransposedValuesWithState) {
     const Tensors dense{values[0].contiguous(), values[1].contiguous()};
     const at::Tensor stored = at::randn(shape).to(at::kHalf);
     const at::Tensor expected = stored.clone();
-    const kernels::cpu::State state{stored.to(at::kFloat), {at::randn(shape)}};
-    const kernels::cpu::State expected_state{
-        state.master.clone(), {state.states[0].clone()}};
-    sum_strided(values_of(values), stored, at::kFloat, step, state);
+    const at::Tensor master = stored.to(at::kFloat);
+    const at::Tensor momentum = at::randn(shape);
+    const at::Tensor expected_master = master.clone();
+    const at::Tensor expected_momentum = momentum.clone();
+    sum_strided(
+        values_of(values),
+        stored,
+        at::kFloat,
+        step,
+        testing::state_line({momentum}, master));
     SumBatch batch;
-    batch.add(values_of(dense), expected, at::kFloat, step, expected_state);
+    batch.add(
+        {values_of(dense),
+         expected,
+         at::kFloat,
+         step,
+         testing::state_line({expected_momentum}, expected_master)});
     batch.run();
     EXPECT_TRUE(same_bits(stored, expected));
-    EXPECT_TRUE(same_bits(state.master, expected_state.master));
-    EXPECT_TRUE(same_bits(state.states[0], expected_state.states[0]));
+    EXPECT_TRUE(same_bits(master, expected_master));
+    EXPECT_TRUE(same_bits(momentum, expected_momentum));
   }
-}
-
-// --- Copies
-
-TEST(CopyBatchTest, ManyCopiesOfSeveralOuts) {
-  at::manual_seed(0);
-  std::mt19937_64 random(0);
-  Tensors sources;
-  std::vector<Tensors> outs;
-  for (int i = 0; i < 120; ++i) {
-    const auto size = static_cast<int64_t>(
-        i % 30 == 7 ? 300001 : random() % (i % 7 * 700 + 2));
-    const auto& dtype = kDtypes[random() % std::size(kDtypes)];
-    sources.push_back(random_tensor(size, dtype.storage));
-    outs.emplace_back(1 + random() % 5);
-  }
-  for_thread_counts([&] {
-    CopyBatch batch;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      for (auto& out : outs[i]) {
-        out = at::zeros_like(sources[i]);
-        batch.add(sources[i], out);
-      }
-    }
-    batch.run();
-    for (size_t i = 0; i < sources.size(); ++i) {
-      for (const auto& out : outs[i]) {
-        EXPECT_TRUE(same_bits(out, sources[i])) << sources[i].sizes();
-      }
-    }
-  });
-}
-
-TEST(CopyBatchTest, PermutedAndOntoItself) {
-  for (const int64_t size : {0, 5, 100000}) {
-    const at::Tensor value = at::arange(3 * size, at::kInt).view({3, size}).t();
-    const at::Tensor before = value.clone();
-    const at::Tensor result = at::zeros({3, size}, at::kInt).t();
-    CopyBatch batch;
-    batch.add(value, result);
-    batch.add(value, value);
-    batch.run();
-    EXPECT_TRUE(same_bits(result, before));
-    EXPECT_TRUE(same_bits(value, before));
-  }
-}
-
-// --- lie_alike
-
-TEST(LieAlikeTest, IgnoresStridesOfDimensionsOfSizeOne) {
-  const at::Tensor a = at::zeros({4, 1, 3});
-  EXPECT_TRUE(lie_alike(a, at::ones({4, 1, 3}, at::kDouble)));
-  EXPECT_TRUE(lie_alike(a, a.as_strided({4, 1, 3}, {3, 99, 1})));
-  EXPECT_FALSE(lie_alike(a, at::zeros({3, 1, 4}).permute({2, 1, 0})));
-  EXPECT_FALSE(lie_alike(a, at::zeros({4, 1, 6}).slice(2, 0, 6, 2)));
-  EXPECT_FALSE(lie_alike(a, at::zeros({1, 1, 3}).expand({4, 1, 3})));
-  EXPECT_TRUE(lie_alike(at::zeros({}), at::zeros({})));
 }
 
 } // namespace

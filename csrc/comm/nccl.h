@@ -1,14 +1,17 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstddef>
-#include <mutex>
-#include <string>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "../core/export.h"
+#include "../device/runtime.h"
 
 namespace torchkv::nccl {
 
@@ -82,23 +85,61 @@ TORCHKV_API const Functions* functions();
 // For tests: replaces the library.
 TORCHKV_API void set_functions(const Functions* functions);
 
-// "NCCL: ncclGroupEnd failed: unhandled cuda error"
-std::string describe(const char* what, Result result);
-
 // One communicator for each device of a list in ascending order, without
 // repeats. Created on first use, which takes seconds, and never destroyed: it
 // must not outlive the CUDA driver. RuntimeError if NCCL has failed on such a
 // list before. Any thread.
 TORCHKV_API c10::ArrayRef<Comm> clique(const std::vector<int>& devices);
 
-// Marks communicators as unusable after an operation has failed, because their
-// ranks may disagree. `problem` is NCCL's message.
-TORCHKV_API void give_up(
-    const std::vector<int>& devices,
-    const std::string& problem);
+// Elements as NCCL counts them.
+struct Numbers {
+  DataType dtype;
+  int64_t count;
+};
 
-// Groups of several threads must not mix: the order of operations must be the
-// same on all devices of a clique. Held while a group is enqueued.
-std::mutex& group_mutex();
+// A tensor's elements for NCCL; nothing for dtypes that it cannot sum.
+std::optional<Numbers> numbers_of(const at::Tensor& tensor);
+
+// The operations of one call, enqueued together by run() on the current stream
+// of each device. After an operation has failed, the communicators of the call
+// are unusable, because their ranks may disagree.
+class Group {
+ public:
+  explicit Group(Runtime& runtime) : runtime_(runtime) {}
+
+  enum class Kind : uint8_t { kReduce, kBroadcast, kReduceScatter, kAllGather };
+
+  // One device's buffers in an operation.
+  struct Rank {
+    c10::Device device;
+    const void* send;
+    void* receive;
+  };
+  using Ranks = c10::SmallVector<Rank, 8>;
+
+  // For reduce-scatter and all-gather, `numbers` are those of one rank, and
+  // `root` is ignored. RuntimeError while a stream of a rank is captured into a
+  // CUDA graph: the graph would have to include all devices or none, and an
+  // error leaves NCCL's communicators unusable. REQUIRES: one rank for each
+  // device, one of them `root`.
+  void add(Kind kind, Ranks ranks, c10::Device root, Numbers numbers);
+
+  void run();
+
+ private:
+  struct Operation {
+    Kind kind;
+    Rank rank;
+    int root;
+    Numbers numbers;
+    Comm comm;
+  };
+  void check(const char* what, Result result);
+  Result enqueue(const Functions& functions, const Operation& operation);
+
+  Runtime& runtime_;
+  std::vector<Operation> operations_;
+  std::vector<std::vector<int>> cliques_; // of the operations: their devices
+};
 
 } // namespace torchkv::nccl
