@@ -63,22 +63,25 @@ void Groups::merge() {
   }
 }
 
+// Fills the arrays member by member: copies of whole structs that have just
+// been written would wait for these writes.
 Batch::Batch(const Groups& groups, size_t begin, size_t end) {
-  const Tensors& values = groups.tensors();
-  const int64_t first = values.begin(static_cast<int64_t>(begin));
-  items.reserve(end - begin);
-  values_.reserve(values.ends[end - 1] - first); // items point to them
-  for (size_t i = begin; i < end; ++i) {
-    const size_t own = values_.size();
-    for (int64_t j = values.begin(static_cast<int64_t>(i)); j < values.ends[i];
-         ++j) {
-      values_.push_back(values.value(j));
+  const Tensors& tensors = groups.tensors();
+  auto index = static_cast<size_t>(tensors.begin(static_cast<int64_t>(begin)));
+  items.resize(end - begin);
+  values_.resize(static_cast<size_t>(tensors.ends[end - 1]) - index);
+  Value* value = values_.data();
+  for (Item& item : items) {
+    item.entry = groups.entries()[begin].get();
+    const Value* const own = value;
+    const auto last = static_cast<size_t>(tensors.ends[begin++]);
+    for (; index < last; ++index, ++value) {
+      value->data = &tensors.flat[index];
+      if (!tensors.encodings.empty()) {
+        value->encoding = tensors.encodings[index].get();
+      }
     }
-    items.push_back(
-        {groups.entries()[i].get(),
-         c10::ArrayRef<Value>(values_).slice(own),
-         {},
-         nullptr});
+    item.values = c10::ArrayRef<Value>(own, value);
   }
 }
 
@@ -101,13 +104,12 @@ void Batch::plan(
       entry.generation = own->generation;
     }
     const GradientSpec& gradient = own->gradient;
-    RuleStep step;
+    RuleStep& step = steps.emplace_back();
     step.rule = own->rule_of(entry.key);
     step.step = entry.step + 1;
     step.scale = gradient.rescale_grad;
     step.clip_value = gradient.clip_value;
-    steps.push_back(step);
-    item.step = &steps.back();
+    item.step = &step;
     const bool steps_now = entry.num_accumulated + 1 >= gradient.accumulate;
     (steps_now ? stepping : accumulating).push_back(item);
   }
