@@ -31,6 +31,9 @@ struct Process {
   std::atomic<uint64_t> num_forks{0};
 };
 
+// With the library: a process may fork before it makes its first store.
+[[maybe_unused]] const Process& at_load = Process::get();
+
 } // namespace
 
 uint64_t fork_count() {

@@ -16,6 +16,7 @@ from helpers import (
     full,
     in_child,
     outcome,
+    run_program,
     script,
     stored,
 )
@@ -156,6 +157,25 @@ def test_large_copies_in_a_child(store_type):
 
     assert use() == [9, -9, 9]
     assert in_child(use) == [9, -9, 9]
+
+
+def test_a_child_of_a_process_without_stores(tmp_path):
+    """As a DataLoader's worker: the parent has used OpenMP, but no store."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, torch, torchkv\n"
+        "zeros, ones = torch.zeros(2_000_000), torch.ones(2_000_000).mul_(1)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        f"    signal.alarm({TIMEOUT_S})\n"
+        "    store = torchkv.create()\n"
+        "    store.init(3, zeros)\n"
+        "    store.push(3, [ones, ones])\n"
+        "    os._exit(int(store.pull(3)[-1]))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = run_program(program)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 @pytest.mark.parametrize("updater", ["assign", "sgd", "python", "script"])
