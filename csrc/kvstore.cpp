@@ -45,6 +45,11 @@ StoreStatus KVStore::status(const char* op) const {
   return status;
 }
 
+Updater KVStore::updater(const char* op) const {
+  status(op); // which refuses a closed store
+  return store_->updater();
+}
+
 Meta KVStore::meta(const char* op, const Key& key) const {
   auto meta = usable(op).meta(op, key);
   if (!meta) {
@@ -149,7 +154,7 @@ uint64_t KVStore::set_optimizer(
     const std::string& name,
     const NumbersByName& numbers) {
   constexpr auto* op = "set_optimizer";
-  const Updater before = status(op).updater;
+  const Updater before = updater(op);
   Optimizer optimizer = make_optimizer(op, name, numbers);
   const auto* current = std::get_if<OptimizerPtr>(&before);
   const bool keep_state = current != nullptr &&
@@ -172,7 +177,7 @@ std::vector<Key> KVStore::expected_keys() const {
 }
 
 Updater KVStore::current_updater() const {
-  return status("optimizer").updater;
+  return updater("optimizer");
 }
 
 int64_t KVStore::num_skipped() const {

@@ -213,6 +213,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   Store& usable(const char* op) const;
   // The same for a call that needs the store's status, or a key's Meta.
   StoreStatus status(const char* op) const;
+  Updater updater(const char* op) const;
   Meta meta(const char* op, const Key& key) const;
 
   const std::string type_;

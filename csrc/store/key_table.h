@@ -23,7 +23,7 @@ void expect_open(const char* op, bool is_open);
 // Invariants:
 // 1. All keys are of one kind, which the first insert fixes.
 // 2. A method that throws has changed nothing.
-// 3. After close() every other method but summary() throws RuntimeError.
+// 3. After close() all methods that take an operation throw RuntimeError.
 class TORCHKV_API KeyTable {
  public:
   // Adds all entries or none: ValueError for a key that exists or is repeated,

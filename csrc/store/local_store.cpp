@@ -275,7 +275,6 @@ StoreStatus LocalStore::status() const {
       table.num_keys,
       table.num_bytes,
       table.kind,
-      updater_,
       expected_keys_,
       optimizer_step_.num_skipped(),
       optimizer_step_.grad_norm()};

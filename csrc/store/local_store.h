@@ -56,6 +56,7 @@ class TORCHKV_API LocalStore final : public Store {
   std::vector<Key> keys() const override;
   std::optional<Meta> meta(const char* op, const Key& key) const override;
   StoreStatus status() const override;
+  Updater updater() const override;
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
@@ -88,7 +89,6 @@ class TORCHKV_API LocalStore final : public Store {
   std::pair<at::Tensor, int64_t> lease(const Key& key);
 
  private:
-  Updater updater() const;
   OptimizerPtr optimizer(const char* op) const;
   OptimizerPtr current_optimizer() const;
   // Frees the state of optimizers before `generation`.

@@ -282,16 +282,17 @@ void LocalStore::take(Store& other_store) {
     placement_.adopt(*entry);
   }
   // Both are freed after the lock is released, as in close().
+  Updater updater = other.updater();
   StoreStatus taken = other.status();
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);
     if (const auto kind = table_.summary().kind) {
-      check_key_kind(op, taken.updater, *kind);
+      check_key_kind(op, updater, *kind);
     }
     replaced = table_.take(op, other.table_);
-    may_shard_ = is_elementwise(taken.updater);
-    updater_.swap(taken.updater);
+    may_shard_ = is_elementwise(updater);
+    updater_.swap(updater);
     set_expected_keys(std::move(taken.expected_keys));
     optimizer_step_.take(other.optimizer_step_);
   }

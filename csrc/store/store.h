@@ -25,14 +25,13 @@ struct StoreStatus {
   int64_t num_keys = 0;
   int64_t num_bytes = 0; // of the values
   std::optional<KeyKind> key_kind;
-  Updater updater;
   std::vector<Key> expected_keys;
   int64_t num_skipped = 0;
   std::optional<double> grad_norm;
 };
 
-// The store behind a KVStore, in whose methods each is documented: it differs
-// by type (registry.h). KVStore has checked that calls come from the process
+// The store behind a KVStore, which documents the operations. It differs by
+// type (registry.h). KVStore has checked that calls come from the process
 // that made it and not from the store's own updater (InProgress<Store>, which a
 // store enters while it runs one).
 //
@@ -43,7 +42,8 @@ class TORCHKV_API Store {
  public:
   virtual ~Store() = default;
 
-  // The work is null unless the options ask for an asynchronous call.
+  // Works are null unless the options ask for an asynchronous call.
+
   // init or, with outs, broadcast.
   virtual WorkPtr insert(const Call& call) = 0;
   // push or, with outs, pushpull.
@@ -56,8 +56,9 @@ class TORCHKV_API Store {
   virtual std::vector<Key> keys() const = 0;
   // What the operation `op` asks of a key. Nothing for an unknown one.
   virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;
-  // Also after close().
+  // Both also after close().
   virtual StoreStatus status() const = 0;
+  virtual Updater updater() const = 0;
 
   virtual void set_updater(std::shared_ptr<OpaqueUpdater> updater) = 0;
   virtual uint64_t set_optimizer(

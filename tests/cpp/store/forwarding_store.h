@@ -53,6 +53,9 @@ class ForwardingStore final : public Store {
   StoreStatus status() const override {
     return forward([&] { return inner_->status(); });
   }
+  Updater updater() const override {
+    return forward([&] { return inner_->updater(); });
+  }
 
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override {
     forward([&] { inner_->set_updater(std::move(updater)); });

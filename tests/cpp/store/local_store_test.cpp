@@ -75,7 +75,7 @@ TEST(LocalStoreApplyTest, UsesTheUpdaterOfItsRound) {
     return optimizer("sgd", {{"lr", lr}, {"momentum", 0.5}});
   };
   store.set_optimizer(sgd(1), /*keep_state=*/false, true);
-  const Updater round = store.status().updater;
+  const Updater round = store.updater();
   store.set_optimizer(sgd(10), /*keep_state=*/false, true);
   push(store, 1, at::ones(2));
   const Tensors ones = Tensors::one_each({at::ones(2), at::ones(2)});
