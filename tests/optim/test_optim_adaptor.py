@@ -53,6 +53,13 @@ def test_a_step_that_replaces_the_weight_is_an_error(kv, cls):
     assert_same(stored(kv, 5), value)
 
 
+def test_a_value_without_elements_has_no_memory_to_replace(kv):
+    kv.init(3, torch.ones(0))
+    kv.set_optimizer(ReplacesData, lr=0.5)
+    kv.push(3, torch.ones(0))
+    assert stored(kv, 3).numel() == 0
+
+
 def test_sparse_adam_is_rejected_when_it_is_set(kv):
     kv.init(3, full(1))
     with pytest.raises(ValueError, match="set_optimizer: .*SparseAdam.*sparse"):

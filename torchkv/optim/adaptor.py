@@ -133,9 +133,7 @@ class TorchOptimizer(StoreOptimizer):
                 with _cpu_by_default():
                     instance.step()
                 is_same = instance.param_groups[0]["params"][0] is parameter
-                is_same = is_same and parameter.dtype == stored.dtype
-                # is_set_to() compares memory, strides, conjugation and negation.
-                if not (is_same and parameter.is_set_to(stored)):
+                if not (is_same and _memory_of(parameter) == _memory_of(stored)):
                     raise RuntimeError(
                         f"push: expected {self._name()}.step() to write the weight in "
                         "place, but it replaced the parameter or its data; write "
@@ -275,6 +273,11 @@ def _cpu_by_default() -> contextlib.AbstractContextManager[Any]:
     if torch.get_default_device().type == "cpu":
         return contextlib.nullcontext()
     return torch.device("cpu")
+
+
+def _memory_of(x: torch.Tensor) -> tuple[Any, ...]:
+    place = x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
+    return *place, x.dtype, x.is_neg(), x.is_conj()
 
 
 def _listed(names: Iterable[str]) -> str:
