@@ -386,6 +386,7 @@ def test_a_state_is_loaded_into_all_replicas():
     "arguments",
     [
         ((torch.float64,), {}),
+        ((float,), {}),
         (("cpu", torch.float64), {}),
         ((["cpu", "cpu"], torch.float64), {}),
         ((), {"dtype": torch.float64}),

@@ -266,7 +266,7 @@ class Replicas(Sequence[nn.Module]):
             like, others = kwargs.pop("tensor", kwargs.pop("device", None)), []
         likes = like if isinstance(like, list | tuple) else [like] * len(self)
         devices = self._devices
-        if like is not None and not isinstance(like, torch.dtype):
+        if isinstance(like, Tensor | str | int | torch.device | list | tuple):
             places = [x.device if isinstance(x, Tensor) else x for x in likes]
             devices = _checked_devices("to", places, len(self))
         for module, like in zip(self._modules, likes, strict=True):
