@@ -104,6 +104,18 @@ def test_a_known_key_may_be_deleted_and_initialised_again(kv, optimizer):
         optimizer.set_lr_mult({4: 2.0})
 
 
+@pytest.mark.parametrize("made", ["sgd", torch.optim.SGD])
+def test_loaded_options_replace_those_of_keys_to_come(kv, made):
+    other = torchkv.create(kv.type)
+    for store in (kv, other):
+        store.set_optimizer(made, lr=1)
+    kv.set_lr_mult({3: 2.0})
+    kv.optimizer.load_state_dict(other.optimizer.state_dict())
+    kv.init(5, full(0))
+    kv.push(5, full(1))
+    assert_same(stored(kv, 5), full(-1))
+
+
 def test_options_of_a_deleted_key_are_saved(kv, tmp_path):
     kv.set_optimizer("sgd", learning_rate=1)
     kv.init([3, 5], [full(0)] * 2)

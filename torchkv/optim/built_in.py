@@ -197,6 +197,7 @@ class BuiltIn(StoreOptimizer):
             raise
         self._gradient = gradient
         self._keep(settings)
+        self._expect(impl, settings, ())
 
     # -- copies
 
