@@ -64,6 +64,6 @@ struct TORCHKV_API StoreState {
   int64_t checksum() const;
 };
 
-NumbersByName from_dict(const StoreState::Numbers& numbers);
+TORCHKV_API NumbersByName from_dict(const StoreState::Numbers& numbers);
 
 } // namespace torchkv
