@@ -20,8 +20,8 @@ namespace torchkv {
 //   void refuse_tracing(op);                  // throws under a tracer
 //   using Released = ...;                     // RAII: without the GIL
 //   using Work = ...; Work work(WorkPtr);     // of a null pointer: None
-//   Result result(WorkPtr); Result result(std::vector<at::Tensor>, bool
-//   single);
+//   Result result(WorkPtr);
+//   Result result(std::vector<at::Tensor>, bool single);
 template <class Objects>
 class Calls {
  public:

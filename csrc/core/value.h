@@ -19,8 +19,7 @@ struct Encoding {
 
 // A pushed value. It owns nothing: it points into the Tensors of its call.
 struct Value {
-  const at::Tensor* data =
-      nullptr; // the elements or, with an encoding, payload
+  const at::Tensor* data = nullptr; // the elements, or the encoding's payload
   const Encoding* encoding = nullptr; // null: dense
   // First element to decode of an encoded value; the result's size says how
   // many.

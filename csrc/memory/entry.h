@@ -23,8 +23,8 @@ namespace torchkv {
 // A shard of a stored value on one place. A value that is not sharded has one
 // slice, with the value's shape; slices of a sharded value are one-dimensional.
 struct Slice {
-  int64_t begin =
-      0; // elements [begin, end), in the order of the value's memory
+  // Elements [begin, end), in the order of the value's memory.
+  int64_t begin = 0;
   int64_t end = 0;
   Place home;
   at::Tensor value;

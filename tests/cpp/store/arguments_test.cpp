@@ -7,20 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.h"
+
 namespace torchkv {
 namespace {
 
-std::vector<int64_t> numbers(c10::ArrayRef<at::Tensor> tensors) {
-  std::vector<int64_t> result;
-  for (const auto& tensor : tensors) {
-    result.push_back(tensor.item<int64_t>());
-  }
-  return result;
-}
-
-at::Tensor number(int64_t value) {
-  return at::scalar_tensor(value, at::kLong);
-}
+using testing::number;
+using testing::numbers;
 
 TEST(TensorsTest, GroupsAreContiguous) {
   const Tensors tensors({{number(1), number(2)}, {}, {number(3)}});

@@ -10,23 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.h"
+
 namespace torchkv {
 namespace {
 
+using testing::number;
+using testing::numbers;
+
 EntryPtr entry(int64_t key) {
   return c10::make_intrusive<Entry>(Key(key), Meta());
-}
-
-std::vector<int64_t> numbers(c10::ArrayRef<at::Tensor> tensors) {
-  std::vector<int64_t> result;
-  for (const auto& tensor : tensors) {
-    result.push_back(tensor.item<int64_t>());
-  }
-  return result;
-}
-
-at::Tensor number(int64_t value) {
-  return at::scalar_tensor(value, at::kLong);
 }
 
 TEST(GroupsTest, LeavesDistinctKeysAlone) {
