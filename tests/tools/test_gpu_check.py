@@ -92,6 +92,7 @@ def test_a_step_that_is_stopped_shows_what_it_had(run_all):
     assert "here\nwhat I had\n" in log
 
 
+@pytest.mark.slow
 def test_a_hung_step_ends_with_its_children(run_all, tmp_path):
     child = tmp_path / "child"
     deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -234,6 +235,7 @@ def test_the_sanitizers_have_tests_of_sums_and_of_optimizers():
     assert "large" not in tests
 
 
+@pytest.mark.slow
 def test_the_tests_are_those_of_the_store():
     chosen = ["-m", "cuda", *gpu_check.NOT_OF_GPUS]
     for tests in (collected(*chosen), collected(*chosen, *gpu_check.ON_PLACES)):
@@ -340,6 +342,7 @@ def test_without_gpu(tmp_path):
     assert "can use no GPU here" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_pytest_the_rest_runs(tmp_path):
     """It says so, and runs the steps that do not need it."""
     hidden = tmp_path / "hidden"
@@ -371,6 +374,7 @@ def test_without_pytest_the_rest_runs(tmp_path):
     assert steps[0]["last_words"] == "no pytest"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_an_end_leaves_results_and_no_step(tmp_path, end):
     late = tmp_path / "late"
@@ -438,6 +442,7 @@ def test_main_writes_the_results(monkeypatch, tmp_path, capsys):
     assert re.search(r"a push +<= 0.25 ms +0.5 ms +NO", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_dry_run_executes_every_step(tmp_path):
     done = run_program(
         PROGRAM, str(tmp_path), "--dry-run", "--minutes", "8", timeout=590
