@@ -32,7 +32,9 @@ struct Process {
 };
 
 // With the library: a process may fork before it makes its first store.
-[[maybe_unused]] const Process& at_load = Process::get();
+[[gnu::constructor]] void register_at_load() {
+  Process::get();
+}
 
 } // namespace
 
