@@ -175,8 +175,7 @@ void SumBatch::run_lamb() const {
   using Norms = LambLine::Norms;
   const auto line_of = [&](int64_t i, int64_t first) {
     const Job& job = jobs_[i];
-    char* const stored =
-        job.stored + first * static_cast<int64_t>(c10::elementSize(job.dtype));
+    char* const stored = job.stored + first * size_of(job.dtype);
     return LambLine(*job.step, job.dtype, stored, state_of(i, first));
   };
   const auto chunks_of = [&](auto is_included) {
