@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "config.h"
+#include "message.h"
+#include "round.h"
+
+namespace torchkv::dist {
+
+// What a core asks its driver to do, in this order.
+
+using CallId = int64_t;
+
+struct Address {
+  enum class Role : uint8_t { kServer, kWorker };
+  Role role;
+  int32_t number;
+
+  friend bool operator==(const Address& a, const Address& b) {
+    return a.role == b.role && a.number == b.number;
+  }
+};
+
+// May be lost, delayed, repeated and reordered.
+struct Send {
+  Address to;
+  Frame frame;
+};
+// Call on_timer at this time, or earlier.
+struct Wake {
+  Time at;
+};
+// Write a file, atomically, then call on_written(number).
+struct WriteShard {
+  Shard shard;
+};
+struct WriteManifest {
+  Manifest manifest;
+};
+// Set round->partial, then call on_measured(round).
+struct Measure {
+  RoundPtr round;
+};
+// Set round->result, then call on_applied(round, error).
+struct Apply {
+  RoundPtr round;
+};
+// The slice's incarnation is deleted: no round of it will begin.
+struct Erase {
+  SliceId slice;
+  int64_t kid;
+};
+// Copy the lease out, then call on_copied(opno, bytes, the region's stamp).
+struct CopyOut {
+  int64_t opno;
+  Region region;
+};
+
+// What a call has brought for one slice.
+struct SliceResult {
+  SliceId slice; // is_server(): of `server` itself
+  int32_t server = 0;
+  std::vector<Blob> pieces; // of a pull
+  int64_t version = 0;
+  int64_t kid = 0;
+  int64_t round = 0;
+  int64_t age = 0;
+  std::optional<Error> error;
+};
+// A worker's call has ended.
+struct Return {
+  CallId call;
+  std::optional<Error> error;
+  std::vector<SliceResult> results; // without an error
+};
+
+using Action = std::variant<
+    Send,
+    Wake,
+    WriteShard,
+    WriteManifest,
+    Measure,
+    Apply,
+    Erase,
+    CopyOut,
+    Return>;
+using Actions = std::vector<Action>;
+
+} // namespace torchkv::dist

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../../core/export.h"
+#include "../../core/key.h"
+
+namespace torchkv::dist {
+
+// The part of a key that one server holds. A key that is not split has one.
+struct SliceId {
+  Key key = 0;
+  int32_t index = kServer;
+
+  // An operation on the server itself, not on a key.
+  static constexpr int32_t kServer = -1;
+  bool is_server() const {
+    return index == kServer;
+  }
+  // "w/0" or "3/0"
+  std::string text() const;
+
+  friend bool operator==(const SliceId& a, const SliceId& b) {
+    return a.index == b.index && a.key == b.key;
+  }
+  friend bool operator!=(const SliceId& a, const SliceId& b) {
+    return !(a == b);
+  }
+  // int keys before str keys.
+  friend bool operator<(const SliceId& a, const SliceId& b);
+};
+
+struct SliceHash {
+  size_t operator()(const SliceId& slice) const {
+    return KeyHash()(slice.key) * 31 + static_cast<size_t>(slice.index);
+  }
+};
+
+// What ranks must agree on about a key, fixed by its init.
+struct KeySpec {
+  int64_t total = 0; // elements of the whole key
+  int32_t dtype = 0; // c10::ScalarType
+  int32_t item_bytes = 4; // of an element
+  bool whole = false; // one slice whatever the size
+  std::vector<int64_t> sizes;
+
+  friend bool operator==(const KeySpec& a, const KeySpec& b) {
+    return a.total == b.total && a.dtype == b.dtype &&
+        a.item_bytes == b.item_bytes && a.whole == b.whole &&
+        a.sizes == b.sizes;
+  }
+};
+
+// 64-bit FNV-1a of the key's text, or of its 8 bytes, little endian.
+TORCHKV_API uint64_t stable_hash(const Key& key);
+
+// A slice's place: elements [begin, end) of the key, on a server.
+struct Place {
+  int32_t server;
+  int32_t index;
+  int64_t begin;
+  int64_t end;
+};
+
+// Where a key's slices are: a pure function, so that ranks need not agree
+// first. A key of `split_bytes` or more that is not whole is split evenly over
+// all servers. The first slice is on server hash mod S whatever the size: there
+// ranks that disagree about it meet. Slices begin at multiples of 16 elements
+// where they have as many.
+TORCHKV_API std::vector<Place> place(
+    const Key& key,
+    const KeySpec& spec,
+    int32_t num_servers,
+    int64_t split_bytes);
+
+} // namespace torchkv::dist
