@@ -108,6 +108,7 @@ UNITS = {
     "update": "script",
     "comm": "comm",
     "core": "memory",
+    "dist": "dist",
     "device": "memory",
     "memory": "memory",
 }
@@ -403,5 +404,5 @@ setup(
     ext_modules=extensions(),
     cmdclass={"build": Build, "build_ext": BuildBinaries},
     # torch's C++ ABI changes with every minor release.
-    install_requires=[f"torch=={TORCH_MINOR}.*"],
+    install_requires=[f"torch=={TORCH_MINOR}.*", "pyzmq>=27"],
 )

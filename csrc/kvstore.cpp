@@ -12,9 +12,15 @@
 namespace torchkv {
 
 KVStore::KVStore(const std::string& type, Runtime& runtime)
+    : KVStore(type, StoreOptions(), runtime) {}
+
+KVStore::KVStore(
+    const std::string& type,
+    const StoreOptions& options,
+    Runtime& runtime)
     : type_(canonical_type(type)),
       num_forks_(fork_count()),
-      store_(make_store(type_, runtime)) {}
+      store_(make_store(type_, runtime, options)) {}
 
 KVStore::~KVStore() = default;
 

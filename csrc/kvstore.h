@@ -16,6 +16,7 @@
 #include "device/work.h"
 #include "memory/key_state.h"
 #include "store/arguments.h"
+#include "store/options.h"
 #include "store/state.h"
 #include "update/updater.h"
 
@@ -55,6 +56,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // As canonical_type (store/registry.h). The runtime outlives the store.
   explicit KVStore(
       const std::string& type = "local",
+      Runtime& runtime = default_runtime());
+  // With options for stores on several machines (store/options.h).
+  KVStore(
+      const std::string& type,
+      const StoreOptions& options,
       Runtime& runtime = default_runtime());
   ~KVStore() override;
   C10_DISABLE_COPY_AND_ASSIGN(KVStore);

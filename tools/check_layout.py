@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     "bindings",
     "kvstore",
+    "dist",
     "store",
     "comm",
     "update",

@@ -11,6 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 # The first of these is the first to be imported: it explains why the others may fail.
 from torchkv import _binaries, optim
 from torchkv._C import Work
+from torchkv.errors import (
+    RemoteError,
+    ServerLostError,
+    StoreTimeoutError,
+    WorkerLostError,
+)
 from torchkv.kvstore import KVStore, create, load
 from torchkv.trainer import Replicas, Trainer, replicate
 
@@ -23,9 +29,13 @@ del _binaries
 
 __all__ = [
     "KVStore",
+    "RemoteError",
     "Replicas",
+    "ServerLostError",
+    "StoreTimeoutError",
     "Trainer",
     "Work",
+    "WorkerLostError",
     "create",
     "load",
     "optim",

@@ -14,7 +14,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C
+from torchkv import _C, distributed
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.groups import as_keys
@@ -80,9 +80,9 @@ class KVStore(Stateful):
         super().__init_subclass__(**kwargs)
         _know_in_scripts(cls)
 
-    def __init__(self, type: str = "local") -> None:
+    def __init__(self, type: str = "local", **options: Any) -> None:
         """Makes an empty store; see :func:`create`."""
-        self._impl = _C.KVStore(type)
+        self._impl = _C.KVStore(type, distributed.options_of(type, options))
         self._optimizer: StoreOptimizer | None = None
 
     # -- what it is
@@ -429,7 +429,7 @@ _know_in_scripts(KVStore)
 torch.jit.ignore(KVStore)  # type: ignore[no-untyped-call]  # its source cannot be compiled
 
 
-def create(type: str = "local") -> KVStore:
+def create(type: str = "local", **options: Any) -> KVStore:
     """Makes an empty store.
 
     Args:
@@ -440,14 +440,33 @@ def create(type: str = "local") -> KVStore:
             for communication between GPUs, on whose number the bits of its sums may
             depend. MXNet's names ``local_update_cpu``, ``local_allreduce_cpu`` (=
             ``local``) and ``local_allreduce_device`` (= ``device``) are accepted.
-            Names match exactly.
+            ``"dist_sync"`` (= ``dist``): shared by the processes of a job, each of
+            which serves a part of the keys; an update has the sum of all processes'
+            pushes. ``"dist_async"``: each push is an update of its own. Both are made
+            by all processes, which ``torchrun`` or another launcher starts. Names
+            match exactly.
+        **options: of the ``dist`` types:
+
+            * ``name`` (str): tells stores of one type apart; the processes' stores
+              are one by type and name.
+            * ``rank``, ``world_size`` (int), ``store`` (torch.distributed.Store):
+              without them, those of the default process group or, if there is none,
+              of the environment variables that ``torchrun`` sets.
+            * ``timeout`` (float): seconds after which a call fails; 300, or
+              ``TORCHKV_TIMEOUT``.
+            * ``heartbeat`` (float): period of the signs of life in seconds; 1. A
+              process that is silent for four of them is lost.
+            * ``security``: between hosts, ``"curve"`` (the default: encrypted, with
+              the job's secret) or ``"none"``.
 
     Raises:
-        ValueError: an unknown type; the message lists the valid ones.
-        RuntimeError: ``nccl`` if PyTorch has loaded no NCCL.
-        NotImplementedError: the ``dist`` types, for now.
+        ValueError: an unknown type; the message lists the valid ones. Options of a
+            store on one machine.
+        RuntimeError: ``nccl`` if PyTorch has loaded no NCCL; a ``dist`` type where
+            nothing says who the other processes are, or without ZeroMQ.
+        StoreTimeoutError: the other processes do not create the store in time.
     """
-    return KVStore(type)  # in TorchScript: torch.classes.torchkv.KVStore(type)
+    return KVStore(type, **options)  # in TorchScript: torch.classes.torchkv.KVStore(type)
 
 
 def load(path: str | os.PathLike[str]) -> KVStore:

@@ -16,6 +16,11 @@ Work::Work(Runtime& runtime, Parts parts, std::vector<at::Tensor> tensors)
       num_forks_(fork_count()),
       tensors_(std::move(tensors)) {}
 
+Work::Work(Runtime& runtime, std::shared_ptr<Completion> completion)
+    : runtime_(runtime),
+      completion_(std::move(completion)),
+      num_forks_(fork_count()) {}
+
 Work::~Work() {
   if (num_forks_ != fork_count()) {
     return; // the work, and the memory on devices, are the parent's
@@ -36,6 +41,9 @@ const Work::Part& Work::part_on(c10::Device device) const {
 }
 
 void Work::wait() {
+  if (completion_ != nullptr) {
+    completion_->wait();
+  }
   for (const auto& part : parts_) {
     runtime_.wait(*part.done, runtime_.current_stream(part.comm.device()));
   }
@@ -54,6 +62,9 @@ void Work::wait() {
 }
 
 bool Work::is_completed() const {
+  if (completion_ != nullptr && !completion_->is_completed()) {
+    return false;
+  }
   return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
     return !part.is_captured && runtime_.is_done(*part.done);
   });

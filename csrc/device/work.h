@@ -17,9 +17,19 @@
 
 namespace torchkv {
 
+// What a Work waits for beside streams, such as other processes. Thread-safe.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  // Blocks; throws what has failed.
+  virtual void wait() = 0;
+  virtual bool is_completed() = 0;
+};
+
 // The work that an asynchronous call has enqueued on its store's streams, like
 // c10d's Work. Until wait(), do not overwrite pushed tensors or use the outs;
-// freeing them is safe. On the CPU the work is done when the call returns.
+// freeing them is safe. On the CPU the work of a store on one machine is done
+// when the call returns.
 //
 // Thread safety: any thread may call any method at any time.
 class TORCHKV_API Work final : public torch::CustomClassHolder {
@@ -36,13 +46,16 @@ class TORCHKV_API Work final : public torch::CustomClassHolder {
   // Holds the tensors until wait(). They are on the parts' devices. The runtime
   // outlives the work.
   Work(Runtime& runtime, Parts parts, std::vector<at::Tensor> tensors);
+  // Work on the CPU that is not done when the call returns.
+  Work(Runtime& runtime, std::shared_ptr<Completion> completion);
   // Does not cancel the work; memory freed by this is reused only after it.
   ~Work() override;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
   // Makes the calling thread's current streams wait for the work. Does not
-  // block the host. May be called again, also on other streams.
+  // block the host, except for the work of a store on several machines, whose
+  // RemoteErrors it throws. May be called again, also on other streams.
   void wait();
 
   // Whether the work is done. Does not block the host. False for work that was
@@ -58,6 +71,7 @@ class TORCHKV_API Work final : public torch::CustomClassHolder {
   // Constant after construction.
   Runtime& runtime_;
   const Parts parts_;
+  const std::shared_ptr<Completion> completion_; // or null
   const uint64_t num_forks_; // before it was made
 
   std::mutex mutex_; // guards tensors_

@@ -142,6 +142,22 @@ WorkPtr LocalStore::apply(const Call& call, const Updater& updater) {
   return scope ? scope->finish() : nullptr;
 }
 
+double LocalStore::measure(const Call& call, const Updater& updater) {
+  return optimizer_step_.measure(
+      Groups(find(call, updater), *call.values),
+      *std::get<OptimizerPtr>(updater));
+}
+
+void LocalStore::apply(
+    const Call& call,
+    const Updater& updater,
+    double factor) {
+  optimizer_step_.apply(
+      Groups(find(call, updater), *call.values),
+      *std::get<OptimizerPtr>(updater),
+      factor);
+}
+
 std::pair<at::Tensor, int64_t> LocalStore::lease(const Key& key) {
   const Entries entries = table_.find("lease", key);
   Entry& entry = *entries[0];

@@ -82,6 +82,12 @@ class TORCHKV_API LocalStore final : public Store {
   // compared as in merge.
   WorkPtr apply(const Call& call, const Updater& updater);
 
+  // As OptimizerStep: the norm of the gradients, which changes nothing, and a
+  // push of them with the factor that the norms of all servers lead to.
+  // REQUIRES: an optimizer.
+  double measure(const Call& call, const Updater& updater);
+  void apply(const Call& call, const Updater& updater, double factor);
+
   // The value and the number of its updates, at one moment. The store does not
   // write the tensor while it, or another tensor on its storage, exists: the
   // next update moves the value to other memory. REQUIRES: nobody writes the

@@ -57,20 +57,65 @@ double OptimizerStep::squared_norm(
     }
     push.has_steps = push.has_steps || !batch.stepping.empty();
   });
-  return combine_ == nullptr ? squared : combine_(squared);
+  return squared;
+}
+
+double OptimizerStep::combined(double squared_norm) const {
+  return combine_ == nullptr ? squared_norm : combine_(squared_norm);
 }
 
 OptimizerStep::Norm OptimizerStep::measure(
     Push& push,
     double clip_value,
     bool of_all) {
-  const double squared = squared_norm(push, clip_value, of_all, 1);
+  const double squared = combined(squared_norm(push, clip_value, of_all, 1));
   if (!std::isinf(squared)) {
     return {std::sqrt(squared), 1};
   }
   // Either gradients are infinite, or only their squares overflow (fp64).
   constexpr double kScale = 0x1p-600;
-  return {std::sqrt(squared_norm(push, clip_value, of_all, kScale)), kScale};
+  const double scaled = squared_norm(push, clip_value, of_all, kScale);
+  return {std::sqrt(combined(scaled)), kScale};
+}
+
+double OptimizerStep::measure(
+    const Groups& values,
+    const Optimizer& optimizer) {
+  const GradientSpec& gradient = optimizer.gradient;
+  Push push{values, optimizer};
+  double squared = 0;
+  if (gradient.skip_nonfinite) {
+    squared = squared_norm(push, 0, /*of_all=*/true, 1);
+    if (!std::isfinite(squared)) {
+      return squared;
+    }
+  }
+  const bool is_measured = gradient.skip_nonfinite &&
+      gradient.clip_value == 0 && gradient.accumulate == 1;
+  return gradient.max_norm == 0 || is_measured
+      ? squared
+      : squared_norm(push, gradient.clip_value, /*of_all=*/false, 1);
+}
+
+double OptimizerStep::factor(
+    const GradientSpec& gradient,
+    double squared_norm) {
+  if (gradient.skip_nonfinite && !std::isfinite(squared_norm)) {
+    return 0;
+  }
+  if (gradient.max_norm == 0) {
+    return 1;
+  }
+  const double scale = gradient.max_norm / (std::sqrt(squared_norm) + 1e-6);
+  return scale < 1 || std::isnan(scale) ? scale : 1;
+}
+
+void OptimizerStep::apply(
+    const Groups& values,
+    const Optimizer& optimizer,
+    double factor) {
+  Push push{values, optimizer};
+  apply(push, /*skip=*/factor == 0, factor);
 }
 
 void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {

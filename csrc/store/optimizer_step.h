@@ -42,6 +42,15 @@ class OptimizerStep {
   // have been checked.
   void push(const Groups& values, const Optimizer& optimizer);
 
+  // The two halves of a push whose gradients are measured in several stores:
+  // the squared norm of this store's share, infinite or NaN where a step is to
+  // be skipped; and what is done with the norm of all, a factor for the
+  // gradients or 0 to make no step. Neither calls `combine`.
+  double measure(const Groups& values, const Optimizer& optimizer);
+  void apply(const Groups& values, const Optimizer& optimizer, double factor);
+  // The factor for the sum of the shares; as torch.nn.utils.clip_grad_norm_.
+  static double factor(const GradientSpec& gradient, double squared_norm);
+
   // Pushes that made no step because a gradient was not finite.
   int64_t num_skipped() const {
     return num_skipped_;
@@ -69,6 +78,7 @@ class OptimizerStep {
   // looked for.
   Norm measure(Push& push, double clip_value, bool of_all);
   double squared_norm(Push& push, double clip_value, bool of_all, double scale);
+  double combined(double squared_norm) const;
   void apply(Push& push, bool skip, double last_scale);
   template <class Body>
   void for_each_batch(Push& push, Body body);

@@ -17,23 +17,40 @@ namespace {
 
 using Policy = Placement::Policy;
 
-std::unique_ptr<Store> make_local(Runtime& runtime) {
+void check_no_options(const char* type, const StoreOptions& options) {
+  TORCH_CHECK_VALUE(
+      options.is_default(),
+      "create: unexpected options for a store of type '",
+      type,
+      "'; they are for stores on several machines");
+}
+
+std::unique_ptr<Store> make_local(
+    Runtime& runtime,
+    const StoreOptions& options) {
+  check_no_options("local", options);
   return std::make_unique<LocalStore>(runtime, LocalStore::Options());
 }
 
-std::unique_ptr<Store> make_device(Runtime& runtime) {
-  LocalStore::Options options;
-  options.policy = Policy::kShardAll;
-  options.places = Places::environment();
-  return std::make_unique<LocalStore>(runtime, std::move(options));
+std::unique_ptr<Store> make_device(
+    Runtime& runtime,
+    const StoreOptions& options) {
+  check_no_options("device", options);
+  LocalStore::Options store;
+  store.policy = Policy::kShardAll;
+  store.places = Places::environment();
+  return std::make_unique<LocalStore>(runtime, std::move(store));
 }
 
 // NCCL takes each device once, so several places cannot share one.
-std::unique_ptr<Store> make_nccl(Runtime& runtime) {
-  LocalStore::Options options;
-  options.policy = Policy::kShardEach;
-  options.nccl = true;
-  return std::make_unique<LocalStore>(runtime, std::move(options));
+std::unique_ptr<Store> make_nccl(
+    Runtime& runtime,
+    const StoreOptions& options) {
+  check_no_options("nccl", options);
+  LocalStore::Options store;
+  store.policy = Policy::kShardEach;
+  store.nccl = true;
+  return std::make_unique<LocalStore>(runtime, std::move(store));
 }
 
 struct Registry {
@@ -106,20 +123,23 @@ std::string canonical_type(const std::string& text) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       registry.types.count(type) != 0,
-      "create: expected 'local', 'device' or 'nccl', but got '",
+      "create: type '",
       text,
-      "', which is not supported yet");
+      "' is not supported yet");
   return type;
 }
 
-std::unique_ptr<Store> make_store(const std::string& type, Runtime& runtime) {
+std::unique_ptr<Store> make_store(
+    const std::string& type,
+    Runtime& runtime,
+    const StoreOptions& options) {
   MakeStore make;
   {
     Registry& registry = Registry::get();
     const std::lock_guard lock(registry.mutex);
     make = registry.types.at(type);
   }
-  return make(runtime);
+  return make(runtime, options);
 }
 
 } // namespace torchkv

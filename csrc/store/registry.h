@@ -6,13 +6,16 @@
 
 #include "../core/export.h"
 #include "../device/runtime.h"
+#include "options.h"
 #include "store.h"
 
 namespace torchkv {
 
-// The types of stores: "local", "device", "nccl", and those that programs add.
+// The types of stores: "local", "device", "nccl", "dist_sync", "dist_async", and
+// those that programs add.
 
-using MakeStore = std::function<std::unique_ptr<Store>(Runtime& runtime)>;
+using MakeStore = std::function<
+    std::unique_ptr<Store>(Runtime& runtime, const StoreOptions& options)>;
 
 // Registers `make` for `type` and returns the previous function, or an empty
 // one. An empty `make` removes the type. Thread-safe.
@@ -24,6 +27,9 @@ TORCHKV_API MakeStore register_store(const std::string& type, MakeStore make);
 TORCHKV_API std::string canonical_type(const std::string& text);
 
 // REQUIRES: a result of canonical_type.
-std::unique_ptr<Store> make_store(const std::string& type, Runtime& runtime);
+std::unique_ptr<Store> make_store(
+    const std::string& type,
+    Runtime& runtime,
+    const StoreOptions& options);
 
 } // namespace torchkv

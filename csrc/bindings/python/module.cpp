@@ -13,10 +13,15 @@
 #include "../../core/errors.h"
 #include "../../core/gil.h"
 #include "../../core/text.h"
+#include "../../core/signals.h"
+#include "../../dist/errors.h"
+#include "../../dist/node.h"
+#include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"
 #include "../../store/registry.h"
 #include "objects.h"
 #include "optimizer.h"
+#include "store_options.h"
 #include "updater.h"
 
 namespace torchkv {
@@ -46,6 +51,22 @@ bool raise_script_error(const torch::jit::JITException& error) {
   return true;
 }
 
+void set_remote_error(const char* name, const RemoteError& error) {
+  const py::object type = py::module_::import("torchkv.errors").attr(name);
+  PyErr_SetString(type.ptr(), error.what_without_backtrace());
+}
+
+// Ctrl-C, while the main thread waits for other processes.
+void raise_signals() {
+  if (Py_IsInitialized() == 0) {
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): pybind11's signature
 void translate_exception(std::exception_ptr pointer) {
   if (!pointer) {
@@ -59,6 +80,14 @@ void translate_exception(std::exception_ptr pointer) {
     if (!raise_script_error(error)) {
       throw; // to torch's own translator
     }
+  } catch (const StoreTimeoutError& error) {
+    set_remote_error("StoreTimeoutError", error);
+  } catch (const WorkerLostError& error) {
+    set_remote_error("WorkerLostError", error);
+  } catch (const ServerLostError& error) {
+    set_remote_error("ServerLostError", error);
+  } catch (const RemoteError& error) {
+    set_remote_error("RemoteError", error);
   } catch (const py::cast_error& error) {
     PyErr_SetString(PyExc_TypeError, error.what()); // pybind11: a RuntimeError
   } catch (const py::builtin_exception& error) {
@@ -214,11 +243,17 @@ Self from_script_object(py::handle object) {
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate_exception);
   set_gil_hooks({&release_gil, &restore_gil});
+  set_signal_check(&raise_signals);
   find_fx_tracing();
 
   // Python passes all arguments by position. Only those that it may leave out,
   // or that users see in an error, have names.
   m.def("did_you_mean", &did_you_mean);
+  m.def("set_zeromq_library", &dist::set_zeromq_library);
+  m.def(
+      "close_all",
+      [] { dist::Node::close_all(dist::Node::kExitTimeout); },
+      py::call_guard<py::gil_scoped_release>());
   py::class_<Work, WorkPtr>(
       m,
       "Work",
@@ -244,11 +279,14 @@ PYBIND11_MODULE(_C, m) {
       m, "KVStore", py::custom_type_setup(&make_collectable))
       .def(
           // py::str: a std::string would take bytes, too.
-          py::init([](const py::str& type) {
-            return c10::make_intrusive<KVStore>(
-                utf8_of("create", "type", type.ptr()));
+          py::init([](const py::str& type, const py::dict& options) {
+            const std::string text = utf8_of("create", "type", type.ptr());
+            const StoreOptions parsed = parse_store_options(options);
+            const py::gil_scoped_release no_gil;
+            return c10::make_intrusive<KVStore>(text, parsed);
           }),
-          py::arg("type"))
+          py::arg("type"),
+          py::arg("options") = py::dict())
       .def_property_readonly(
           "type", [](const BoundStore& self) { return self->type(); })
       .def("init", &PythonCalls::init)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -51,10 +52,24 @@ struct Measure {
 struct Apply {
   RoundPtr round;
 };
+// With leases only, once for each incarnation of a slice: give both slots their
+// region, before the next event. slots[0] holds the pieces of the slice's first
+// value, which are to be copied there; slots[1] is empty. The two stay the
+// slice's slots until Erase.
+struct MakeSlots {
+  SliceId slice;
+  int64_t kid;
+  std::array<ValuePtr, 2> slots;
+};
 // The slice's incarnation is deleted: no round of it will begin.
 struct Erase {
   SliceId slice;
   int64_t kid;
+};
+// Copy a push into its region, before any of the actions that follow.
+struct CopyIn {
+  Region region;
+  Blob bytes;
 };
 // Copy the lease out, then call on_copied(opno, bytes, the region's stamp).
 struct CopyOut {
@@ -88,8 +103,10 @@ using Action = std::variant<
     Measure,
     Apply,
     Erase,
+    CopyIn,
     CopyOut,
-    Return>;
+    Return,
+    MakeSlots>;
 using Actions = std::vector<Action>;
 
 } // namespace torchkv::dist

@@ -1,6 +1,9 @@
 #pragma once
 
-#include <utility>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <tuple>
 
 #include "../../core/export.h"
 #include "action.h"
@@ -23,9 +26,11 @@ class TORCHKV_API Core {
 
   ~Core() = default;
 
-  void act(Action action) {
-    out_.push_back(std::move(action));
-  }
+  // Called by take(): what is sent as late as this shares frames.
+  virtual void flush() {}
+  void act(Action action);
+  // act(Send) of one message.
+  void send(const Address& to, Message message);
   // How long this process was stopped, 0 if it was not: that silence must not
   // be blamed on the peers. Called at each on_timer.
   Time tick(Time now);
@@ -36,6 +41,8 @@ class TORCHKV_API Core {
  private:
   const Config config_;
   Actions out_;
+  // (role, number, frame number) -> its Send in out_
+  std::map<std::tuple<int, int32_t, int64_t>, size_t> frames_;
   Time ticked_; // the last on_timer
 };
 

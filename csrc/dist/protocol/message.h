@@ -105,7 +105,7 @@ struct Group {
   int64_t kid = 0;
   int64_t round = 0;
 };
-bool operator==(const Group& a, const Group& b);
+TORCHKV_API bool operator==(const Group& a, const Group& b);
 
 // Same in all messages of a frame.
 struct Header {
@@ -143,6 +143,9 @@ struct Message {
   int64_t snap = 0; // number of the latest snapshot; kWelcome: likewise
   KeySpec spec; // kInit
   int64_t total = 0; // kPush, kPushPull: elements of the whole key
+  // kPush, kPushPull: of the pushed elements, which travel as they are.
+  int32_t dtype = 0; // c10::ScalarType
+  int32_t item_bytes = 0; // 0: as the key's
   int64_t round = 0; // kPush, kPushPull, kPull, kNorm, kFactor; answers
   int64_t base = 0; // kPush, kPushPull: version that the worker had
   int64_t min_version = 0; // kPull

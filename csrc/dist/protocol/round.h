@@ -41,6 +41,8 @@ struct Push {
   int64_t snap = 0;
   std::optional<Group> group;
   Kind kind = Kind::kPush;
+  int32_t dtype = 0; // of the pushed elements, c10::ScalarType
+  int32_t item_bytes = 0; // 0: as the key's
   std::vector<Blob> pieces; // in order; their sizes add up to the slice's
   std::optional<Region> region; // instead of pieces
   int64_t number = 0; // of the operation, unique in the server; for the core
@@ -50,6 +52,8 @@ struct Push {
 // by Apply and Measure, and back by on_measured and on_applied.
 struct Round {
   SliceId slice;
+  std::shared_ptr<const KeySpec> spec; // of the whole key
+  int64_t num_elements = 0; // of the slice
   int64_t kid = 0;
   int64_t version = 0; // after it
   int64_t number = 0; // the first push's round

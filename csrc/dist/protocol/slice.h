@@ -21,7 +21,7 @@ struct SliceId {
     return index == kServer;
   }
   // "w/0" or "3/0"
-  std::string text() const;
+  TORCHKV_API std::string text() const;
 
   friend bool operator==(const SliceId& a, const SliceId& b) {
     return a.index == b.index && a.key == b.key;
@@ -29,9 +29,9 @@ struct SliceId {
   friend bool operator!=(const SliceId& a, const SliceId& b) {
     return !(a == b);
   }
-  // int keys before str keys.
-  friend bool operator<(const SliceId& a, const SliceId& b);
 };
+// int keys before str keys.
+TORCHKV_API bool operator<(const SliceId& a, const SliceId& b);
 
 struct SliceHash {
   size_t operator()(const SliceId& slice) const {

@@ -1,59 +1,46 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core.h"
+#include "insertion_map.h"
+#include "request.h"
+#include "worker_state.h"
 
 namespace torchkv::dist {
-
-// A call of a worker. Calls on several keys are refused as a whole.
-struct Request {
-  enum class Kind : uint8_t {
-    kInit,
-    kPush,
-    kPushPull,
-    kPull,
-    kDelete,
-    kConfig, // rank 0 only
-    kBarrier,
-    kSnapshot, // rank 0 only
-    kClose,
-  };
-  struct Item {
-    Key key = 0;
-    KeySpec spec; // kInit
-    // The whole key, contiguous: kPush, kPushPull, rank 0's kInit. Not written
-    // until nothing refers to it any more.
-    Blob value;
-    int64_t priority = 0;
-    int64_t min_version = 0; // kPull
-  };
-  Kind kind;
-  std::vector<Item> items; // distinct keys
-  bool two_phase = false; // kPush, kPushPull: clip by the norm of all items
-  Blob options; // kConfig
-  int64_t step = 0; // kSnapshot
-};
 
 // One worker of a store: it sends a rank's calls to the servers until they are
 // answered. docs/protocol.md documents the rules.
 class TORCHKV_API Worker final : public Core {
  public:
-  // `inc` counts the processes that have had this rank in this job.
-  Worker(int32_t rank, int64_t inc, const Config& config, Time now);
+  // `inc` counts the processes that have had this rank in this job. `allocate`
+  // is needed with Config::push_regions.
+  Worker(
+      int32_t rank,
+      int64_t inc,
+      const Config& config,
+      Time now,
+      AllocateRegion allocate = nullptr);
   ~Worker();
 
   // Whether calls may begin: all servers have been heard of, or lost.
   bool ready() const;
   // Begins a call, which ends by the action Return, at the latest `timeout`
-  // seconds from now. REQUIRES: ready().
+  // seconds from now. Several calls may begin before take(): their messages
+  // share frames. REQUIRES: ready() and no stalled().
   CallId call(Request request, Time now, Time timeout);
   // A call that waits for memory, behind which no call may begin, or 0.
-  CallId stalled() const;
+  CallId stalled() const {
+    return stalled_;
+  }
 
-  // Events, as those of Server.
+  // Events, as those of Server. A frame that no right server sends is harmless.
   void on_message(const Frame& frame, Time now);
   void on_timer(Time now);
   void on_peer_lost(int32_t server, Time now);
@@ -66,6 +53,130 @@ class TORCHKV_API Worker final : public Core {
       int64_t kid,
       int64_t version,
       Time now);
+
+  // The latest version of a slice that this worker has seen; none: unknown.
+  std::optional<int64_t> version(const SliceId& slice) const;
+  // Operations without an answer, also those of calls that have ended.
+  size_t num_operations() const {
+    return operations_.size();
+  }
+  // What all calls end with from now on.
+  const std::optional<Error>& fatal() const {
+    return fatal_;
+  }
+  // Of the hyperparameters: rank 0's latest, or what all servers have.
+  int64_t generation() const {
+    return rank_ == 0 ? gen_ : committed_;
+  }
+  int64_t snapshot() const {
+    return snap_;
+  }
+  // REQUIRES: a server's number.
+  LinkState link_state(int32_t server) const {
+    return link_of(server).state;
+  }
+
+ private:
+  friend struct WorkerAccess; // for tests
+
+  using Operations = std::map<int64_t, WorkerOperation>; // by opno
+  using Calls = std::map<CallId, WorkerCall>;
+  using Pieces = std::vector<std::pair<int64_t, int32_t>>; // (opno, index)
+
+  void flush() override;
+
+  // Messages.
+  void receive(const Message& message);
+  void receive_value(const Message& message, WorkerOperation* operation);
+  bool fits(const WorkerOperation& operation, const Message& value) const;
+  void greet(const Message& welcome, WorkerLink& link);
+  WorkerOperation* find_operation(int64_t opno, int32_t server);
+  void note_got(int32_t server, int64_t opno, int32_t index);
+
+  // Calls.
+  bool has_room(const Request& request) const;
+  std::optional<Error> refusal(const Request& request) const;
+  std::optional<Group> group_of(const Request& request) const;
+  Counts counts(std::optional<int32_t> server) const;
+  void unstall();
+  // These may end the call: then `call` is no more.
+  void begin(CallId id, WorkerCall& call);
+  void begin_items(CallId id, WorkerCall& call);
+  void issue_inits(CallId id, WorkerCall& call);
+  void issue_values(CallId id, WorkerCall& call);
+  void begin_config(CallId id, WorkerCall& call);
+  void begin_snapshot(CallId id, WorkerCall& call);
+  void meet(CallId id, WorkerCall& call);
+  void everywhere(CallId id, WorkerCall& call, const Message& request);
+  void complete(CallId id, WorkerCall& call);
+  void write_manifest(const WorkerCall& call);
+  void close_if_idle();
+  void time_out(CallId id);
+  void end(
+      CallId id,
+      std::optional<Error> error,
+      std::vector<SliceResult> results = {});
+
+  // Operations.
+  int32_t num_pieces(size_t bytes) const;
+  size_t piece_size(size_t bytes, int32_t index) const;
+  WorkerOperation& issue(
+      CallId id,
+      const WorkerTablePtr& table,
+      Message request,
+      std::optional<Blob> value = std::nullopt);
+  static std::optional<size_t> place_result(
+      WorkerCall& call,
+      const WorkerOperation& operation);
+  void use_region(WorkerOperation& operation);
+  void measured(
+      const std::shared_ptr<WorkerStep>& step,
+      size_t part,
+      double partial);
+  void transmit(WorkerOperation& operation);
+  // `index` -1: only asks.
+  void send_operation(
+      const WorkerOperation& operation,
+      int32_t index,
+      int64_t frame);
+  void pump(int32_t server);
+  void send_to(int32_t server, Message message);
+  void beat(int32_t server);
+  void free_leases(int32_t server);
+  void finish(int64_t opno, WorkerAnswer answer);
+
+  // Failures.
+  void lose(int32_t server);
+  void fail(const Error& error);
+
+  WorkerLink& link_of(int32_t server) {
+    return links_[static_cast<size_t>(server)];
+  }
+  const WorkerLink& link_of(int32_t server) const {
+    return links_[static_cast<size_t>(server)];
+  }
+
+  const int32_t rank_;
+  const int64_t inc_;
+  const bool sync_;
+  const AllocateRegion allocate_;
+  Time now_; // of the event at hand
+  std::vector<WorkerLink> links_; // by server
+  std::vector<WorkerTablePtr> control_; // by server
+  InsertionMap<Key, WorkerKey, KeyHash> keys_;
+  Operations operations_;
+  Calls calls_;
+  int64_t opno_ = 0;
+  CallId last_call_ = 0;
+  int64_t gen_ = 0;
+  int64_t committed_ = 0;
+  int64_t snap_ = 0;
+  int64_t phase_ = 0;
+  std::optional<Error> fatal_;
+  CallId closing_ = 0;
+  CallId stalled_ = 0;
+  std::vector<std::pair<int32_t, Pieces>> got_; // of the frame at hand
+  std::vector<RegionPtr> abandoned_; // that a lost server may still read
 };
 
 } // namespace torchkv::dist

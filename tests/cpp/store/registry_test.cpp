@@ -60,7 +60,7 @@ TEST(RegistryTest, FutureTypesAreNotImplemented) {
 }
 
 TEST(RegistryTest, AnAddedTypeIsOneLikeTheOthers) {
-  const auto make = [](Runtime& runtime) {
+  const auto make = [](Runtime& runtime, const StoreOptions& /*options*/) {
     return std::make_unique<LocalStore>(runtime, LocalStore::Options());
   };
   EXPECT_EQ(register_store("ring", make), nullptr);
@@ -82,9 +82,9 @@ TEST(RegistryTest, ABuiltInTypeCanBeReplacedAndRemoved) {
   EXPECT_THROW(canonical_type("device"), c10::NotImplementedError);
   EXPECT_THROW(
       canonical_type("local_allreduce_device"), c10::NotImplementedError);
-  register_store("device", [&](Runtime& runtime) {
+  register_store("device", [&](Runtime& runtime, const StoreOptions& options) {
     ++num_made;
-    return before(runtime);
+    return before(runtime, options);
   });
   EXPECT_EQ(KVStore("local_allreduce_device").type(), "device");
   EXPECT_EQ(num_made, 1);

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "../../dist/rendezvous.h"
+#include "../../store/options.h"
+#include "objects.h"
+
+namespace torchkv {
+
+inline std::string option_text(const char* name, py::handle object) {
+  TORCH_CHECK_TYPE(
+      PyUnicode_Check(object.ptr()) != 0,
+      "create: expected a str as ",
+      name,
+      ", but got ",
+      PythonObjects::type_name(object));
+  return utf8_of("create", name, object.ptr());
+}
+
+inline double option_seconds(const char* name, py::handle object) {
+  const double value = PyFloat_Check(object.ptr()) != 0 ||
+          (PyLong_Check(object.ptr()) != 0 && PyBool_Check(object.ptr()) == 0)
+      ? PyFloat_AsDouble(object.ptr())
+      : std::numeric_limits<double>::quiet_NaN();
+  TORCH_CHECK_VALUE(
+      std::isfinite(value) && value > 0,
+      "create: expected a positive number of seconds as ",
+      name,
+      ", but got ",
+      py::repr(object).cast<std::string>());
+  return value;
+}
+
+inline int64_t option_int(const char* name, py::handle object) {
+  TORCH_CHECK_TYPE(
+      PyLong_Check(object.ptr()) != 0 && PyBool_Check(object.ptr()) == 0,
+      "create: expected an int as ",
+      name,
+      ", but got ",
+      PythonObjects::type_name(object));
+  return object.cast<int64_t>();
+}
+
+// The options of torchkv.create by name; None leaves one out.
+inline StoreOptions parse_store_options(const py::dict& options) {
+  StoreOptions result;
+  for (const auto& [name_object, value] : options) {
+    const auto name = name_object.cast<std::string>();
+    if (value.is_none()) {
+      continue;
+    }
+    if (name == "name") {
+      result.name = option_text("name", value);
+    } else if (name == "rank") {
+      result.rank = option_int("rank", value);
+    } else if (name == "world_size") {
+      result.world_size = option_int("world_size", value);
+    } else if (name == "store") {
+      TORCH_CHECK_TYPE(
+          py::isinstance<c10d::Store>(value),
+          "create: expected a torch.distributed.Store as store, but got ",
+          PythonObjects::type_name(value));
+      result.rendezvous = dist::make_rendezvous(
+          value.cast<c10::intrusive_ptr<c10d::Store>>());
+    } else if (name == "timeout") {
+      result.timeout = option_seconds("timeout", value);
+    } else if (name == "heartbeat") {
+      result.heartbeat = option_seconds("heartbeat", value);
+    } else if (name == "security") {
+      result.security = option_text("security", value);
+    } else {
+      TORCH_CHECK_TYPE(false, "create: unexpected option '", name, "'");
+    }
+  }
+  return result;
+}
+
+} // namespace torchkv

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "../store/local_store.h"
+#include "buffers.h"
+#include "protocol/action.h"
+#include "update_spec.h"
+
+namespace torchkv::dist {
+
+// Applies the rounds of one server to the values that it holds, on a thread of
+// its own: the core's thread never waits for an updater. Thread-safe.
+class Applier {
+ public:
+  struct Finished {
+    RoundPtr round;
+    std::optional<std::string> error; // of the updater
+    bool is_measured = false; // not applied
+  };
+  // Called on the applier's thread, without locks.
+  using Done = std::function<void(const std::vector<Finished>&)>;
+
+  // `owner` is in use (InProgress) while an updater runs. The runtime and the
+  // owner outlive this.
+  Applier(
+      Runtime& runtime,
+      const Store* owner,
+      int64_t rank,
+      size_t piece_bytes,
+      Done done);
+  // Finishes what is queued. REQUIRES: not in a forked child.
+  ~Applier();
+  C10_DISABLE_COPY_AND_ASSIGN(Applier);
+
+  void apply(RoundPtr round);
+  // Sets Round::partial. The value may not change before apply().
+  void measure(RoundPtr round);
+  // Frees the value of a deleted slice.
+  void erase(const SliceId& slice, int64_t kid);
+  // Runs on the applier's thread, after what is queued.
+  void run(std::function<void()> function);
+
+  // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
+  // call, stands for on this rank.
+  void set_python_updater(
+      int64_t epoch,
+      std::shared_ptr<OpaqueUpdater> updater);
+  // The rounds' values and optimizer state. REQUIRES: the applier's thread.
+  LocalStore& store() {
+    return store_;
+  }
+
+ private:
+  struct Erased {
+    SliceId slice;
+    int64_t kid;
+  };
+  struct Measured {
+    RoundPtr round;
+  };
+  using Job =
+      std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
+  void enqueue(Job job);
+  void loop();
+  void apply_all(const std::vector<RoundPtr>& rounds);
+  std::optional<std::string> apply_batch(
+      c10::ArrayRef<RoundPtr> rounds,
+      const Updater& updater);
+  void measure_one(const RoundPtr& round);
+  void prepare(const Round& round);
+  // Its pushes as tensors, appended as a group.
+  void append_values(const Round& round, Keys& keys, Tensors& values) const;
+  Updater updater_of(const Round& round);
+  void forget(const Erased& erased);
+
+  Runtime& runtime_;
+  const Store* const owner_;
+  const int64_t rank_;
+  const size_t piece_bytes_;
+  const Done done_;
+  const Buffers buffers_;
+  LocalStore store_;
+
+  // Of the applier's thread.
+  std::unordered_map<Key, int64_t, KeyHash> kids_; // of the values in store_
+  std::map<int64_t, Updater> updaters_; // by generation
+
+  std::mutex mutex_; // guards the rest
+  std::condition_variable wake_;
+  std::vector<Job> jobs_;
+  std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch
+  bool stopping_ = false;
+  std::thread thread_; // started by the first job
+};
+
+} // namespace torchkv::dist

@@ -1,0 +1,154 @@
+#include "buffers.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace torchkv::dist {
+namespace {
+
+// Copies of less are faster on one thread.
+constexpr size_t kCopyGrain = size_t{1} << 18;
+
+} // namespace
+
+struct Buffers::Pool {
+  // Of the bytes that are free, at most as many as are in use are kept, and
+  // kKept.
+  static constexpr size_t kKept = size_t{64} << 20;
+
+  std::mutex mutex; // guards the rest
+  std::unordered_map<size_t, std::vector<c10::DataPtr>> free;
+  size_t num_free = 0; // bytes
+  size_t num_used = 0;
+
+  c10::DataPtr take(size_t size) {
+    {
+      const std::lock_guard lock(mutex);
+      auto& list = free[size];
+      if (!list.empty()) {
+        c10::DataPtr data = std::move(list.back());
+        list.pop_back();
+        num_free -= size;
+        num_used += size;
+        return data;
+      }
+    }
+    c10::DataPtr data = c10::GetCPUAllocator()->allocate(size);
+    const std::lock_guard lock(mutex);
+    num_used += size;
+    return data;
+  }
+
+  void give_back(c10::DataPtr data, size_t size) {
+    const std::lock_guard lock(mutex);
+    num_used -= size;
+    if (num_free + size <= std::max(num_used, kKept)) {
+      num_free += size;
+      free[size].push_back(std::move(data));
+    }
+  }
+};
+
+Buffers::Buffers() : pool_(std::make_shared<Pool>()) {}
+
+at::Tensor Buffers::empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const {
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
+      c10::elementSize(dtype);
+  c10::DataPtr data = pool_->take(bytes);
+  void* const address = data.get();
+  // std::function copies what it holds.
+  auto held = std::make_shared<c10::DataPtr>(std::move(data));
+  return at::from_blob(
+      address,
+      sizes,
+      [pool = pool_, held, bytes](void* /*address*/) {
+        pool->give_back(std::move(*held), bytes);
+      },
+      dtype);
+}
+
+Allocator Buffers::allocator() const {
+  return [buffers = *this](
+             c10::IntArrayRef sizes,
+             c10::IntArrayRef strides,
+             c10::ScalarType dtype,
+             c10::Device /*device*/) {
+    return buffers.empty({c10::multiply_integers(sizes)}, dtype)
+        .as_strided(sizes, strides);
+  };
+}
+
+Blob blob_of(const at::Tensor& tensor) {
+  return {
+      std::make_shared<const at::Tensor>(tensor),
+      tensor.const_data_ptr(),
+      tensor.nbytes()};
+}
+
+std::vector<Blob> cut(const Blob& blob, size_t piece_bytes) {
+  std::vector<Blob> pieces;
+  size_t begin = 0;
+  do {
+    const size_t size = std::min(piece_bytes, blob.size() - begin);
+    pieces.push_back(blob.slice(begin, size));
+    begin += size;
+  } while (begin < blob.size());
+  return pieces;
+}
+
+void copy_pieces(const std::vector<Blob>& pieces, void* destination) {
+  auto* to = static_cast<std::byte*>(destination);
+  std::vector<size_t> begins;
+  size_t total = 0;
+  for (const auto& piece : pieces) {
+    begins.push_back(total);
+    total += piece.size();
+  }
+  const auto copy = [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      if (pieces[i].size() != 0) {
+        std::memcpy(to + begins[i], pieces[i].data(), pieces[i].size());
+      }
+    }
+  };
+  const auto count = static_cast<int64_t>(pieces.size());
+  if (total < 2 * kCopyGrain) {
+    copy(0, count);
+  } else {
+    at::parallel_for(0, count, 1, copy);
+  }
+}
+
+at::Tensor tensor_of(
+    const std::vector<Blob>& pieces,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype,
+    const Buffers& buffers) {
+  const size_t item = c10::elementSize(dtype);
+  bool is_one = reinterpret_cast<uintptr_t>(pieces[0].data()) % item == 0;
+  for (size_t i = 1; is_one && i < pieces.size(); ++i) {
+    is_one = pieces[i].data() == pieces[i - 1].data() + pieces[i - 1].size() &&
+        pieces[i].owner() == pieces[0].owner();
+  }
+  if (is_one && pieces[0].size() != 0) {
+    return at::from_blob(
+        const_cast<std::byte*>(pieces[0].data()),
+        sizes,
+        [owner = pieces[0].owner()](void* /*data*/) mutable { owner.reset(); },
+        dtype);
+  }
+  at::Tensor result = buffers.empty(sizes, dtype);
+  copy_pieces(pieces, result.mutable_data_ptr());
+  return result;
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "../memory/slices.h"
+#include "protocol/blob.h"
+
+namespace torchkv::dist {
+
+// Reuses CPU memory of tensors: memory that is fresh from the system costs more
+// than a copy does, as each page is mapped at its first touch. Copies share the
+// memory; what is not in use when the last copy is gone is freed. Thread-safe.
+class Buffers {
+ public:
+  Buffers();
+
+  // A contiguous tensor with uninitialised memory, to which nothing else
+  // refers.
+  at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const;
+  // The same for a LocalStore.
+  Allocator allocator() const;
+
+ private:
+  struct Pool;
+  std::shared_ptr<Pool> pool_;
+};
+
+// The tensor's memory. REQUIRES: contiguous, on the CPU.
+Blob blob_of(const at::Tensor& tensor);
+
+// The pieces as one tensor: without a copy if they are one aligned memory.
+at::Tensor tensor_of(
+    const std::vector<Blob>& pieces,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype,
+    const Buffers& buffers);
+
+// Copies the pieces, one after the other, to `destination`.
+void copy_pieces(const std::vector<Blob>& pieces, void* destination);
+
+// `blob` in pieces of `piece_bytes`; at least one.
+std::vector<Blob> cut(const Blob& blob, size_t piece_bytes);
+
+} // namespace torchkv::dist

@@ -1,0 +1,453 @@
+#include "dist_store.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "../core/in_progress.h"
+#include "../core/process.h"
+#include "../store/check.h"
+#include "errors.h"
+
+namespace torchkv::dist {
+namespace {
+
+// Of all that the ranks of a store must agree on: the protocol included.
+constexpr uint64_t kProtocolVersion = 1;
+
+double timeout_of(const StoreOptions& options) {
+  double timeout = 300;
+  if (options.timeout) {
+    timeout = *options.timeout;
+  } else if (const char* text = std::getenv("TORCHKV_TIMEOUT")) {
+    char* end = nullptr;
+    timeout = std::strtod(text, &end);
+    TORCH_CHECK_VALUE(
+        end != text && *end == '\0',
+        "create: expected seconds in TORCHKV_TIMEOUT, but got '",
+        text,
+        "'");
+  }
+  TORCH_CHECK_VALUE(
+      timeout > 0, "create: expected a positive timeout, but got ", timeout);
+  return timeout;
+}
+
+Config config_of(
+    const Node& node,
+    const std::string& type,
+    const Policy& policy,
+    uint64_t store,
+    const StoreOptions& options,
+    double timeout) {
+  Config config;
+  config.job = node.job();
+  config.store = store;
+  config.num_workers = node.num_ranks();
+  config.num_servers = node.num_ranks();
+  config.policy = policy;
+  config.heartbeat = options.heartbeat.value_or(1);
+  TORCH_CHECK_VALUE(
+      config.heartbeat > 0,
+      "create: expected a positive heartbeat, but got ",
+      config.heartbeat);
+  config.lost = 4 * config.heartbeat;
+  config.join = timeout;
+  config.digest = stable_hash(c10::str(
+      type,
+      '/',
+      node.num_ranks(),
+      '/',
+      kProtocolVersion,
+      '/',
+      config.piece_bytes,
+      '/',
+      config.split_bytes));
+  return config;
+}
+
+} // namespace
+
+DistStore::DistStore(
+    const std::string& type,
+    const Policy& policy,
+    Runtime& runtime,
+    const StoreOptions& options)
+    : runtime_(runtime),
+      num_forks_(fork_count()),
+      timeout_(timeout_of(options)),
+      is_sync_(policy.is_sync()),
+      node_(Node::join(options, environment_launch(options), timeout_)),
+      staging_(runtime) {
+  const std::string name = c10::str(type, '/', options.name);
+  const int64_t number = node_->num_made(stable_hash(name));
+  const uint64_t id = stable_hash(c10::str(name, '/', number));
+  session_ = std::make_shared<Session>(
+      node_,
+      config_of(*node_, type, policy, id, options, timeout_),
+      node_->incarnation(),
+      node_->server_incarnation(),
+      runtime,
+      this);
+  {
+    const std::lock_guard lock(node_->mutex());
+    node_->add(id, session_);
+  }
+  try {
+    session_->join(timeout_);
+  } catch (...) {
+    session_->close(0);
+    throw;
+  }
+}
+
+DistStore::~DistStore() {
+  if (num_forks_ != fork_count()) {
+    // Its threads and locks are the parent's.
+    new std::shared_ptr<Session>(std::move(session_));
+    new std::shared_ptr<Node>(std::move(node_));
+    return;
+  }
+  session_->close(timeout_);
+}
+
+// -- calls
+
+PendingPtr DistStore::begin(Request request, bool is_watched) const {
+  return session_->call(std::move(request), timeout_, is_watched);
+}
+
+const Return& DistStore::wait(const char* op, Pending& pending) const {
+  const Return& result = pending.wait();
+  if (result.error) {
+    throw_error(op, *result.error, rank(), timeout_);
+  }
+  return result;
+}
+
+void DistStore::run(const char* op, Request request) const {
+  wait(op, *begin(std::move(request)));
+}
+
+void DistStore::raise_deferred(const char* op, const Keys* keys) const {
+  if (const auto error = session_->deferred_error(keys)) {
+    throw_error(op, *error, rank(), timeout_);
+  }
+}
+
+KeySpec DistStore::spec_of(const Meta& meta) const {
+  KeySpec spec;
+  spec.total = meta.num_elements;
+  spec.dtype = static_cast<int32_t>(meta.dtype);
+  spec.item_bytes = static_cast<int32_t>(c10::elementSize(meta.dtype));
+  spec.sizes.assign(meta.sizes.begin(), meta.sizes.end());
+  const std::lock_guard lock(updater_mutex_);
+  spec.whole = !is_elementwise(updater_);
+  return spec;
+}
+
+WorkPtr DistStore::insert(const Call& call) {
+  check_count(call.op, call.keys, *call.values);
+  table_.check_absent(call.op, call.keys);
+  check_key_kind(call.op, updater(), call.keys.list[0].kind());
+  check_one_each(call);
+  Entries entries;
+  Request request(Request::Kind::kInit);
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const at::Tensor& value = call.values->flat[i];
+    Meta meta{
+        c10::SmallVector<int64_t, 4>(value.sizes()),
+        value.scalar_type(),
+        value.numel()};
+    Request::Item item;
+    item.key = key;
+    item.spec = spec_of(meta);
+    if (rank() == 0) {
+      const at::Tensor copy =
+          Buffers().empty(value.sizes(), value.scalar_type());
+      runtime_.copy(copy, value);
+      item.value = blob_of(copy);
+    }
+    request.items.push_back(std::move(item));
+    entries.push_back(c10::make_intrusive<Entry>(key, std::move(meta)));
+  }
+  check_no_repeats(call.op, entries);
+  check_outs(call, entries);
+  std::vector<Key> split;
+  for (const auto& item : request.items) {
+    const auto places = place(
+        item.key,
+        item.spec,
+        session_->config().num_servers,
+        session_->config().split_bytes);
+    if (places.size() > 1) {
+      split.push_back(item.key);
+    }
+  }
+  run(call.op, std::move(request));
+  table_.insert(call.op, entries);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    split_keys_.insert(split.begin(), split.end());
+  }
+  return call.outs == nullptr ? nullptr : pull(call);
+}
+
+Entries DistStore::find(const Call& call) const {
+  Entries entries = table_.find(call.op, call.keys);
+  check_values(call, entries);
+  check_outs(call, entries);
+  if (call.values != nullptr &&
+      std::holds_alternative<OptimizerPtr>(updater())) {
+    for (const auto& entry : entries) {
+      check_optimizable(call.op, *entry);
+    }
+  }
+  return entries;
+}
+
+WorkPtr DistStore::merge(const Call& call) {
+  const Entries entries = find(call);
+  check_expected_keys(call.op);
+  c10::SmallVector<c10::ScalarType, 4> dtypes;
+  for (const auto& entry : entries) {
+    dtypes.push_back(entry->meta.dtype);
+  }
+  const bool pulls = call.outs != nullptr;
+  Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
+  for (auto& sum : staging_.sum(call, dtypes)) {
+    Request::Item item;
+    item.key = sum.key;
+    item.value = blob_of(sum.value);
+    item.dtype = static_cast<int32_t>(sum.value.scalar_type());
+    item.item_bytes = static_cast<int32_t>(sum.value.element_size());
+    item.priority = call.options.priority;
+    request.items.push_back(std::move(item));
+  }
+  const Updater updater = this->updater();
+  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+    const GradientSpec gradient = (*optimizer)->gradient;
+    request.two_phase = gradient.max_norm != 0 || gradient.skip_nonfinite;
+    request.factor = [gradient](double squared_norm) {
+      return OptimizerStep::factor(gradient, squared_norm);
+    };
+  }
+  const bool is_waited = pulls || call.options.async_op;
+  auto pending = begin(std::move(request), /*is_watched=*/!is_waited);
+  return is_waited
+      ? finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
+      : nullptr;
+}
+
+WorkPtr DistStore::pull(const Call& call) {
+  const Call pulled{call.op, call.keys, nullptr, call.outs, call.options};
+  const Entries entries = find(pulled);
+  raise_deferred(call.op, &call.keys);
+  Outs outs = outs_of(pulled, entries);
+  Request request(Request::Kind::kPull);
+  for (const auto& key : outs.keys.list) {
+    Request::Item item;
+    item.key = key;
+    item.priority = call.options.priority;
+    request.items.push_back(std::move(item));
+  }
+  return finish(pulled, begin(std::move(request)), std::move(outs));
+}
+
+std::vector<at::Tensor> DistStore::pull(const Keys& keys) {
+  constexpr auto* op = "pull";
+  check_not_empty(op, keys);
+  std::vector<at::Tensor> result;
+  for (const auto& entry : table_.find(op, keys)) {
+    result.push_back(
+        at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype)));
+  }
+  const Tensors outs = Tensors::one_each(result);
+  pull({op, keys, nullptr, &outs});
+  return result;
+}
+
+void DistStore::assign(const Call& call) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      call.op,
+      ": not supported yet by stores on several machines ",
+      call.keys.context());
+}
+
+void DistStore::erase(const Keys& keys) {
+  constexpr auto* op = "delete";
+  check_not_empty(op, keys);
+  check_no_repeats(op, table_.find(op, keys));
+  Request request(Request::Kind::kDelete);
+  for (const auto& key : keys.list) {
+    Request::Item item;
+    item.key = key;
+    request.items.push_back(std::move(item));
+  }
+  run(op, std::move(request));
+  table_.erase(op, keys);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    for (const auto& key : keys.list) {
+      split_keys_.erase(key);
+    }
+  }
+  staging_.erase(keys);
+}
+
+void DistStore::barrier() {
+  constexpr auto* op = "barrier";
+  table_.check_open(op);
+  raise_deferred(op, nullptr);
+  run(op, Request(Request::Kind::kBarrier));
+  raise_deferred(op, nullptr);
+}
+
+void DistStore::close() {
+  table_.close();
+  session_->close(timeout_);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    updater_ = Updater();
+  }
+  session_->flush();
+  raise_deferred("close", nullptr);
+}
+
+int64_t DistStore::rank() const {
+  return node_->rank();
+}
+
+int64_t DistStore::num_workers() const {
+  return node_->num_ranks();
+}
+
+// -- results
+
+DistStore::Outs DistStore::outs_of(const Call& call, const Entries& entries) {
+  Outs outs;
+  outs.keys.single = false;
+  std::unordered_map<Key, size_t, KeyHash> found;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const auto [at, is_new] = found.try_emplace(key, outs.tensors.size());
+    if (is_new) {
+      outs.keys.list.push_back(key);
+      outs.tensors.emplace_back();
+      outs.metas.push_back(entries[i]->meta);
+    }
+    const auto of_key = call.outs->of(static_cast<int64_t>(i));
+    auto& tensors = outs.tensors[at->second];
+    tensors.insert(tensors.end(), of_key.begin(), of_key.end());
+  }
+  return outs;
+}
+
+// Writes a call's results to its outs, once, in whichever thread asks first.
+class DistStore::Receipt final : public Completion {
+ public:
+  Receipt(
+      Runtime& runtime,
+      const char* op,
+      PendingPtr pending,
+      Outs outs,
+      int64_t rank,
+      double timeout)
+      : runtime_(runtime),
+        op_(op),
+        pending_(std::move(pending)),
+        outs_(std::move(outs)),
+        rank_(rank),
+        timeout_(timeout) {}
+
+  void wait() override {
+    const Return& result = pending_->wait();
+    if (result.error) {
+      throw_error(op_.c_str(), *result.error, rank_, timeout_);
+    }
+    const std::lock_guard lock(mutex_);
+    write(result);
+  }
+
+  bool is_completed() override {
+    if (!pending_->is_finished()) {
+      return false;
+    }
+    const Return& result = pending_->wait();
+    if (!result.error) {
+      const std::lock_guard lock(mutex_);
+      write(result);
+    }
+    return true;
+  }
+
+ private:
+  void write(const Return& result) {
+    if (outs_.tensors.empty()) {
+      return;
+    }
+    std::unordered_map<Key, std::vector<const SliceResult*>, KeyHash> slices;
+    for (const auto& slice : result.results) {
+      slices[slice.slice.key].push_back(&slice);
+    }
+    for (size_t i = 0; i < outs_.tensors.size(); ++i) {
+      auto& of_key = slices[outs_.keys.list[i]];
+      std::sort(of_key.begin(), of_key.end(), [](auto* a, auto* b) {
+        return a->slice.index < b->slice.index;
+      });
+      std::vector<Blob> pieces;
+      for (const auto* slice : of_key) {
+        pieces.insert(pieces.end(), slice->pieces.begin(), slice->pieces.end());
+      }
+      write_key(pieces, outs_.metas[i], outs_.tensors[i]);
+    }
+    outs_ = {};
+  }
+
+  void write_key(
+      const std::vector<Blob>& pieces,
+      const Meta& meta,
+      const std::vector<at::Tensor>& outs) {
+    at::Tensor value;
+    for (const auto& out : outs) {
+      if (out.is_cpu() && out.scalar_type() == meta.dtype &&
+          out.is_contiguous()) {
+        copy_pieces(pieces, out.unsafeGetTensorImpl()->mutable_data());
+      } else {
+        if (!value.defined()) {
+          value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);
+        }
+        runtime_.copy(out, value);
+      }
+      if (!out.is_inference()) {
+        out.unsafeGetTensorImpl()->bump_version();
+      }
+    }
+  }
+
+  Runtime& runtime_;
+  const std::string op_;
+  const PendingPtr pending_;
+  std::mutex mutex_; // guards outs_
+  Outs outs_;
+  const int64_t rank_;
+  const double timeout_;
+  const Buffers buffers_;
+};
+
+WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {
+  auto receipt = std::make_shared<Receipt>(
+      runtime_, call.op, std::move(pending), std::move(outs), rank(), timeout_);
+  if (call.options.async_op) {
+    return c10::make_intrusive<Work>(runtime_, std::move(receipt));
+  }
+  receipt->wait();
+  return nullptr;
+}
+
+} // namespace torchkv::dist

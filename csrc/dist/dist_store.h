@@ -1,0 +1,106 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "../store/key_table.h"
+#include "../store/options.h"
+#include "../store/store.h"
+#include "node.h"
+#include "session.h"
+#include "staging.h"
+
+namespace torchkv::dist {
+
+// A store whose keys are spread over the servers of several processes
+// (dist_sync, dist_async). It checks calls, sums each process's values, and
+// hands them to its session's worker; values and updater are on the servers.
+//
+// Thread safety and errors as Store. Besides: RemoteError and its subclasses.
+class DistStore final : public Store {
+ public:
+  // Joins the other ranks; see StoreOptions.
+  DistStore(
+      const std::string& type,
+      const Policy& policy,
+      Runtime& runtime,
+      const StoreOptions& options);
+  // Does not block: the node closes the session.
+  ~DistStore() override;
+
+  WorkPtr insert(const Call& call) override;
+  WorkPtr merge(const Call& call) override;
+  WorkPtr pull(const Call& call) override;
+  std::vector<at::Tensor> pull(const Keys& keys) override;
+  void assign(const Call& call) override;
+  void erase(const Keys& keys) override;
+
+  std::vector<Key> keys() const override;
+  std::optional<Meta> meta(const char* op, const Key& key) const override;
+  StoreStatus status() const override;
+  Updater updater() const override;
+
+  void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
+  uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
+      override;
+  void expect_keys(const Keys& keys) override;
+  std::vector<KeyState> optimizer_states(const Keys& keys) const override;
+  void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states) override;
+
+  StoreState state(bool with_keys) const override;
+  void load(StoreState state) override;
+  void take(Store& other) override;
+  void visit_sole_updater(
+      c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
+
+  int64_t rank() const override;
+  int64_t num_workers() const override;
+  void barrier() override;
+  void close() override;
+
+ private:
+  class Receipt;
+
+  // Where a call's results go.
+  struct Outs {
+    Keys keys; // distinct
+    std::vector<std::vector<at::Tensor>> tensors; // of each key
+    std::vector<Meta> metas;
+  };
+  Entries find(const Call& call) const;
+  void check_updater_fits(const char* op, const Updater& next) const;
+  void check_expected_keys(const char* op);
+  void raise_deferred(const char* op, const Keys* keys) const;
+  KeySpec spec_of(const Meta& meta) const;
+  static Outs outs_of(const Call& call, const Entries& entries);
+  WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
+  // Waits for a call and throws its error.
+  const Return& wait(const char* op, Pending& pending) const;
+  PendingPtr begin(Request request, bool is_watched = false) const;
+  void run(const char* op, Request request) const;
+  void set_spec(const char* op, Updater next, bool keep_state);
+
+  Runtime& runtime_;
+  const uint64_t num_forks_; // before it was made
+  const double timeout_;
+  const bool is_sync_;
+  std::shared_ptr<Node> node_;
+  std::shared_ptr<Session> session_;
+  KeyTable table_; // entries without slices
+  Staging staging_;
+
+  mutable std::mutex updater_mutex_; // guards the rest
+  Updater updater_;
+  int64_t epoch_ = 0; // of UpdateSpec
+  std::unordered_set<Key, KeyHash> split_keys_; // over several servers
+  std::vector<Key> expected_keys_;
+};
+
+} // namespace torchkv::dist

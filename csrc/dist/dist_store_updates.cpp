@@ -1,0 +1,229 @@
+// DistStore's updater, and what it knows of its keys.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "../core/errors.h"
+#include "../store/check.h"
+#include "../store/registry.h"
+#include "../update/script_updater.h"
+#include "dist_store.h"
+
+namespace torchkv::dist {
+namespace {
+
+[[noreturn]] void refuse(const char* op, const char* hint) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op, ": not supported by a store on several machines", hint);
+}
+
+template <bool is_sync>
+std::unique_ptr<Store> make_dist(
+    Runtime& runtime,
+    const StoreOptions& options) {
+  Policy policy;
+  if (!is_sync) {
+    policy.quorum = 1;
+  }
+  return std::make_unique<DistStore>(
+      is_sync ? "dist_sync" : "dist_async", policy, runtime, options);
+}
+
+[[gnu::constructor]] void register_types() {
+  register_store("dist_sync", make_dist<true>);
+  register_store("dist_async", make_dist<false>);
+}
+
+} // namespace
+
+std::vector<Key> DistStore::keys() const {
+  std::vector<Key> result;
+  for (const auto& entry : table_.entries("keys")) {
+    result.push_back(entry->key);
+  }
+  return result;
+}
+
+std::optional<Meta> DistStore::meta(const char* op, const Key& key) const {
+  const EntryPtr entry = table_.find_one(op, key);
+  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
+}
+
+StoreStatus DistStore::status() const {
+  const std::lock_guard lock(updater_mutex_);
+  const KeyTable::Summary table = table_.summary();
+  return {
+      table.is_open,
+      table.num_keys,
+      table.num_bytes,
+      table.kind,
+      expected_keys_,
+      0,
+      std::nullopt};
+}
+
+Updater DistStore::updater() const {
+  const std::lock_guard lock(updater_mutex_);
+  return updater_;
+}
+
+// An updater that needs whole values cannot have keys that are split.
+void DistStore::check_updater_fits(const char* op, const Updater& next) const {
+  table_.check_open(op);
+  if (const auto kind = table_.summary().kind) {
+    check_key_kind(op, next, *kind);
+  }
+  if (is_elementwise(next)) {
+    return;
+  }
+  const std::lock_guard lock(updater_mutex_);
+  if (!split_keys_.empty()) {
+    const Where where{op, *split_keys_.begin()};
+    TORCHKV_CHECK_VALUE(
+        false,
+        where,
+        "expected keys that are not split over the servers, as this updater "
+        "needs whole values; set the updater before init");
+  }
+}
+
+// Rank 0's word counts; the others know it for their own questions.
+void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
+  check_updater_fits(op, next);
+  UpdateSpec spec;
+  bool is_python = false;
+  if (const auto* optimizer = std::get_if<OptimizerPtr>(&next)) {
+    spec.kind = UpdateSpec::Kind::kOptimizer;
+    spec.optimizer = *optimizer;
+  } else if (
+      const auto* opaque =
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&next)) {
+    is_python = dynamic_cast<const ScriptUpdater*>(opaque->get()) == nullptr;
+    spec.kind =
+        is_python ? UpdateSpec::Kind::kPython : UpdateSpec::Kind::kScript;
+    if (!is_python && rank() == 0) {
+      spec.archive = serialize_updater(**opaque);
+    }
+  }
+  {
+    const std::lock_guard lock(updater_mutex_);
+    epoch_ += keep_state ? 0 : 1;
+    spec.epoch = epoch_;
+    if (is_python) {
+      session_->applier().set_python_updater(
+          epoch_, std::get<std::shared_ptr<OpaqueUpdater>>(next));
+    }
+    updater_.swap(next); // the old one is freed after the lock is released
+  }
+  if (rank() == 0) {
+    Request request(Request::Kind::kConfig);
+    request.options = encode(spec);
+    begin(std::move(request), /*is_watched=*/true);
+  }
+  if (is_python && !is_sync_) {
+    // A push may reach a server whose rank has not set its updater yet.
+    barrier();
+  }
+}
+
+void DistStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
+  Updater next;
+  if (updater != nullptr) {
+    next = std::move(updater);
+  }
+  {
+    const std::lock_guard lock(updater_mutex_);
+    expected_keys_.clear();
+  }
+  set_spec("set_updater", std::move(next), /*keep_state=*/false);
+}
+
+uint64_t DistStore::set_optimizer(
+    Optimizer optimizer,
+    bool keep_state,
+    bool check_keys) {
+  constexpr auto* op = "set_optimizer";
+  check_optimizer(op, optimizer);
+  const GradientSpec& gradient = optimizer.gradient;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      is_sync_ || (gradient.max_norm == 0 && !gradient.skip_nonfinite),
+      op,
+      ": max_norm and skip_nonfinite need the gradients of all ranks, which "
+      "dist_async does not wait for; use dist_sync");
+  const Updater before = updater();
+  const auto* current = std::get_if<OptimizerPtr>(&before);
+  TORCH_CHECK_VALUE(
+      !keep_state ||
+          (current != nullptr &&
+           (*current)->groups[0].id == optimizer.groups[0].id),
+      op,
+      ": expected the optimizer that is set, with other numbers, but got '",
+      optimizer.name(),
+      "'");
+  std::vector<Key> unknown;
+  if (check_keys) {
+    for (const auto& [key, options] : optimizer.keys) {
+      if (!keep_state || (*current)->keys.count(key) == 0) {
+        unknown.push_back(key);
+      }
+    }
+    if (table_.summary().num_keys != 0) {
+      check_known(op, table_, unknown);
+      unknown.clear();
+    }
+  }
+  optimizer.generation = keep_state ? (*current)->generation : new_generation();
+  const uint64_t generation = optimizer.generation;
+  set_spec(
+      op,
+      std::make_shared<const Optimizer>(std::move(optimizer)),
+      keep_state);
+  const std::lock_guard lock(updater_mutex_);
+  if (!keep_state) {
+    expected_keys_.clear();
+  }
+  expected_keys_.insert(expected_keys_.end(), unknown.begin(), unknown.end());
+  return generation;
+}
+
+void DistStore::expect_keys(const Keys& keys) {
+  table_.check_open("expect_keys");
+  const std::lock_guard lock(updater_mutex_);
+  expected_keys_.assign(keys.list.begin(), keys.list.end());
+}
+
+void DistStore::check_expected_keys(const char* op) {
+  const std::lock_guard lock(updater_mutex_);
+  if (!expected_keys_.empty()) {
+    check_known(op, table_, expected_keys_);
+    expected_keys_.clear();
+  }
+}
+
+std::vector<KeyState> DistStore::optimizer_states(const Keys& /*keys*/) const {
+  refuse("optimizer_states", " yet");
+}
+
+void DistStore::set_optimizer_states(
+    const Keys& /*keys*/,
+    const std::vector<KeyState>& /*states*/) {
+  refuse("set_optimizer_states", " yet");
+}
+
+StoreState DistStore::state(bool /*with_keys*/) const {
+  refuse("save", ", which pickle, copy.deepcopy and torch.jit.save copy");
+}
+
+void DistStore::load(StoreState /*state*/) {
+  refuse("load", " yet");
+}
+
+void DistStore::take(Store& /*other*/) {
+  refuse("load", " yet");
+}
+
+void DistStore::visit_sole_updater(
+    c10::function_ref<void(const OpaqueUpdater&)> /*visit*/) const {}
+
+} // namespace torchkv::dist

@@ -1,0 +1,128 @@
+#include "errors.h"
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
+
+#include <utility>
+
+namespace torchkv::dist {
+namespace {
+
+std::string on_key(const Error& error) {
+  return error.slice && !error.slice->is_server()
+      ? " " + error.slice->key.context()
+      : "";
+}
+
+std::string listed_ranks(const std::vector<int32_t>& ranks) {
+  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+}
+
+std::string timeout_text(const Error& error, double timeout) {
+  const std::string waited = error.missing.empty()
+      ? "the server has not answered"
+      : "waited for " + listed_ranks(error.missing);
+  return c10::str(
+      "timed out after ",
+      timeout,
+      " s; ",
+      waited,
+      ". The outcome is unknown: a push must not be repeated");
+}
+
+std::string text_of(const Error& error, int64_t rank, double timeout) {
+  const std::string who =
+      error.who == rank ? c10::str("this rank, ", rank, ",")
+                        : c10::str("rank ", error.who);
+  switch (error.code) {
+    case ErrorCode::kConfig:
+      return c10::str(
+          who,
+          " has created the store with another type, number of ranks or "
+          "version of torchkv");
+    case ErrorCode::kShape:
+      return c10::str(
+          who, " has initialized the key with another shape or dtype");
+    case ErrorCode::kUnknown:
+      return c10::str(who, " uses a key that it has not initialized");
+    case ErrorCode::kRound:
+      return c10::str(who, " has sent a push out of order");
+    case ErrorCode::kGroup:
+      return c10::str(
+          who, " has pushed lists that share keys in another order");
+    case ErrorCode::kLeft:
+      return c10::str(
+          who, " has closed the store, or deleted a key, that others push");
+    case ErrorCode::kNeverPushed:
+      return c10::str(who, " has pushed the key less often than other ranks");
+    case ErrorCode::kWorkerLost:
+      return error.who == rank
+          ? c10::str("the other ranks have given up rank ", rank, ", this one")
+          : c10::str("rank ", error.who, " is lost");
+    case ErrorCode::kServerLost:
+      return c10::str("the server on rank ", error.who, " is lost");
+    case ErrorCode::kExpired:
+      return c10::str(
+          "the server on rank ", error.who, " has given up rank ", rank);
+    case ErrorCode::kSuperseded:
+      return c10::str("another process has taken rank ", rank);
+    case ErrorCode::kTimeout:
+      return timeout_text(error, timeout);
+    case ErrorCode::kUpdater:
+      return c10::str("the updater has raised ", error.text);
+  }
+  return "unknown error";
+}
+
+} // namespace
+
+std::string describe(const std::exception& error) {
+  if (const auto* script =
+          dynamic_cast<const torch::jit::JITException*>(&error)) {
+    const auto qualified = script->getPythonClassName();
+    const auto message = script->getOriginalMsg();
+    if (qualified && message) {
+      return qualified->substr(qualified->rfind('.') + 1) + ": " + *message;
+    }
+  }
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  if (torch_error == nullptr) {
+    // Of a Python exception: its type and text, then a stack.
+    const std::string text = error.what();
+    return text.substr(0, text.find("\n\nAt:"));
+  }
+  const char* type = "RuntimeError";
+  if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) {
+    type = "ValueError";
+  } else if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) {
+    type = "TypeError";
+  } else if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) {
+    type = "IndexError";
+  } else if (dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr) {
+    type = "NotImplementedError";
+  }
+  return c10::str(type, ": ", torch_error->what_without_backtrace());
+}
+
+void throw_error(
+    const char* op,
+    const Error& error,
+    int64_t rank,
+    double timeout) {
+  const std::string message =
+      c10::str(op, ": ", text_of(error, rank, timeout), on_key(error));
+  switch (error.code) {
+    case ErrorCode::kWorkerLost:
+    case ErrorCode::kExpired:
+    case ErrorCode::kSuperseded:
+      throw WorkerLostError({__func__, __FILE__, __LINE__}, message);
+    case ErrorCode::kServerLost:
+      throw ServerLostError({__func__, __FILE__, __LINE__}, message);
+    case ErrorCode::kTimeout:
+      throw StoreTimeoutError({__func__, __FILE__, __LINE__}, message);
+    default:
+      throw RemoteError({__func__, __FILE__, __LINE__}, message);
+  }
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,306 @@
+#include "node.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "../core/process.h"
+#include "../core/signals.h"
+#include "access.h"
+#include "session.h"
+#include "transport/host.h"
+#include "transport/zeromq_transport.h"
+
+namespace torchkv::dist {
+namespace {
+
+constexpr Time kTick = 0.1; // the cores' timers
+constexpr size_t kMaxEarly = 1024;
+
+// All nodes of this process; leaked, as their threads end with the process.
+struct Nodes {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<Node>> by_token;
+  uint64_t num_forks = fork_count();
+
+  static Nodes& get() {
+    static auto* nodes = new Nodes();
+    return *nodes;
+  }
+};
+
+Token random_token() {
+  std::random_device random; // of the system, getrandom
+  Token token{};
+  for (auto& byte : token) {
+    byte = static_cast<std::byte>(random());
+  }
+  return token;
+}
+
+std::string text_of(const Token& token) {
+  return {reinterpret_cast<const char*>(token.data()), token.size()};
+}
+
+Token token_of(const std::string& text) {
+  Token token{};
+  TORCH_CHECK(
+      text.size() == token.size(), "create: the rendezvous holds a wrong token");
+  std::memcpy(token.data(), text.data(), token.size());
+  return token;
+}
+
+// "<host>\n<ipc>\n<tcp>\n<pid>\n<started>"
+std::string encode_address(const PeerAddress& address) {
+  return c10::str(
+      address.host,
+      '\n',
+      address.ipc,
+      '\n',
+      address.tcp,
+      '\n',
+      address.pid,
+      '\n',
+      address.started);
+}
+
+PeerAddress decode_address(const std::string& text, int32_t rank) {
+  std::vector<std::string> lines(1);
+  for (const char c : text) {
+    if (c == '\n') {
+      lines.emplace_back();
+    } else {
+      lines.back() += c;
+    }
+  }
+  TORCH_CHECK(
+      lines.size() == 5,
+      "create: the rendezvous holds a wrong address of rank ",
+      rank);
+  return {
+      lines[0],
+      lines[1],
+      lines[2],
+      std::strtoll(lines[3].c_str(), nullptr, 10),
+      std::strtoull(lines[4].c_str(), nullptr, 10)};
+}
+
+} // namespace
+
+std::shared_ptr<Node> Node::join(
+    const StoreOptions& options,
+    const Launch& launch,
+    double timeout) {
+  Nodes& nodes = Nodes::get();
+  TORCH_CHECK(
+      nodes.num_forks == fork_count(),
+      "create: expected a process that was not forked from one with a store on "
+      "several machines; start it by 'spawn'");
+  const std::lock_guard lock(nodes.mutex);
+  const auto rendezvous = options.rendezvous != nullptr
+      ? options.rendezvous
+      : environment_rendezvous(launch.rank, timeout);
+  const std::string prefix = "torchkv/" + launch_id() + "/";
+  const std::string token =
+      rendezvous->set_once(prefix + "token", text_of(random_token()));
+  auto& node = nodes.by_token[token];
+  if (node == nullptr) {
+    auto made = std::make_shared<Node>(
+        Private(), *rendezvous, prefix, token, options, launch, timeout);
+    if (nodes.by_token.size() == 1) {
+      // Before the destructors of what the library uses.
+      std::atexit([] { close_all(kExitTimeout); });
+    }
+    node = std::move(made);
+  }
+  TORCH_CHECK_VALUE(
+      node->rank() == launch.rank && node->num_ranks() == launch.world_size,
+      "create: expected rank ",
+      node->rank(),
+      " of ",
+      node->num_ranks(),
+      ", as in this process's earlier stores, but got rank ",
+      launch.rank,
+      " of ",
+      launch.world_size);
+  return node;
+}
+
+Node::Node(
+    Private /*private*/,
+    Rendezvous& rendezvous,
+    const std::string& prefix,
+    const std::string& token_text,
+    const StoreOptions& options,
+    const Launch& launch,
+    double timeout)
+    : rank_(static_cast<int32_t>(launch.rank)),
+      num_ranks_(static_cast<int32_t>(launch.world_size)) {
+  const Token token = token_of(token_text);
+  uint64_t job = 0;
+  std::memcpy(&job, token.data(), sizeof(job));
+  job_ = static_cast<int64_t>(job & (kMaxCounter - 1));
+  incarnation_ =
+      rendezvous.add(c10::str(prefix, "incarnation/", rank_), 1);
+  const Time end = now() + timeout;
+  // One value of each rank.
+  const auto exchange = [&](const char* name, const std::string& own) {
+    rendezvous.set(c10::str(prefix, name, '/', rank_), own);
+    std::vector<std::string> all;
+    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+      all.push_back(rendezvous.get(
+          c10::str(prefix, name, '/', rank), std::max(end - now(), 0.0)));
+    }
+    return all;
+  };
+  ZeromqConfig config;
+  config.rank = rank_;
+  config.token = token;
+  config.limits.num_workers = num_ranks_;
+  config.limits.num_servers = num_ranks_;
+  set_access(
+      config,
+      options,
+      exchange("host", own_process().host),
+      rendezvous_host());
+  transport_ = std::make_unique<ZeromqTransport>(std::move(config));
+  const auto addresses =
+      exchange("address", encode_address(transport_->address()));
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) {
+      const auto& text = addresses[static_cast<size_t>(rank)];
+      const std::lock_guard lock(mutex_);
+      transport_->connect(rank, decode_address(text, rank));
+    }
+  }
+  thread_ = std::thread([this] { loop(); });
+}
+
+Node::~Node() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) {
+    transport_->wake();
+    thread_.join();
+  }
+  transport_->close();
+}
+
+int64_t Node::num_made(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  return num_made_[id]++;
+}
+
+void Node::wake_at(Time time) {
+  if (time < next_timer_) {
+    next_timer_ = time;
+    transport_->wake();
+  }
+}
+
+void Node::add(uint64_t store, std::shared_ptr<Session> session) {
+  Session& added = *session;
+  sessions_[store] = std::move(session);
+  added.on_timer(now()); // which says hello
+  for (auto it = early_.begin(); it != early_.end();) {
+    if (it->store == store) {
+      added.on_frame(Direction::kRequest, it->frame);
+      it = early_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  deliver();
+}
+
+void Node::on_frame(int32_t /*rank*/, Direction direction, Frame frame) {
+  const uint64_t store = frame[0].header.store;
+  const auto found = sessions_.find(store);
+  if (found != sessions_.end()) {
+    found->second->on_frame(direction, frame);
+  } else if (
+      direction == Direction::kRequest && frame[0].kind == Kind::kHello &&
+      early_.size() < kMaxEarly) {
+    early_.push_back({store, std::move(frame)});
+  }
+}
+
+void Node::on_peer_lost(int32_t rank) {
+  for (const auto& [id, session] : sessions_) {
+    session->on_peer_lost(rank);
+  }
+}
+
+void Node::loop() {
+  std::vector<std::shared_ptr<Session>> closed; // freed without the mutex
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    transport_->poll(lock, std::max(next_timer_ - now(), 0.0), *this);
+    const Time time = now();
+    if (time >= next_timer_) {
+      next_timer_ = time + kTick;
+      for (auto it = sessions_.begin(); it != sessions_.end();) {
+        it->second->on_timer(time);
+        if (it->second->is_closed() && it->second.use_count() == 1) {
+          closed.push_back(std::move(it->second));
+          it = sessions_.erase(it);
+        } else {
+          ++it;
+        }
+      }
+      deliver();
+    }
+    if (!closed.empty()) {
+      lock.unlock();
+      closed.clear();
+      lock.lock();
+    }
+  }
+}
+
+void Node::close_all(double timeout) {
+  Nodes& nodes = Nodes::get();
+  if (nodes.num_forks != fork_count()) {
+    return;
+  }
+  decltype(nodes.by_token) all;
+  {
+    const std::lock_guard lock(nodes.mutex);
+    all.swap(nodes.by_token);
+  }
+  for (const auto& [token, node] : all) {
+    node->close(timeout);
+  }
+}
+
+void Node::close(double timeout) {
+  const Time end = now() + timeout;
+  std::vector<std::shared_ptr<Session>> sessions;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, session] : sessions_) {
+      sessions.push_back(session);
+    }
+  }
+  Time linger = 0;
+  for (const auto& session : sessions) {
+    session->close(std::max(end - now(), 0.0));
+    if (session->has_failed()) {
+      // The others should hear of the cause, not of this process's end.
+      linger = std::max(linger, 2 * session->config().heartbeat);
+    }
+  }
+  for (const auto& session : sessions) {
+    while (!session->closed() && now() < end) {
+      check_signals();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(linger));
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include <c10/macros/Macros.h>
+
+#include "../store/options.h"
+#include "protocol/config.h"
+#include "../core/export.h"
+#include "rendezvous.h"
+#include "transport/transport.h"
+
+namespace torchkv::dist {
+
+class Session;
+
+// This process among those of a job: one transport and one thread for all its
+// stores. Both end with the process.
+class Node final : public Transport::Handler {
+ private:
+  struct Private {};
+
+ public:
+  // The node of the job that the options and the environment name; made by the
+  // first call, which waits for the other ranks. RuntimeError if they do not
+  // come within `timeout` seconds.
+  static std::shared_ptr<Node> join(
+      const StoreOptions& options,
+      const Launch& launch,
+      double timeout);
+  Node(
+      Private,
+      Rendezvous& rendezvous,
+      const std::string& prefix,
+      const std::string& token,
+      const StoreOptions& options,
+      const Launch& launch,
+      double timeout);
+  ~Node();
+  C10_DISABLE_COPY_AND_ASSIGN(Node);
+
+  int32_t rank() const {
+    return rank_;
+  }
+  int32_t num_ranks() const {
+    return num_ranks_;
+  }
+  int64_t job() const {
+    return job_;
+  }
+  // Of this process among those that have had the rank.
+  int64_t incarnation() const {
+    return incarnation_;
+  }
+  // Unique among the servers of the job.
+  int64_t server_incarnation() const {
+    return incarnation_ * num_ranks_ + rank_ + 1;
+  }
+  static Time now() {
+    return std::chrono::duration<double>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  std::mutex& mutex() {
+    return mutex_;
+  }
+  // How many stores of this id were made on this rank before.
+  int64_t num_made(uint64_t id);
+
+  // These need the mutex.
+
+  Transport& transport() {
+    return *transport_;
+  }
+  // Hands over what frames of this rank have reached it.
+  void deliver() {
+    transport_->deliver(*this);
+  }
+  void wake_at(Time time);
+  void add(uint64_t store, std::shared_ptr<Session> session);
+  // The node keeps a session until its close call has ended.
+
+  void on_frame(int32_t rank, Direction direction, Frame frame) override;
+  void on_peer_lost(int32_t rank) override;
+
+  // Closes all sessions and waits for their ends, at most `timeout` seconds.
+  // Called before the process ends. Without the mutex.
+  TORCHKV_API static void close_all(double timeout);
+  static constexpr double kExitTimeout = 86400;
+
+ private:
+  void close(double timeout);
+  void loop();
+
+  const int32_t rank_;
+  const int32_t num_ranks_;
+  int64_t job_ = 0;
+  int64_t incarnation_ = 0;
+
+  std::mutex mutex_; // guards the rest
+  std::unique_ptr<Transport> transport_;
+  std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_;
+  std::unordered_map<uint64_t, int64_t> num_made_;
+  // Requests for stores that this rank has not made yet.
+  struct Early {
+    uint64_t store;
+    Frame frame;
+  };
+  std::vector<Early> early_;
+  Time next_timer_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+} // namespace torchkv::dist

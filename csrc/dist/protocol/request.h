@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "../../core/key.h"
+#include "blob.h"
+#include "message.h"
+#include "slice.h"
+
+namespace torchkv::dist {
+
+// A call of a worker. Calls on several keys are refused as a whole.
+struct Request {
+  enum class Kind : uint8_t {
+    kInit,
+    kPush,
+    kPushPull,
+    kPull,
+    kDelete,
+    kConfig, // rank 0 only
+    kBarrier,
+    kSnapshot, // rank 0 only
+    kClose,
+  };
+  struct Item {
+    Key key = 0;
+    KeySpec spec; // kInit
+    // The whole key, contiguous: kPush, kPushPull, rank 0's kInit. Not written
+    // until nothing refers to it any more.
+    Blob value;
+    // kPush, kPushPull: of the value's elements, which travel as they are.
+    int32_t dtype = 0; // c10::ScalarType
+    int32_t item_bytes = 0; // 0: as the key's
+    int64_t priority = 0;
+    int64_t min_version = 0; // kPull
+  };
+  Request() = default;
+  explicit Request(Kind request_kind) : kind(request_kind) {}
+
+  Kind kind = Kind::kBarrier;
+  std::vector<Item> items; // distinct keys
+  bool two_phase = false; // kPush, kPushPull: clip by the norm of all items
+  // Of rank 0 with two_phase: what becomes of the sum of the slices' partial
+  // norms. A factor of 0, or one that is not finite, skips the updaters.
+  std::function<double(double total)> factor;
+  Blob options; // kConfig
+  int64_t step = 0; // kSnapshot
+};
+
+// Memory for a push, in which servers of this host read it. Its destructor may
+// give the memory back: the worker keeps it until no server reads it any more.
+using RegionPtr = std::shared_ptr<const Region>;
+// Memory for pushes of `bytes` bytes to `server`; null: the push travels in
+// messages.
+using AllocateRegion = std::function<RegionPtr(int32_t server, size_t bytes)>;
+
+enum class LinkState : uint8_t { kHello, kUp, kLost };
+
+} // namespace torchkv::dist

@@ -1,0 +1,181 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "action.h"
+#include "insertion_map.h"
+#include "piece_queue.h"
+
+namespace torchkv::dist {
+
+// Private to Server.
+
+// An operation of a worker, from its first message to its answer.
+struct ServerOperation {
+  // Without its piece.
+  explicit ServerOperation(const Message& message);
+
+  int64_t number = 0; // unique in the server, from when it begins
+  int32_t rank;
+  int64_t inc;
+  Kind kind;
+  SliceId slice;
+  int64_t opno;
+  int64_t prev;
+  int64_t priority;
+  int64_t gen;
+  int64_t snap;
+  int64_t phase;
+
+  int32_t num_pieces;
+  // Those that have come. Not a vector: what a peer says about the number of
+  // pieces takes no memory before they are here.
+  std::map<int32_t, Blob> staged;
+  std::vector<Blob> pieces; // when all are here
+  size_t num_bytes = 0; // of them, or of the region
+  std::optional<Region> region;
+
+  std::shared_ptr<const KeySpec> spec; // kInit
+  int64_t total;
+  int32_t dtype;
+  int32_t item_bytes;
+  int64_t round;
+  int64_t base;
+  int64_t min_version;
+  std::optional<Group> group;
+  double factor;
+  int64_t retire;
+  Blob options; // kConfig
+  Counts counts;
+
+  bool held = false; // until the operation before it begins
+  bool written = false; // kSnapshot: the shard is on its way to the disk
+  size_t num_captured = 0; // kSnapshot: so many of `counts` are in it
+  size_t awaited = 0; // kEnter: the one of `counts` that kept it last time
+};
+using ServerOperationPtr = std::shared_ptr<ServerOperation>;
+
+// An answer, kept until the worker says that it has it.
+struct ServerReply {
+  Kind kind = Kind::kDone;
+  int64_t version = 0;
+  int64_t kid = 0;
+  int64_t round = 0;
+  int64_t age = 0;
+  int64_t phase = 0;
+  double partial = 0;
+  std::shared_ptr<const Error> error; // kError
+  ValuePtr value; // kValue without a lease
+  std::optional<Region> lease; // kValue
+};
+
+// The operations of one worker on one slice (or on the server itself), in
+// program order.
+struct ServerStream {
+  SliceId id;
+  int64_t order = 0; // of the peer's streams
+  int64_t last = 0; // operation that has begun
+  bool ended = false; // that was a delete
+  size_t num_entries = 0; // that refer to this stream
+  std::map<int64_t, ServerOperationPtr> held; // prev -> too early
+  std::vector<int64_t> replied; // in the order of the replies; some dropped
+  std::optional<Error> failed; // what all later operations get
+};
+
+enum class PeerState : uint8_t { kExpected, kUp, kLost, kClosed };
+
+struct ServerSlice;
+using ServerSlicePtr = std::shared_ptr<ServerSlice>;
+
+// A worker, as a server sees it.
+struct ServerPeer {
+  ServerPeer(int32_t peer_rank, int64_t peer_inc, PeerState begins, Time now)
+      : rank(peer_rank), inc(peer_inc), state(begins), heard(now) {}
+
+  const int32_t rank;
+  const int64_t inc;
+  PeerState state;
+  Time heard;
+  int64_t floor = 0; // operations below have been answered: the worker knows
+  InsertionMap<SliceId, ServerStream, SliceHash> streams;
+  int64_t num_streams = 0; // so far
+  bool any_failed = false; // of the streams, perhaps
+  std::set<SliceId> ended; // streams that end with a delete, perhaps
+
+  // An operation that has not been answered, or an answer.
+  struct Entry {
+    ServerStream* stream = nullptr;
+    ServerOperationPtr operation;
+    std::optional<ServerReply> reply;
+    int64_t replied = 0; // number of the reply
+  };
+  std::map<int64_t, Entry> entries; // by opno
+  PieceQueue queue; // of values
+  bool has_pieces = false; // that have not been tried to be sent
+
+  struct Lease {
+    ServerSlicePtr slice;
+    size_t slot = 0;
+  };
+  InsertionMap<int64_t, Lease> leases; // opno -> what the worker may read
+  struct Entered {
+    int64_t phase;
+    int64_t opno;
+  };
+  std::optional<Entered> entered; // a barrier
+  ServerOperationPtr meeting; // while it waits for the others in one
+};
+
+// A slice of a key.
+struct ServerSlice {
+  SliceId id;
+  std::shared_ptr<const KeySpec> spec;
+  int64_t num_elements = 0;
+  int64_t kid = 0;
+
+  // Without leases, slots[0] is the value and slots[1] is not used; a round
+  // has the value while it is worked on.
+  std::array<ValuePtr, 2> slots;
+  size_t current = 0; // the slot of this version
+  using LeaseId = std::tuple<int32_t, int64_t, int64_t>; // rank, inc, opno
+  std::array<std::set<LeaseId>, 2> leases; // of each slot
+
+  RoundPtr busy; // nothing reads or writes the value meanwhile
+  bool applying = false; // the busy round's Apply has been asked for
+  bool dying = false; // the last member has gone while it was busy
+  std::vector<ServerOperationPtr> norms; // that wait to be measured
+  int64_t version = 0;
+  int64_t gen = 0; // of the options last used; never goes back
+  int64_t snap = 0; // the last snapshot that this slice is in
+
+  struct Member {
+    int64_t applied = 0; // pushes: the member's clock
+    int64_t received = 0; // pushes that have begun
+    bool attached = false;
+  };
+  InsertionMap<int32_t, Member> members; // by rank
+  std::set<int32_t> gone; // have deleted this incarnation
+  // Pushes that are not applied, by rank; none is empty.
+  std::map<int32_t, std::list<ServerOperationPtr>> pending;
+  struct Pull {
+    ServerOperationPtr operation; // kPull, kPushPull or kDelete
+    int64_t need; // of the rank's own pushes
+  };
+  std::vector<Pull> pulls;
+
+  std::optional<Time> first_at; // since when the open round waits
+  std::optional<Time> quorum_at; // since when it has its quorum
+  Time waited = 0;
+};
+
+} // namespace torchkv::dist

@@ -1,0 +1,162 @@
+#include "rendezvous.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../core/text.h"
+
+namespace torchkv::dist {
+namespace {
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::string text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+class C10dRendezvous final : public Rendezvous {
+ public:
+  C10dRendezvous(c10::intrusive_ptr<c10d::Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    store_->set(prefix_ + key, bytes(value));
+  }
+  // In short waits: a c10d store blocks its other callers during one.
+  std::string get(const std::string& key, double timeout) override {
+    const auto end = std::chrono::steady_clock::now() + milliseconds(timeout);
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (store_->check({prefix_ + key})) {
+          return text(store_->get(prefix_ + key));
+        }
+      }
+      TORCH_CHECK(
+          std::chrono::steady_clock::now() < end,
+          "create: no rank has set ",
+          quoted(key),
+          " in the rendezvous within ",
+          timeout,
+          " s");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    const std::lock_guard lock(mutex_);
+    return store_->add(prefix_ + key, amount);
+  }
+  std::string set_once(const std::string& key, const std::string& value)
+      override {
+    const std::lock_guard lock(mutex_);
+    return text(store_->compareSet(prefix_ + key, bytes(""), bytes(value)));
+  }
+
+ private:
+  std::mutex mutex_; // a TCPStore's connection serves one call at a time
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string prefix_;
+};
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+int64_t number_of(const char* name) {
+  const char* value = variable(name);
+  TORCH_CHECK(
+      value != nullptr,
+      "create: expected the environment variable ",
+      name,
+      ", which torchrun sets, or the arguments rank, world_size and store");
+  char* end = nullptr;
+  const long long number = std::strtoll(value, &end, 10);
+  TORCH_CHECK(
+      *end == '\0' && number >= 0,
+      "create: expected a number in the environment variable ",
+      name,
+      ", but got ",
+      quoted(value));
+  return number;
+}
+
+} // namespace
+
+std::shared_ptr<Rendezvous> make_rendezvous(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& prefix) {
+  return std::make_shared<C10dRendezvous>(store, prefix);
+}
+
+std::shared_ptr<Rendezvous> environment_rendezvous(
+    int64_t rank,
+    double timeout) {
+  static std::mutex mutex;
+  // Leaked: a rank that hosts the store must serve the others until it ends.
+  static auto* made = new std::shared_ptr<Rendezvous>();
+  const std::lock_guard lock(mutex);
+  if (*made == nullptr) {
+    const int64_t port = number_of("MASTER_PORT");
+    const char* host = variable("MASTER_ADDR");
+    TORCH_CHECK(
+        host != nullptr,
+        "create: expected the environment variable MASTER_ADDR, which torchrun "
+        "sets, or the arguments rank, world_size and store");
+    const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.isServer =
+        rank == 0 && (agent == nullptr || std::string(agent) != "True");
+    options.waitWorkers = false;
+    options.timeout = milliseconds(timeout);
+    // Where rank 0's training script makes a process group, too.
+    options.multiTenant = true;
+    *made = make_rendezvous(c10::make_intrusive<c10d::TCPStore>(host, options));
+  }
+  return *made;
+}
+
+Launch environment_launch(const StoreOptions& options) {
+  Launch launch;
+  launch.rank = options.rank ? *options.rank : number_of("RANK");
+  launch.world_size =
+      options.world_size ? *options.world_size : number_of("WORLD_SIZE");
+  TORCH_CHECK_VALUE(
+      launch.world_size > 0 && launch.rank >= 0 &&
+          launch.rank < launch.world_size,
+      "create: expected a rank from 0 to world_size - 1, but got rank ",
+      launch.rank,
+      " of ",
+      launch.world_size);
+  return launch;
+}
+
+std::string rendezvous_host() {
+  const char* host = variable("MASTER_ADDR");
+  return host == nullptr ? "localhost" : host;
+}
+
+std::string launch_id() {
+  const char* run = variable("TORCHELASTIC_RUN_ID");
+  const char* restart = variable("TORCHELASTIC_RESTART_COUNT");
+  return (run == nullptr ? std::string() : run) + "/" +
+      (restart == nullptr ? "0" : restart);
+}
+
+} // namespace torchkv::dist

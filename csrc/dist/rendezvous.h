@@ -1,0 +1,37 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <string>
+
+#include "../core/export.h"
+#include "../store/options.h"
+
+namespace torchkv::dist {
+
+// A c10d store as a Rendezvous. All keys get the prefix.
+TORCHKV_API std::shared_ptr<Rendezvous> make_rendezvous(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& prefix = "");
+
+// The TCPStore of MASTER_ADDR and MASTER_PORT: the launcher's if it has one
+// (TORCHELASTIC_USE_AGENT_STORE), else rank 0 hosts it. One per process.
+// RuntimeError that names what is missing in the environment.
+std::shared_ptr<Rendezvous> environment_rendezvous(
+    int64_t rank,
+    double timeout);
+
+// RANK and WORLD_SIZE, and what tells this start of the job from others.
+// RuntimeError where they are not set or not numbers.
+struct Launch {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+};
+Launch environment_launch(const StoreOptions& options);
+// MASTER_ADDR: a host that the network of the ranks reaches; else this one.
+std::string rendezvous_host();
+// "<run id>/<restart count>" of torchrun, or empty.
+std::string launch_id();
+
+} // namespace torchkv::dist

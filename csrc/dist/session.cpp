@@ -1,0 +1,218 @@
+#include "session.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "../core/errors.h"
+#include "errors.h"
+#include "node.h"
+
+namespace torchkv::dist {
+
+Session::Session(
+    std::shared_ptr<Node> node,
+    const Config& config,
+    int64_t inc,
+    int64_t sinc,
+    Runtime& runtime,
+    const Store* owner)
+    : node_(std::move(node)),
+      config_(config),
+      server_(node_->rank(), sinc, config, node_->now()),
+      worker_(node_->rank(), inc, config, node_->now()),
+      applier_(
+          runtime,
+          owner,
+          node_->rank(),
+          config.piece_bytes,
+          [this](const auto& finished) { on_applied(finished); }) {}
+
+Session::~Session() = default;
+
+void Session::join(double timeout) {
+  const Time end = node_->now() + timeout;
+  while (true) {
+    {
+      const std::lock_guard lock(node_->mutex());
+      if (worker_.ready()) {
+        return;
+      }
+      if (node_->now() > end) {
+        Error error;
+        error.code = ErrorCode::kTimeout;
+        for (int32_t rank = 0; rank < config_.num_servers; ++rank) {
+          if (worker_.link_state(rank) == LinkState::kHello) {
+            error.missing.push_back(rank);
+          }
+        }
+        throw_error("create", error, node_->rank(), timeout);
+      }
+    }
+    check_signals();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+PendingPtr Session::call(Request request, double timeout, bool is_watched) {
+  auto pending = std::make_shared<Pending>();
+  Watched watched{
+      pending, {}, is_watched, request.kind == Request::Kind::kClose};
+  for (const auto& item : request.items) {
+    watched.keys.push_back(item.key);
+  }
+  const std::lock_guard lock(node_->mutex());
+  const CallId id = worker_.call(std::move(request), node_->now(), timeout);
+  calls_.emplace(id, std::move(watched));
+  perform(worker_.take());
+  node_->deliver();
+  return pending;
+}
+
+std::optional<Error> Session::deferred_error(const Keys* keys) {
+  const std::lock_guard lock(node_->mutex());
+  const auto concerned = [&](const auto& deferred) {
+    return keys == nullptr ||
+        std::any_of(
+               deferred.second.begin(), deferred.second.end(), [&](auto& key) {
+                 return std::find(keys->list.begin(), keys->list.end(), key) !=
+                     keys->list.end();
+               });
+  };
+  const auto found =
+      std::find_if(deferred_.begin(), deferred_.end(), concerned);
+  if (found == deferred_.end()) {
+    return std::nullopt;
+  }
+  const Error error = std::move(found->first);
+  deferred_.erase(found);
+  return error;
+}
+
+void Session::close(double timeout) {
+  {
+    const std::lock_guard lock(node_->mutex());
+    if (std::exchange(closing_, true)) {
+      return;
+    }
+  }
+  call(Request(Request::Kind::kClose), timeout, /*is_watched=*/false);
+}
+
+void Session::flush() {
+  while (true) {
+    {
+      const std::lock_guard lock(node_->mutex());
+      if (calls_.size() == (closing_ && !closed_ ? 1 : 0)) {
+        return;
+      }
+    }
+    check_signals();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool Session::closed() {
+  const std::lock_guard lock(node_->mutex());
+  return closed_;
+}
+
+bool Session::has_failed() {
+  const std::lock_guard lock(node_->mutex());
+  return worker_.fatal().has_value();
+}
+
+void Session::on_frame(Direction direction, const Frame& frame) {
+  if (direction == Direction::kRequest) {
+    server_.on_message(frame, node_->now());
+    perform_server();
+  } else {
+    worker_.on_message(frame, node_->now());
+    perform(worker_.take());
+  }
+}
+
+void Session::on_timer(Time now) {
+  worker_.on_timer(now);
+  perform(worker_.take());
+  server_.on_timer(now);
+  perform_server();
+}
+
+void Session::on_peer_lost(int32_t rank) {
+  worker_.on_peer_lost(rank, node_->now());
+  perform(worker_.take());
+  server_.on_peer_lost(rank, node_->now());
+  perform_server();
+}
+
+void Session::on_applied(const std::vector<Applier::Finished>& finished) {
+  const std::lock_guard lock(node_->mutex());
+  for (const auto& [round, error, is_measured] : finished) {
+    if (is_measured) {
+      server_.on_measured(round, node_->now());
+    } else {
+      server_.on_applied(round, error, node_->now());
+    }
+  }
+  perform_server();
+  node_->deliver();
+}
+
+template <class Other>
+void Session::perform_one(const Other& /*action*/) {
+  TORCHKV_INTERNAL_ASSERT(false);
+}
+
+void Session::perform_server() {
+  server_.pump(node_->now());
+  perform(server_.take());
+}
+
+void Session::perform(Actions actions) {
+  for (auto& action : actions) {
+    std::visit([this](auto& one) { perform_one(one); }, action);
+  }
+}
+
+void Session::perform_one(Send& action) {
+  const bool to_server = action.to.role == Address::Role::kServer;
+  node_->transport().send(
+      action.to.number,
+      to_server ? Direction::kRequest : Direction::kAnswer,
+      std::move(action.frame));
+}
+
+void Session::perform_one(const Wake& action) {
+  node_->wake_at(action.at);
+}
+
+void Session::perform_one(Apply& action) {
+  applier_.apply(std::move(action.round));
+}
+
+void Session::perform_one(Measure& action) {
+  applier_.measure(std::move(action.round));
+}
+
+void Session::perform_one(const Erase& action) {
+  applier_.erase(action.slice, action.kid);
+}
+
+void Session::perform_one(Return& action) {
+  const auto found = calls_.find(action.call);
+  if (found == calls_.end()) {
+    return;
+  }
+  const Watched watched = std::move(found->second);
+  calls_.erase(found);
+  if (watched.is_close) {
+    closed_ = true;
+  }
+  if (action.error && watched.is_watched) {
+    deferred_.emplace_back(*action.error, watched.keys);
+  }
+  watched.pending->finish(std::move(action));
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "applier.h"
+#include "pending.h"
+#include "protocol/server.h"
+#include "protocol/worker.h"
+#include "transport/transport.h"
+
+namespace torchkv::dist {
+
+class Node;
+
+// This process's part of one store: its worker, its server, and what carries
+// out their actions. The node's mutex guards all of it but what says otherwise.
+class Session {
+ public:
+  // `owner` as in Applier.
+  Session(
+      std::shared_ptr<Node> node,
+      const Config& config,
+      int64_t inc,
+      int64_t sinc,
+      Runtime& runtime,
+      const Store* owner);
+  ~Session();
+  C10_DISABLE_COPY_AND_ASSIGN(Session);
+
+  const Config& config() const {
+    return config_;
+  }
+  Applier& applier() {
+    return applier_;
+  }
+
+  // Waits until all servers have been heard of; StoreTimeoutError otherwise.
+  // Without the node's mutex.
+  void join(double timeout);
+
+  // Begins a call. With `is_watched` an error that nobody waits for is kept for
+  // deferred_error(). Without the node's mutex.
+  PendingPtr call(Request request, double timeout, bool is_watched);
+  // An error of an earlier push of one of the keys or, without keys, of any.
+  // It is reported once. Without the node's mutex.
+  std::optional<Error> deferred_error(const Keys* keys);
+
+  // Begins the close call, unless it has begun. Without the node's mutex.
+  void close(double timeout);
+  // Whether it has ended. Without the node's mutex.
+  bool closed();
+  // Whether every call fails from now on. Without the node's mutex.
+  bool has_failed();
+
+  // Waits until no call but close is in flight. Without the node's mutex.
+  void flush();
+
+  // For the node:
+  void on_frame(Direction direction, const Frame& frame);
+  void on_timer(Time now);
+  void on_peer_lost(int32_t rank);
+  bool is_closed() const {
+    return closed_;
+  }
+
+ private:
+  struct Watched {
+    PendingPtr pending;
+    std::vector<Key> keys;
+    bool is_watched;
+    bool is_close;
+  };
+  void perform(Actions actions);
+  void perform_server();
+  void perform_one(Send& action);
+  void perform_one(const Wake& action);
+  void perform_one(Apply& action);
+  void perform_one(Measure& action);
+  void perform_one(const Erase& action);
+  void perform_one(Return& action);
+  // What this session's configuration and calls never lead to.
+  template <class Other>
+  void perform_one(const Other& action);
+  // On the applier's thread.
+  void on_applied(const std::vector<Applier::Finished>& finished);
+
+  const std::shared_ptr<Node> node_;
+  const Config config_;
+  Server server_;
+  Worker worker_;
+  std::unordered_map<CallId, Watched> calls_;
+  std::vector<std::pair<Error, std::vector<Key>>> deferred_;
+  bool closing_ = false;
+  bool closed_ = false; // by the close call's end
+  Applier applier_; // last: its thread uses the rest
+};
+
+} // namespace torchkv::dist

@@ -1,0 +1,385 @@
+#include "frame.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "frame_coders.h"
+
+namespace torchkv::dist {
+namespace {
+
+// "TKVF", version, direction, token, and where the inline payloads follow.
+constexpr uint32_t kFrameMagic = 0x46564B54;
+constexpr size_t kTokenAt = 8;
+constexpr size_t kEndAt = kTokenAt + std::tuple_size_v<Token>;
+constexpr size_t kPreambleBytes = kEndAt + 8;
+
+// c10::ScalarType is an int8_t, and its largest element a complex double.
+constexpr int64_t kEndDtype = 128;
+constexpr int64_t kEndItemBytes = 17;
+
+uint64_t number_at(const std::byte* data, size_t num_bytes) {
+  uint64_t result = 0;
+  for (size_t i = num_bytes; i > 0; --i) {
+    result = (result << 8U) | static_cast<uint64_t>(data[i - 1]);
+  }
+  return result;
+}
+
+// In a time that does not tell where they differ.
+bool same_token(const std::byte* data, const Token& token) {
+  std::byte difference{0};
+  for (size_t i = 0; i < token.size(); ++i) {
+    difference |= data[i] ^ token[i];
+  }
+  return difference == std::byte{0};
+}
+
+bool travels(Kind kind, Direction direction) {
+  return kind == Kind::kGot ||
+      is_answer(kind) == (direction == Direction::kAnswer);
+}
+
+bool has_slice(Kind kind) {
+  return kind == Kind::kInit || kind == Kind::kPush ||
+      kind == Kind::kPushPull || kind == Kind::kPull || kind == Kind::kDelete ||
+      kind == Kind::kNorm || kind == Kind::kFactor;
+}
+
+// In all that follows, Coder is a FrameReader, or a FrameWriter of a constant
+// argument.
+
+template <class Coder, class H>
+void code_header(Coder& coder, H& header, Direction direction) {
+  coder.counter(header.job);
+  coder.integer(header.store);
+  coder.ranged(header.rank, 0, coder.limits.num_workers);
+  coder.ranged(header.server, 0, coder.limits.num_servers);
+  coder.counter(header.inc);
+  coder.signed_integer(header.sinc);
+  coder.counter(header.committed);
+  if (direction == Direction::kRequest) {
+    coder.counter(header.floor);
+    coder.counter(header.phase);
+    coder.fixed(header.digest);
+  }
+}
+
+template <class Coder, class S>
+void code_slice(Coder& coder, S& slice, int32_t least_index = 0) {
+  coder.key(slice.key);
+  coder.ranged(slice.index, least_index, coder.limits.num_servers);
+}
+
+template <class Coder, class R>
+void code_region(Coder& coder, R& region) {
+  constexpr auto kEnd = static_cast<uint64_t>(kMaxCounter);
+  coder.integer(region.segment);
+  coder.integer(region.offset);
+  coder.integer(region.size);
+  coder.expect(region.offset < kEnd && region.size < kEnd);
+}
+
+template <class Coder, class G>
+void code_group(Coder& coder, G& group) {
+  code_slice(coder, group.slice);
+  coder.counter(group.kid);
+  coder.counter(group.round);
+}
+
+template <class Coder, class Ranks>
+void code_ranks(Coder& coder, Ranks& ranks) {
+  coder.list(ranks, 1, [&](auto& rank) {
+    coder.ranged(rank, 0, coder.limits.num_workers);
+  });
+}
+
+template <class Coder, class E>
+void code_error(Coder& coder, E& error) {
+  coder.enumerator(error.code, ErrorCode::kUpdater);
+  coder.ranged(
+      error.who,
+      -1,
+      std::max(coder.limits.num_workers, coder.limits.num_servers));
+  coder.optional(error.slice, [&](auto& slice) {
+    code_slice(coder, slice, SliceId::kServer);
+  });
+  coder.text(error.text);
+  code_ranks(coder, error.missing);
+}
+
+template <class Coder, class S>
+void code_spec(Coder& coder, S& spec) {
+  coder.counter(spec.total);
+  coder.expect(spec.total <= kMaxElements);
+  coder.ranged(spec.dtype, 0, kEndDtype);
+  coder.ranged(spec.item_bytes, 1, kEndItemBytes);
+  coder.flag(spec.whole);
+  coder.list(spec.sizes, 1, [&](auto& size) { coder.counter(size); });
+  coder.expect(spec.sizes.size() <= kMaxKeyDims);
+}
+
+template <class Coder, class C>
+void code_counts(Coder& coder, C& counts) {
+  coder.list(counts, 3, [&](auto& count) {
+    code_slice(coder, count.first);
+    coder.counter(count.second);
+  });
+  // Sorted, each slice once.
+  coder.expect(
+      std::adjacent_find(
+          counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+            return !(a.first < b.first);
+          }) == counts.end());
+}
+
+// What is in the message of a payload or a value: a piece, or a region.
+template <class Coder, class M>
+void code_piece(Coder& coder, M& message) {
+  coder.ranged(message.pieces, 0, int64_t{coder.limits.num_pieces} + 1);
+  coder.ranged(message.index, -1, message.pieces);
+  coder.payload(message.payload);
+  if (message.kind != Kind::kInit) {
+    coder.optional(
+        message.region, [&](auto& region) { code_region(coder, region); });
+  }
+  coder.expect(
+      message.payload.size() == 0 || (message.index >= 0 && !message.region));
+}
+
+template <class Coder, class M>
+void code_push(Coder& coder, M& message) {
+  code_piece(coder, message);
+  coder.counter(message.total);
+  coder.expect(message.total <= kMaxElements);
+  coder.ranged(message.dtype, 0, kEndDtype);
+  coder.ranged(message.item_bytes, 0, kEndItemBytes);
+  coder.counter(message.round);
+  coder.counter(message.base);
+}
+
+template <class Coder, class M>
+void code_have(Coder& coder, M& message) {
+  coder.list(message.have, 1, [&](auto& index) {
+    coder.ranged(index, 0, coder.limits.num_pieces);
+  });
+}
+
+template <class Coder, class M>
+void code_operation(Coder& coder, M& message) {
+  const auto kind = message.kind;
+  if (has_slice(kind)) {
+    code_slice(coder, message.slice);
+  }
+  coder.counter(message.opno, 1);
+  coder.before(message.prev, message.opno);
+  coder.expect(message.prev < message.opno);
+  coder.before(message.acked, message.opno);
+  coder.signed_integer(message.priority);
+  coder.counter(message.gen);
+  coder.counter(message.snap);
+  const auto group = [&](auto& value) { code_group(coder, value); };
+  switch (kind) {
+    case Kind::kInit:
+      code_piece(coder, message);
+      code_spec(coder, message.spec);
+      break;
+    case Kind::kPush:
+      code_push(coder, message);
+      coder.optional(message.group, group);
+      break;
+    case Kind::kPushPull:
+      code_push(coder, message);
+      code_have(coder, message);
+      coder.optional(message.group, group);
+      break;
+    case Kind::kPull:
+      coder.counter(message.round);
+      coder.counter(message.min_version);
+      code_have(coder, message);
+      break;
+    case Kind::kConfig:
+      coder.payload(message.payload);
+      coder.counter(message.retire);
+      break;
+    case Kind::kSnapshot:
+      coder.counter(message.step);
+      code_counts(coder, message.counts);
+      break;
+    case Kind::kEnter:
+    case Kind::kMeet:
+    case Kind::kClose:
+      code_counts(coder, message.counts);
+      break;
+    case Kind::kNorm:
+      coder.counter(message.round);
+      coder.optional(message.group, group);
+      break;
+    case Kind::kFactor:
+      coder.counter(message.round);
+      coder.real(message.factor);
+      coder.expect(std::isfinite(message.factor));
+      break;
+    default: // kDelete: no more
+      break;
+  }
+}
+
+template <class Coder, class M>
+void code_operation_answer(Coder& coder, M& message) {
+  coder.counter(message.opno, 1);
+  switch (message.kind) {
+    case Kind::kDone:
+      coder.counter(message.round);
+      coder.counter(message.version);
+      coder.counter(message.kid);
+      coder.signed_integer(message.age);
+      coder.counter(message.phase);
+      coder.rare_real(message.partial);
+      break;
+    case Kind::kValue:
+      code_piece(coder, message);
+      coder.counter(message.round);
+      coder.counter(message.version);
+      coder.counter(message.kid);
+      break;
+    default: // kWait
+      code_ranks(coder, message.missing);
+      break;
+  }
+}
+
+template <class Coder, class M>
+void code_message(Coder& coder, M& message, Direction direction) {
+  coder.enumerator(message.kind, Kind::kError);
+  const auto kind = message.kind;
+  coder.expect(travels(kind, direction));
+  const auto error = [&](auto& value) { code_error(coder, value); };
+  switch (kind) {
+    case Kind::kHello:
+    case Kind::kBye:
+      break;
+    case Kind::kHeartbeat:
+    case Kind::kAlive:
+      coder.optional(message.error, error);
+      break;
+    case Kind::kReject:
+    case Kind::kFatal:
+      coder.optional(message.error, error);
+      coder.expect(message.error.has_value());
+      break;
+    case Kind::kError:
+      coder.counter(message.opno, 1);
+      coder.optional(message.error, error);
+      coder.expect(message.error.has_value());
+      break;
+    case Kind::kFree:
+    case Kind::kFreed:
+      coder.list(message.opnos, 1, [&](auto& opno) { coder.counter(opno, 1); });
+      break;
+    case Kind::kGot:
+      coder.list(message.got, 2, [&](auto& got) {
+        coder.counter(got.first, 1);
+        coder.ranged(got.second, 0, coder.limits.num_pieces);
+      });
+      break;
+    case Kind::kWelcome:
+      coder.counter(message.gen);
+      coder.counter(message.snap);
+      coder.counter(message.phase);
+      break;
+    case Kind::kExpired:
+      coder.counter(message.by);
+      break;
+    case Kind::kDone:
+    case Kind::kValue:
+    case Kind::kWait:
+      code_operation_answer(coder, message);
+      break;
+    default:
+      code_operation(coder, message);
+      break;
+  }
+}
+
+} // namespace
+
+Encoded encode(
+    const Message* messages,
+    size_t num_messages,
+    Direction direction,
+    const Token& token) {
+  size_t size_hint = 256 + (num_messages * 64);
+  for (size_t i = 0; i < num_messages; ++i) {
+    const size_t size = messages[i].payload.size();
+    size_hint += size < kLongPayload ? size + kInlineAlignment : 0;
+  }
+  FrameWriter writer(size_hint);
+  writer.fixed(kFrameMagic, 4);
+  writer.fixed(kFrameVersion, 2);
+  writer.fixed(static_cast<uint64_t>(direction), 2);
+  writer.raw(token.data(), token.size());
+  writer.fixed(0); // the end, below
+  code_header(writer, messages[num_messages - 1].header, direction);
+  writer.integer(num_messages);
+  for (size_t i = 0; i < num_messages; ++i) {
+    code_message(writer, messages[i], direction);
+  }
+  const size_t end = writer.size();
+  writer.resize(kEndAt);
+  writer.fixed(end);
+  writer.resize(end);
+
+  Encoded result;
+  for (const Blob* payload : writer.payloads()) {
+    if (payload->size() >= kLongPayload) {
+      result.payloads.push_back(*payload);
+    } else {
+      writer.align();
+      writer.raw(payload->data(), payload->size());
+    }
+  }
+  result.head = writer.take();
+  return result;
+}
+
+std::optional<Frame> decode(
+    const Blob& head,
+    const std::vector<Blob>& payloads,
+    Direction direction,
+    const Token& token,
+    const Limits& limits) {
+  const std::byte* data = head.data();
+  if (head.size() < kPreambleBytes || number_at(data, 4) != kFrameMagic ||
+      number_at(data + 4, 2) != kFrameVersion ||
+      number_at(data + 6, 2) != static_cast<uint64_t>(direction) ||
+      !same_token(data + kTokenAt, token)) {
+    return std::nullopt;
+  }
+  const uint64_t end = number_at(data + kEndAt, 8);
+  if (end < kPreambleBytes || end > head.size()) {
+    return std::nullopt;
+  }
+  FrameReader reader(head, kPreambleBytes, end, payloads, limits);
+  Header header;
+  code_header(reader, header, direction);
+  uint64_t num_messages = 0;
+  reader.integer(num_messages);
+  reader.expect(num_messages >= 1 && num_messages <= kMaxMessages);
+  Frame frame;
+  // Enough for most frames; a claim of more is believed when it comes true.
+  frame.reserve(
+      reader.ok() ? std::min(num_messages, reader.left() / 8 + 1) : 0);
+  for (uint64_t i = 0; i < num_messages && reader.ok(); ++i) {
+    Message& message = frame.emplace_back();
+    message.header = header;
+    code_message(reader, message, direction);
+  }
+  if (!reader.finished()) {
+    return std::nullopt;
+  }
+  return frame;
+}
+
+} // namespace torchkv::dist

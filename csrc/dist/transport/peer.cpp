@@ -1,0 +1,59 @@
+#include "peer.h"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace torchkv::dist {
+
+namespace zmq = zeromq;
+
+Peer::Peer(
+    zmq::Context& context,
+    std::unique_ptr<zmq::Socket> dealer,
+    const PeerAddress& address,
+    Options options)
+    : address_(address),
+      patience_(options.patience),
+      dealer_(std::move(dealer)),
+      monitor_(context, zmq::kPair) {
+  const std::string endpoint = "inproc://monitor-" + options.name;
+  dealer_->monitor(
+      endpoint, zmq::kClosed | zmq::kDisconnected | zmq::kHandshakeSucceeded);
+  monitor_.set(zmq::kLinger, 0);
+  monitor_.set(zmq::kRcvHwm, 0); // a full one would block the I/O thread
+  monitor_.connect(endpoint);
+  if (options.same_host) {
+    watch_ = std::make_unique<ProcessWatch>(address);
+  }
+  dealer_->connect(options.endpoint);
+}
+
+bool Peer::observe(Time now) {
+  zmq::Parts event; // number and value; endpoint
+  while (monitor_.receive(event, 2)) {
+    uint16_t number = 0;
+    if (event[0].size() < sizeof(number)) {
+      continue;
+    }
+    std::memcpy(&number, event[0].data(), sizeof(number));
+    if (number == zmq::kHandshakeSucceeded) {
+      state_ = State::kUp;
+    } else if (number == zmq::kDisconnected && state_ == State::kUp) {
+      state_ = State::kDown;
+      since_ = now;
+    } else if (number == zmq::kClosed && state_ == State::kDown) {
+      state_ = State::kLost; // refused
+    }
+  }
+  if (state_ == State::kDown && now >= since_ + patience_) {
+    state_ = State::kLost;
+  }
+  if (watch_ != nullptr && watch_->has_ended()) {
+    state_ = State::kEnded;
+    dealer_->set(zmq::kLinger, 0); // what waits can never leave
+  }
+  return !takes_messages() && !std::exchange(reported_, true);
+}
+
+} // namespace torchkv::dist

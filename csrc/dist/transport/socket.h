@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../protocol/blob.h"
+#include "zeromq.h"
+
+namespace torchkv::dist::zeromq {
+
+// A multipart message.
+using Parts = std::vector<Blob>;
+
+inline std::string_view text_of(const Blob& part) {
+  return {reinterpret_cast<const char*>(part.data()), part.size()};
+}
+
+// zmq_ctx_t, with one I/O thread.
+class Context {
+ public:
+  Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  // Waits until what its sockets sent has left, or their linger time has
+  // passed. Does nothing in a forked child. REQUIRES: they are closed.
+  ~Context();
+
+  void* native() const {
+    return native_;
+  }
+
+ private:
+  void* native_;
+  uint64_t forks_;
+};
+
+// zmq socket. Used by one thread at a time, with a mutex between them.
+class Socket {
+ public:
+  Socket(Context& context, SocketType type);
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  // Does nothing in a forked child.
+  ~Socket();
+
+  template <class T>
+  void set(Option option, const T& value) {
+    set(option, &value, sizeof(value));
+  }
+  void set(Option option, const std::string& text) {
+    set(option, text.data(), text.size());
+  }
+  // For an option that not every library has.
+  template <class T>
+  void try_set(Option option, const T& value) {
+    try_set(option, &value, sizeof(value));
+  }
+  void bind(const std::string& endpoint);
+  void connect(const std::string& endpoint);
+  // Events of this socket arrive at a pair socket that is connected to
+  // `endpoint`.
+  void monitor(const std::string& endpoint, int events);
+  // Of the latest bind.
+  std::string last_endpoint() const;
+  // Becomes readable when input may have come, unless a call of any function of
+  // the socket has noticed the input.
+  int fd() const;
+  // Whether a message waits.
+  bool has_input() const;
+
+  // Without waiting; false: the message is lost. Parts of kSharedBytes and more
+  // are not copied: their owners are released when they have left, by any
+  // thread.
+  bool send(const Parts& parts);
+  // Without waiting; false: there is none. Parts are not copied. A message of
+  // more parts than `limit` comes as `limit` + 1 of them.
+  bool receive(Parts& parts, size_t limit);
+
+  static constexpr size_t kSharedBytes = size_t{16} << 10;
+
+ private:
+  void set(Option option, const void* value, size_t size);
+  bool try_set(Option option, const void* value, size_t size);
+  bool send(const Blob& part, int flags);
+
+  void* native_;
+  uint64_t forks_;
+};
+
+} // namespace torchkv::dist::zeromq

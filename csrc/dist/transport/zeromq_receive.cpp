@@ -1,0 +1,169 @@
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "zeromq_transport.h"
+
+namespace torchkv::dist {
+
+namespace {
+
+constexpr size_t kFramesAtOnce = 32; // of one socket, before the next one's
+constexpr size_t kMaxFrames = 512; // of one deliver()
+constexpr size_t kMaxParts = 8192; // of a message
+constexpr Time kBrokenPeriod = 0.1; // of looking at a broken connection
+
+Time monotonic_now() {
+  return std::chrono::duration<Time>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+} // namespace
+
+void ZeromqTransport::mark(uint64_t source) {
+  if (known_ready_.insert(source).second) {
+    ready_.push_back(source);
+  }
+}
+
+void ZeromqTransport::deliver(Handler& handler) {
+  if (!delivering_) {
+    serve_all(handler);
+  }
+}
+
+void ZeromqTransport::poll(
+    std::unique_lock<std::mutex>& lock,
+    Time timeout,
+    Handler& handler) {
+  const bool idle = ready_.empty() && own_.empty();
+  if (idle) {
+    waiting_ = true;
+    lock.unlock();
+  }
+  const Time wait =
+      broken_.empty() ? timeout : std::min(timeout, kBrokenPeriod);
+  const auto& sources = poller_.wait(idle ? wait : 0);
+  if (idle) {
+    lock.lock();
+    waiting_ = false;
+  }
+  for (const uint64_t source : sources) {
+    mark(source);
+  }
+  for (const int32_t rank : broken_) {
+    mark(number_of(Source::kState, rank));
+  }
+  serve_all(handler);
+}
+
+void ZeromqTransport::serve_all(Handler& handler) {
+  delivering_ = true;
+  const auto done = c10::make_scope_exit([&] { delivering_ = false; });
+  size_t count = own_.deliver(handler, kMaxFrames);
+  while (!ready_.empty() && count < kMaxFrames) {
+    const uint64_t source = ready_.front();
+    ready_.pop_front();
+    known_ready_.erase(source);
+    count += serve(source, handler);
+    count += own_.deliver(handler, kMaxFrames);
+  }
+}
+
+size_t ZeromqTransport::serve(uint64_t source, Handler& handler) {
+  const auto rank = static_cast<int32_t>(source & UINT32_MAX);
+  switch (static_cast<Source>(source >> 32U)) {
+    case Source::kAuthenticator:
+      authenticator_->answer();
+      return 0;
+    case Source::kState:
+      observe(rank, handler);
+      return 1;
+    default:
+      break;
+  }
+  try {
+    size_t count = 0;
+    while (count < kFramesAtOnce && receive(source, rank, handler)) {
+      ++count;
+    }
+    if (count == kFramesAtOnce) {
+      mark(source); // after the others
+    }
+    return count;
+  } catch (...) {
+    mark(source); // its descriptor may tell nothing of what is left
+    throw;
+  }
+}
+
+bool ZeromqTransport::receive(uint64_t source, int32_t rank, Handler& handler) {
+  zeromq::Parts parts;
+  if (source == number_of(Source::kRouter)) {
+    if (!router_->receive(parts, kMaxParts)) {
+      return false;
+    }
+    // The first part is the identity of the connection.
+    auto frame = decoded(parts, 1, Direction::kRequest);
+    if (frame) {
+      const Header& header = frame->front().header;
+      const int32_t sender = header.rank;
+      routes_.heard(sender, header.inc, zeromq::text_of(parts.front()));
+      handler.on_frame(sender, Direction::kRequest, std::move(*frame));
+    }
+    return true;
+  }
+  // The handler may have forgotten it.
+  const auto peer = peers_.find(rank);
+  if (peer == peers_.end() ||
+      !peer->second.dealer().receive(parts, kMaxParts)) {
+    return false;
+  }
+  auto frame = decoded(parts, 0, Direction::kAnswer);
+  if (frame && frame->front().header.rank == config_.rank) {
+    handler.on_frame(rank, Direction::kAnswer, std::move(*frame));
+  }
+  return true;
+}
+
+std::optional<Frame> ZeromqTransport::decoded(
+    const zeromq::Parts& parts,
+    size_t first,
+    Direction direction) {
+  std::optional<Frame> frame;
+  if (parts.size() > first && parts.size() <= kMaxParts) {
+    const std::vector<Blob> payloads(
+        parts.begin() + static_cast<std::ptrdiff_t>(first) + 1, parts.end());
+    frame = decode(
+        parts[first], payloads, direction, config_.token, config_.limits);
+  }
+  num_refused_ += frame ? 0 : 1;
+  return frame;
+}
+
+void ZeromqTransport::observe(int32_t rank, Handler& handler) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) {
+    return;
+  }
+  Peer& peer = found->second;
+  const bool lost = peer.observe(monotonic_now());
+  if (peer.is_down()) {
+    broken_.insert(rank);
+  } else {
+    broken_.erase(rank);
+  }
+  if (peer.has_ended()) {
+    forget(found);
+  }
+  if (lost) {
+    handler.on_peer_lost(rank);
+  }
+}
+
+} // namespace torchkv::dist

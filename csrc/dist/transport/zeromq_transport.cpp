@@ -1,0 +1,270 @@
+#include "zeromq_transport.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "../../core/process.h"
+
+namespace torchkv::dist {
+
+namespace {
+
+// A broken connection is made again after this time, then after twice as long,
+// and so on.
+constexpr int kReconnectMs = 20;
+constexpr int kMaxReconnectMs = 1000;
+constexpr int kHandshakeMs = 5000;
+constexpr Time kPatience = 1; // with a broken connection
+
+int ms_of(Time seconds) {
+  return static_cast<int>(seconds * 1000);
+}
+
+} // namespace
+
+uint64_t ZeromqTransport::number_of(Source source, int32_t rank) {
+  return (static_cast<uint64_t>(source) << 32U) | static_cast<uint32_t>(rank);
+}
+
+ZeromqTransport::ZeromqTransport(ZeromqConfig config)
+    : config_(std::move(config)),
+      forks_(fork_count()),
+      address_(own_process()),
+      own_(config_.rank) {
+  if (config_.security == Security::kCurve) {
+    keys_ = zeromq::derive_curve_keys(config_.secret);
+  }
+  context_.emplace();
+  try {
+    bind();
+  } catch (...) {
+    folder_.remove();
+    throw;
+  }
+}
+
+void ZeromqTransport::bind() {
+  const bool has_tcp =
+      config_.security != Security::kIpc && !config_.tcp_host.empty();
+  if (has_tcp && keys_) {
+    authenticator_.emplace(*context_, keys_->client_public);
+    poller_.add(
+        authenticator_->socket().fd(), number_of(Source::kAuthenticator));
+  }
+  router_.emplace(*context_, zeromq::kRouter);
+  configure(*router_);
+  // An answer to a process that is gone is an error, not lost in silence.
+  router_->set(zeromq::kRouterMandatory, 1);
+  // In addition to the folder's mode.
+  router_->try_set(zeromq::kIpcFilterUid, geteuid());
+  router_->bind(folder_.endpoint());
+  address_.ipc = folder_.endpoint();
+  // An option applies to the endpoints that are bound after it.
+  if (has_tcp) {
+    if (keys_) {
+      router_->set(zeromq::kCurveServer, 1);
+      router_->set(zeromq::kCurveSecretKey, keys_->server_secret);
+      router_->set(zeromq::kZapDomain, std::string("torchkv"));
+    }
+    const bool is_six = config_.tcp_host.find(':') != std::string::npos;
+    router_->set(zeromq::kIpv6, is_six ? 1 : 0);
+    router_->bind(
+        "tcp://" + (is_six ? '[' + config_.tcp_host + ']' : config_.tcp_host) +
+        ":*");
+    address_.tcp = router_->last_endpoint();
+  }
+  poller_.add(router_->fd(), number_of(Source::kRouter));
+}
+
+ZeromqTransport::~ZeromqTransport() {
+  close();
+}
+
+void ZeromqTransport::configure(zeromq::Socket& socket) const {
+  // The protocol's credit limits what is in flight; a full queue would lose.
+  socket.set(zeromq::kSndHwm, 0);
+  socket.set(zeromq::kRcvHwm, 0);
+  socket.set(zeromq::kLinger, ms_of(config_.linger));
+  socket.set(zeromq::kMaxMsgSize, config_.max_part_bytes);
+  socket.set(zeromq::kHeartbeatIvl, ms_of(config_.heartbeat));
+  socket.set(zeromq::kHeartbeatTimeout, ms_of(config_.lost));
+  socket.set(zeromq::kHandshakeIvl, kHandshakeMs);
+}
+
+std::string ZeromqTransport::endpoint_of(
+    int32_t rank,
+    const PeerAddress& address) const {
+  if (address.host == address_.host && !address.ipc.empty()) {
+    return address.ipc;
+  }
+  TORCH_CHECK(
+      config_.security != Security::kIpc,
+      "security='ipc' expects all ranks on one host and in one container, but "
+      "rank ",
+      rank,
+      " is elsewhere");
+  TORCH_CHECK(
+      !address.tcp.empty(),
+      "rank ",
+      rank,
+      " is on another host, or in another container, but does not listen on a "
+      "network");
+  return address.tcp;
+}
+
+void ZeromqTransport::connect(int32_t rank, const PeerAddress& address) {
+  if (rank == config_.rank) {
+    return;
+  }
+  const auto known = peers_.find(rank);
+  if (known != peers_.end() && known->second.takes_messages()) {
+    const PeerAddress& old = known->second.address();
+    // The port and the folder are a process's own.
+    if (old.ipc == address.ipc && old.tcp == address.tcp) {
+      return;
+    }
+  }
+  Peer::Options options;
+  options.endpoint = endpoint_of(rank, address);
+  options.name = std::to_string(num_connected_++);
+  options.same_host = address.host == address_.host;
+  options.patience = kPatience;
+  auto dealer = std::make_unique<zeromq::Socket>(*context_, zeromq::kDealer);
+  configure(*dealer);
+  dealer->set(zeromq::kReconnectIvl, kReconnectMs);
+  dealer->set(zeromq::kReconnectIvlMax, kMaxReconnectMs);
+  if (options.endpoint.rfind("tcp://", 0) == 0) {
+    const bool is_six = options.endpoint.find('[') != std::string::npos;
+    dealer->set(zeromq::kIpv6, is_six ? 1 : 0);
+    if (keys_) {
+      dealer->set(zeromq::kCurveServerKey, keys_->server_public);
+      dealer->set(zeromq::kCurvePublicKey, keys_->client_public);
+      dealer->set(zeromq::kCurveSecretKey, keys_->client_secret);
+    }
+  }
+  if (known != peers_.end()) {
+    forget(known);
+  }
+  Peer& peer =
+      peers_
+          .try_emplace(
+              rank, *context_, std::move(dealer), address, std::move(options))
+          .first->second;
+  poller_.add(peer.dealer().fd(), number_of(Source::kDealer, rank));
+  poller_.add(peer.monitor().fd(), number_of(Source::kState, rank));
+  if (peer.watch() != nullptr && peer.watch()->fd() >= 0) {
+    poller_.add(peer.watch()->fd(), number_of(Source::kState, rank));
+  }
+  mark(number_of(Source::kDealer, rank));
+  mark(number_of(Source::kState, rank));
+}
+
+void ZeromqTransport::disconnect(int32_t rank) {
+  const auto peer = peers_.find(rank);
+  if (peer != peers_.end()) {
+    forget(peer);
+  }
+}
+
+void ZeromqTransport::forget(std::map<int32_t, Peer>::iterator peer) {
+  poller_.remove(peer->second.dealer().fd());
+  poller_.remove(peer->second.monitor().fd());
+  if (peer->second.watch() != nullptr && peer->second.watch()->fd() >= 0) {
+    poller_.remove(peer->second.watch()->fd());
+  }
+  broken_.erase(peer->first);
+  peers_.erase(peer);
+}
+
+void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
+  if (frame.empty()) {
+    return;
+  }
+  if (rank == config_.rank) {
+    own_.put(direction, std::move(frame));
+    return;
+  }
+  if (direction == Direction::kRequest) {
+    const auto peer = peers_.find(rank);
+    if (peer != peers_.end() && peer->second.takes_messages()) {
+      send_frame(
+          peer->second.dealer(),
+          number_of(Source::kDealer, rank),
+          nullptr,
+          frame,
+          direction);
+    }
+    return;
+  }
+  const int64_t incarnation = frame.front().header.inc;
+  const std::string* const identity = routes_.find(rank, incarnation);
+  if (identity != nullptr &&
+      !send_frame(
+          *router_, number_of(Source::kRouter), identity, frame, direction)) {
+    routes_.erase(rank, incarnation);
+  }
+}
+
+bool ZeromqTransport::send_frame(
+    zeromq::Socket& socket,
+    uint64_t source,
+    const std::string* first,
+    const Frame& frame,
+    Direction direction) {
+  Encoded encoded = encode(frame, direction, config_.token);
+  zeromq::Parts parts;
+  parts.reserve(2 + encoded.payloads.size());
+  if (first != nullptr) {
+    parts.emplace_back(nullptr, first->data(), first->size());
+  }
+  // A short one is copied at once.
+  std::shared_ptr<const std::vector<std::byte>> owner;
+  const auto* head = &encoded.head;
+  if (head->size() >= zeromq::Socket::kSharedBytes) {
+    owner =
+        std::make_shared<const std::vector<std::byte>>(std::move(encoded.head));
+    head = owner.get();
+  }
+  parts.emplace_back(owner, head->data(), head->size());
+  for (auto& payload : encoded.payloads) {
+    parts.push_back(std::move(payload));
+  }
+  const bool sent = socket.send(parts);
+  // The call may have noticed input, and then its descriptor tells poll()
+  // nothing of it.
+  if (socket.has_input()) {
+    mark(source);
+    if (waiting_) {
+      poller_.wake();
+    }
+  }
+  return sent;
+}
+
+void ZeromqTransport::wake() {
+  poller_.wake();
+}
+
+void ZeromqTransport::close() {
+  if (closed_ || forks_ != fork_count()) {
+    return; // of a forked child: the sockets are its parent's
+  }
+  closed_ = true;
+  while (!peers_.empty()) {
+    forget(peers_.begin());
+  }
+  poller_.remove(router_->fd());
+  router_.reset();
+  if (authenticator_) {
+    poller_.remove(authenticator_->socket().fd());
+    authenticator_.reset();
+  }
+  context_.reset(); // waits for what leaves
+  folder_.remove();
+  own_.clear();
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "../core/export.h"
+#include "../update/updater.h"
+#include "protocol/blob.h"
+
+namespace torchkv::dist {
+
+// How the servers merge pushes: what rank 0 sends for each generation of the
+// protocol. Names and numbers, or an archive of TorchScript; never pickle.
+struct UpdateSpec {
+  enum class Kind : uint8_t { kAssign, kOptimizer, kScript, kPython };
+  Kind kind = Kind::kAssign;
+  // Counts the calls that dropped the optimizers' state. Two specs of one epoch
+  // are one optimizer with other hyperparameters.
+  int64_t epoch = 0;
+  OptimizerPtr optimizer; // kOptimizer
+  at::Tensor archive; // kScript: OpaqueUpdater::serialize
+};
+
+TORCHKV_API Blob encode(const UpdateSpec& spec);
+// An empty blob is ASSIGN. ValueError for anything that encode has not made.
+// An optimizer's generation is the spec's epoch.
+TORCHKV_API UpdateSpec decode_update_spec(const Blob& bytes);
+
+// The blob's bytes in memory of their own.
+TORCHKV_API Blob to_blob(std::string bytes);
+
+} // namespace torchkv::dist

@@ -1,0 +1,39 @@
+"""The scripts and rules of one machine, with several processes."""
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+
+TYPES = ["dist_sync", "dist_async"]
+
+
+def full(value):
+    return torch.full((2, 3), float(value))
+
+
+def push_and_pull(rank, type):
+    kv = torchkv.create(type)
+    kv.init(3, full(2 if rank == 0 else 9))
+    out = full(0)
+    kv.pull(3, out=out)
+    seen = [out[0, 0].item()]
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    kv.push(3, full(-1))
+    kv.barrier()
+    kv.pull(3, out=out)
+    seen.append(out[0, 0].item())
+    kv.barrier()
+    kv.close()
+    return seen, kv.rank, kv.num_workers
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_init_push_pull(type, num_ranks):
+    expected = [
+        ([2.0, 2.0 + num_ranks], rank, num_ranks) for rank in range(num_ranks)
+    ]
+    assert ranks.run(push_and_pull, num_ranks, type) == expected

@@ -1,0 +1,50 @@
+"""What stores on several machines need of Python: ZeroMQ, the process group, the exit."""
+
+from __future__ import annotations
+
+import atexit
+from importlib.util import find_spec
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchkv import _C
+
+
+def _zeromq_library() -> str | None:
+    """The libzmq of pyzmq's wheel, if that is installed."""
+    spec = find_spec("zmq")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parents[1] / "pyzmq.libs"
+    return next((str(path) for path in sorted(folder.glob("libzmq-*.so*"))), None)
+
+
+def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a store, with the default process group's where none are given."""
+    if not type.startswith("dist"):
+        return options
+    # multiprocessing ends its processes without atexit, and clears what they inherit.
+    Finalize(None, _C.close_all, exitpriority=100)
+    distributed = torch.distributed
+    if (
+        "store" in options
+        or not distributed.is_available()
+        or not distributed.is_initialized()
+    ):
+        return options
+    return {
+        "rank": distributed.get_rank(),
+        "world_size": distributed.get_world_size(),
+        "store": distributed.distributed_c10d._get_default_store(),
+        **options,
+    }
+
+
+if library := _zeromq_library():
+    _C.set_zeromq_library(library)
+# Other processes may need this one's keys until they have closed their stores, and
+# threads must not call Python any more once it is finalized.
+atexit.register(_C.close_all)
