@@ -64,8 +64,11 @@ Meta KVStore::meta(const char* op, const Key& key) const {
   return *std::move(meta);
 }
 
-void KVStore::init(const Keys& keys, const Tensors& values) {
-  const Call call{"init", keys, &values};
+void KVStore::init(
+    const Keys& keys,
+    const Tensors& values,
+    const CallOptions& options) {
+  const Call call{"init", keys, &values, nullptr, options};
   usable(call.op).insert(call);
 }
 

@@ -72,7 +72,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
 
   // Makes each key's value a copy of its one tensor. ValueError for a key that
   // exists or is repeated, TypeError where the kinds of keys differ.
-  void init(const Keys& keys, const Tensors& values);
+  void init(
+      const Keys& keys,
+      const Tensors& values,
+      const CallOptions& options = {});
 
   // Adds up each key's tensors, left to right, and hands the sum to the
   // updater, once per distinct key, in the order in which the keys first

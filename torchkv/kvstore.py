@@ -116,19 +116,23 @@ class KVStore(Stateful):
 
     # -- values in and out
 
-    def init(self, key: Keys, value: Values) -> None:
+    def init(self, key: Keys, value: Values, whole: bool = False) -> None:
         """Stores a first value under each key.
 
         Args:
             key: new keys.
             value: one tensor per key, of any shape and strides. The store keeps a
                 copy of its shape and dtype: in CPU memory in a ``local`` store, on the
-                tensor's device in a ``device`` store.
+                tensor's device in a ``device`` store. In a ``dist`` store rank 0's
+                counts; all ranks make the call, which waits for rank 0's.
+            whole: in a ``dist`` store, one server holds the whole value whatever its
+                size; it may not be split where an updater that is not built in, or
+                LAMB, is set after ``init``.
 
         Raises:
             ValueError: a key that is already initialized; its value is kept.
         """
-        self._impl.init(key, value)
+        self._impl.init(key, value, whole)
 
     def push(
         self,

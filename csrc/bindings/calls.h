@@ -15,7 +15,7 @@ namespace torchkv {
 //   using Store = ...;                        // a pointer to a KVStore
 //   using Int = ...; using Bool = ...;        // of the priority and async_op
 //   CallOptions options(op, Int priority, Bool async_op);
-//   void check_bool(op, name, Bool);          // throws for other types
+//   bool as_bool(op, name, Bool);             // throws for other types
 //   bool is_none(object);
 //   void refuse_tracing(op);                  // throws under a tracer
 //   using Released = ...;                     // RAII: without the GIL
@@ -32,10 +32,16 @@ class Calls {
   using Work = typename Objects::Work;
   using Released = typename Objects::Released;
 
-  static void init(const Store& store, const Object& key, const Object& value) {
+  static void init(
+      const Store& store,
+      const Object& key,
+      const Object& value,
+      const Bool& whole) {
     const Arguments arguments("init", key, value);
+    CallOptions options;
+    options.whole = Objects::as_bool("init", "whole", whole);
     [[maybe_unused]] const Released no_gil;
-    store->init(arguments.keys, arguments.values);
+    store->init(arguments.keys, arguments.values, options);
   }
 
   static void assign(
@@ -105,7 +111,7 @@ class Calls {
       const Bool& async_op) {
     constexpr auto* op = "pull";
     Objects::refuse_tracing(op);
-    Objects::check_bool(op, "ignore_sparse", ignore_sparse); // no sparse outs
+    Objects::as_bool(op, "ignore_sparse", ignore_sparse); // no sparse outs
     const CallOptions options = Objects::options(op, priority, async_op);
     const ArgumentParser<Objects> parser(op);
     const Keys keys = parser.keys(key);

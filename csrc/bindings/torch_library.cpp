@@ -66,7 +66,9 @@ struct ScriptObjects {
   static CallOptions options(const char* /*op*/, Int priority, Bool async_op) {
     return {priority, async_op};
   }
-  static void check_bool(const char* /*op*/, const char* /*name*/, Bool) {}
+  static bool as_bool(const char* /*op*/, const char* /*name*/, Bool value) {
+    return value;
+  }
   using Work = std::optional<WorkPtr>;
   static Work work(WorkPtr work) {
     return work == nullptr ? Work() : std::move(work);
@@ -154,7 +156,11 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def("init", &ScriptCalls::init, "", {key, value})
+      .def(
+          "init",
+          &ScriptCalls::init,
+          "",
+          {key, value, arg("whole") = false})
       .def("push", &ScriptCalls::push, "", {key, value, priority, async_op})
       .def(
           "pull",

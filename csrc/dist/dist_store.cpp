@@ -92,16 +92,8 @@ DistStore::DistStore(
       node_->server_incarnation(),
       runtime,
       this);
-  {
-    const std::lock_guard lock(node_->mutex());
-    node_->add(id, session_);
-  }
-  try {
-    session_->join(timeout_);
-  } catch (...) {
-    session_->close(0);
-    throw;
-  }
+  const std::lock_guard lock(node_->mutex());
+  node_->add(id, session_);
 }
 
 DistStore::~DistStore() {
@@ -116,7 +108,12 @@ DistStore::~DistStore() {
 
 // -- calls
 
-PendingPtr DistStore::begin(Request request, bool is_watched) const {
+PendingPtr DistStore::begin(
+    const char* op,
+    Request request,
+    bool is_watched) const {
+  // Not in create: ranks may create stores in different orders.
+  session_->join(op, timeout_);
   return session_->call(std::move(request), timeout_, is_watched);
 }
 
@@ -129,7 +126,7 @@ const Return& DistStore::wait(const char* op, Pending& pending) const {
 }
 
 void DistStore::run(const char* op, Request request) const {
-  wait(op, *begin(std::move(request)));
+  wait(op, *begin(op, std::move(request)));
 }
 
 void DistStore::raise_deferred(const char* op, const Keys* keys) const {
@@ -138,14 +135,14 @@ void DistStore::raise_deferred(const char* op, const Keys* keys) const {
   }
 }
 
-KeySpec DistStore::spec_of(const Meta& meta) const {
+KeySpec DistStore::spec_of(const Meta& meta, bool whole) const {
   KeySpec spec;
   spec.total = meta.num_elements;
   spec.dtype = static_cast<int32_t>(meta.dtype);
   spec.item_bytes = static_cast<int32_t>(c10::elementSize(meta.dtype));
   spec.sizes.assign(meta.sizes.begin(), meta.sizes.end());
   const std::lock_guard lock(updater_mutex_);
-  spec.whole = !is_elementwise(updater_);
+  spec.whole = whole || !is_elementwise(updater_);
   return spec;
 }
 
@@ -165,7 +162,7 @@ WorkPtr DistStore::insert(const Call& call) {
         value.numel()};
     Request::Item item;
     item.key = key;
-    item.spec = spec_of(meta);
+    item.spec = spec_of(meta, call.options.whole);
     if (rank() == 0) {
       const at::Tensor copy =
           Buffers().empty(value.sizes(), value.scalar_type());
@@ -237,7 +234,7 @@ WorkPtr DistStore::merge(const Call& call) {
     };
   }
   const bool is_waited = pulls || call.options.async_op;
-  auto pending = begin(std::move(request), /*is_watched=*/!is_waited);
+  auto pending = begin(call.op, std::move(request), /*is_watched=*/!is_waited);
   return is_waited
       ? finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
       : nullptr;
@@ -255,7 +252,7 @@ WorkPtr DistStore::pull(const Call& call) {
     item.priority = call.options.priority;
     request.items.push_back(std::move(item));
   }
-  return finish(pulled, begin(std::move(request)), std::move(outs));
+  return finish(pulled, begin(call.op, std::move(request)), std::move(outs));
 }
 
 std::vector<at::Tensor> DistStore::pull(const Keys& keys) {
@@ -356,22 +353,33 @@ class DistStore::Receipt final : public Completion {
       const char* op,
       PendingPtr pending,
       Outs outs,
+      std::shared_ptr<Session> session,
       int64_t rank,
       double timeout)
       : runtime_(runtime),
         op_(op),
         pending_(std::move(pending)),
         outs_(std::move(outs)),
+        session_(std::move(session)),
         rank_(rank),
         timeout_(timeout) {}
 
   void wait() override {
     const Return& result = pending_->wait();
-    if (result.error) {
-      throw_error(op_.c_str(), *result.error, rank_, timeout_);
+    auto error = result.error;
+    if (!error) {
+      const std::lock_guard lock(mutex_);
+      if (!outs_.tensors.empty()) {
+        // A push before this pull has been answered before it.
+        error = session_->deferred_error(&outs_.keys);
+      }
+      if (!error) {
+        write(result);
+      }
     }
-    const std::lock_guard lock(mutex_);
-    write(result);
+    if (error) {
+      throw_error(op_.c_str(), *error, rank_, timeout_);
+    }
   }
 
   bool is_completed() override {
@@ -435,6 +443,7 @@ class DistStore::Receipt final : public Completion {
   const PendingPtr pending_;
   std::mutex mutex_; // guards outs_
   Outs outs_;
+  const std::shared_ptr<Session> session_;
   const int64_t rank_;
   const double timeout_;
   const Buffers buffers_;
@@ -442,7 +451,13 @@ class DistStore::Receipt final : public Completion {
 
 WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {
   auto receipt = std::make_shared<Receipt>(
-      runtime_, call.op, std::move(pending), std::move(outs), rank(), timeout_);
+      runtime_,
+      call.op,
+      std::move(pending),
+      std::move(outs),
+      session_,
+      rank(),
+      timeout_);
   if (call.options.async_op) {
     return c10::make_intrusive<Work>(runtime_, std::move(receipt));
   }

@@ -78,12 +78,13 @@ class DistStore final : public Store {
   void check_updater_fits(const char* op, const Updater& next) const;
   void check_expected_keys(const char* op);
   void raise_deferred(const char* op, const Keys* keys) const;
-  KeySpec spec_of(const Meta& meta) const;
+  KeySpec spec_of(const Meta& meta, bool whole) const;
   static Outs outs_of(const Call& call, const Entries& entries);
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;
-  PendingPtr begin(Request request, bool is_watched = false) const;
+  PendingPtr begin(const char* op, Request request, bool is_watched = false)
+      const;
   void run(const char* op, Request request) const;
   void set_spec(const char* op, Updater next, bool keep_state);
 

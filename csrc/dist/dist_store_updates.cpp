@@ -119,7 +119,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   if (rank() == 0) {
     Request request(Request::Kind::kConfig);
     request.options = encode(spec);
-    begin(std::move(request), /*is_watched=*/true);
+    begin(op, std::move(request), /*is_watched=*/true);
   }
   if (is_python && !is_sync_) {
     // A push may reach a server whose rank has not set its updater yet.

@@ -115,6 +115,8 @@ std::shared_ptr<Node> Node::join(
     }
     node = std::move(made);
   }
+  TORCH_CHECK(
+      !node->is_stopped(), "create: expected a process that is not ending");
   TORCH_CHECK_VALUE(
       node->rank() == launch.rank && node->num_ranks() == launch.world_size,
       "create: expected rank ",
@@ -178,16 +180,9 @@ Node::Node(
   thread_ = std::thread([this] { loop(); });
 }
 
-Node::~Node() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  if (thread_.joinable()) {
-    transport_->wake();
-    thread_.join();
-  }
-  transport_->close();
+bool Node::is_stopped() {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
 }
 
 int64_t Node::num_made(uint64_t id) {
@@ -195,8 +190,20 @@ int64_t Node::num_made(uint64_t id) {
   return num_made_[id]++;
 }
 
+void Node::send(int32_t rank, Direction direction, Frame frame) {
+  if (!stopping_) {
+    transport_->send(rank, direction, std::move(frame));
+  }
+}
+
+void Node::deliver() {
+  if (!stopping_) {
+    transport_->deliver(*this);
+  }
+}
+
 void Node::wake_at(Time time) {
-  if (time < next_timer_) {
+  if (!stopping_ && time < next_timer_) {
     next_timer_ = time;
     transport_->wake();
   }
@@ -267,13 +274,11 @@ void Node::close_all(double timeout) {
   if (nodes.num_forks != fork_count()) {
     return;
   }
-  decltype(nodes.by_token) all;
-  {
-    const std::lock_guard lock(nodes.mutex);
-    all.swap(nodes.by_token);
-  }
-  for (const auto& [token, node] : all) {
-    node->close(timeout);
+  const std::lock_guard lock(nodes.mutex);
+  for (const auto& [token, node] : nodes.by_token) {
+    if (node != nullptr) {
+      node->close(timeout);
+    }
   }
 }
 
@@ -301,6 +306,22 @@ void Node::close(double timeout) {
     }
   }
   std::this_thread::sleep_for(std::chrono::duration<double>(linger));
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(stopping_, true)) {
+      return;
+    }
+  }
+  transport_->wake();
+  thread_.join();
+  sessions.clear();
+  // Freed without the mutex: their appliers may need it to end.
+  decltype(sessions_) ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(sessions_);
+    transport_->close();
+  }
 }
 
 } // namespace torchkv::dist

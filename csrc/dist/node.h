@@ -22,7 +22,7 @@ namespace torchkv::dist {
 class Session;
 
 // This process among those of a job: one transport and one thread for all its
-// stores. Both end with the process.
+// stores. Never destroyed: close_all() ends it.
 class Node final : public Transport::Handler {
  private:
   struct Private {};
@@ -43,7 +43,6 @@ class Node final : public Transport::Handler {
       const StoreOptions& options,
       const Launch& launch,
       double timeout);
-  ~Node();
   C10_DISABLE_COPY_AND_ASSIGN(Node);
 
   int32_t rank() const {
@@ -71,18 +70,17 @@ class Node final : public Transport::Handler {
   std::mutex& mutex() {
     return mutex_;
   }
+  // Whether the process ends.
+  bool is_stopped();
   // How many stores of this id were made on this rank before.
   int64_t num_made(uint64_t id);
 
   // These need the mutex.
 
-  Transport& transport() {
-    return *transport_;
-  }
-  // Hands over what frames of this rank have reached it.
-  void deliver() {
-    transport_->deliver(*this);
-  }
+  // To a server or a worker of `rank`; see Transport.
+  void send(int32_t rank, Direction direction, Frame frame);
+  // Hands over frames that have reached this rank.
+  void deliver();
   void wake_at(Time time);
   void add(uint64_t store, std::shared_ptr<Session> session);
   // The node keeps a session until its close call has ended.

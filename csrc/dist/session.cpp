@@ -30,7 +30,7 @@ Session::Session(
 
 Session::~Session() = default;
 
-void Session::join(double timeout) {
+void Session::join(const char* op, double timeout) {
   const Time end = node_->now() + timeout;
   while (true) {
     {
@@ -46,7 +46,7 @@ void Session::join(double timeout) {
             error.missing.push_back(rank);
           }
         }
-        throw_error("create", error, node_->rank(), timeout);
+        throw_error(op, error, node_->rank(), timeout);
       }
     }
     check_signals();
@@ -56,11 +56,12 @@ void Session::join(double timeout) {
 
 PendingPtr Session::call(Request request, double timeout, bool is_watched) {
   auto pending = std::make_shared<Pending>();
-  Watched watched{
-      pending, {}, is_watched, request.kind == Request::Kind::kClose};
+  Watched watched{pending, {}, is_watched, /*is_close=*/false};
   for (const auto& item : request.items) {
     watched.keys.push_back(item.key);
   }
+  TORCH_CHECK(
+      !node_->is_stopped(), "the store is closed, as the process is ending");
   const std::lock_guard lock(node_->mutex());
   const CallId id = worker_.call(std::move(request), node_->now(), timeout);
   calls_.emplace(id, std::move(watched));
@@ -90,20 +91,33 @@ std::optional<Error> Session::deferred_error(const Keys* keys) {
 }
 
 void Session::close(double timeout) {
-  {
-    const std::lock_guard lock(node_->mutex());
-    if (std::exchange(closing_, true)) {
-      return;
-    }
+  const std::lock_guard lock(node_->mutex());
+  if (!std::exchange(closing_, true)) {
+    close_timeout_ = timeout;
+    begin_close();
   }
-  call(Request(Request::Kind::kClose), timeout, /*is_watched=*/false);
+}
+
+// The call may begin when the servers are known; on_timer() tries again.
+void Session::begin_close() {
+  if (closing_ && close_timeout_ && worker_.ready()) {
+    Watched watched{std::make_shared<Pending>(), {}, false, /*is_close=*/true};
+    calls_.emplace(
+        worker_.call(
+            Request(Request::Kind::kClose), node_->now(), *close_timeout_),
+        std::move(watched));
+    close_timeout_.reset();
+    perform(worker_.take());
+    node_->deliver();
+  }
 }
 
 void Session::flush() {
   while (true) {
     {
       const std::lock_guard lock(node_->mutex());
-      if (calls_.size() == (closing_ && !closed_ ? 1 : 0)) {
+      const bool is_closing = closing_ && !closed_ && !close_timeout_;
+      if (calls_.size() == (is_closing ? 1 : 0)) {
         return;
       }
     }
@@ -133,6 +147,7 @@ void Session::on_frame(Direction direction, const Frame& frame) {
 }
 
 void Session::on_timer(Time now) {
+  begin_close();
   worker_.on_timer(now);
   perform(worker_.take());
   server_.on_timer(now);
@@ -177,7 +192,7 @@ void Session::perform(Actions actions) {
 
 void Session::perform_one(Send& action) {
   const bool to_server = action.to.role == Address::Role::kServer;
-  node_->transport().send(
+  node_->send(
       action.to.number,
       to_server ? Direction::kRequest : Direction::kAnswer,
       std::move(action.frame));

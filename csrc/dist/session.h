@@ -39,9 +39,9 @@ class Session {
     return applier_;
   }
 
-  // Waits until all servers have been heard of; StoreTimeoutError otherwise.
-  // Without the node's mutex.
-  void join(double timeout);
+  // Waits until all servers have been heard of, as calls require;
+  // StoreTimeoutError otherwise. Without the node's mutex.
+  void join(const char* op, double timeout);
 
   // Begins a call. With `is_watched` an error that nobody waits for is kept for
   // deferred_error(). Without the node's mutex.
@@ -50,7 +50,8 @@ class Session {
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
 
-  // Begins the close call, unless it has begun. Without the node's mutex.
+  // Begins the close call, unless it has begun, once calls may begin. Without
+  // the node's mutex.
   void close(double timeout);
   // Whether it has ended. Without the node's mutex.
   bool closed();
@@ -75,6 +76,7 @@ class Session {
     bool is_watched;
     bool is_close;
   };
+  void begin_close();
   void perform(Actions actions);
   void perform_server();
   void perform_one(Send& action);
@@ -96,6 +98,7 @@ class Session {
   std::unordered_map<CallId, Watched> calls_;
   std::vector<std::pair<Error, std::vector<Key>>> deferred_;
   bool closing_ = false;
+  std::optional<double> close_timeout_; // of a close call that has not begun
   bool closed_ = false; // by the close call's end
   Applier applier_; // last: its thread uses the rest
 };

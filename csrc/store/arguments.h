@@ -86,7 +86,7 @@ struct TORCHKV_API Tensors {
   std::vector<std::shared_ptr<const Encoding>> encodings;
 };
 
-// Options of push, pull, pushpull and broadcast.
+// Options of init, push, pull, pushpull and broadcast.
 struct CallOptions {
   // Larger priorities go first among queued operations; a store on one machine
   // queues none.
@@ -94,6 +94,9 @@ struct CallOptions {
   // Return a Work (device/work.h) once arguments are checked and work is
   // enqueued.
   bool async_op = false;
+  // init, broadcast: one server of a store on several machines holds the whole
+  // value whatever its size, as opaque updaters and LAMB require.
+  bool whole = false;
 };
 
 // A call that moves values into a store or out of it. It owns nothing.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -38,9 +39,12 @@ def _enter(
 ) -> None:
     os.environ.update(environment)
     try:
-        connection.send((True, function(rank, *args)))
+        result = (True, function(rank, *args))
     except BaseException:
-        connection.send((False, traceback.format_exc()))
+        result = (False, traceback.format_exc())
+    # By value: torch's own pickler shares the memory of tensors with this process.
+    connection.send_bytes(pickle.dumps(result))
+    if not result[0]:
         sys.exit(1)
 
 
@@ -59,7 +63,9 @@ class Ranks:
         restart: int = 0,
     ) -> None:
         """Starts the ranks."""
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )
         self._processes = []
         self._connections = []
         self.results: dict[int, tuple[bool, Any]] = {}
@@ -101,18 +107,22 @@ class Ranks:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(rank), number)
 
-    def collect(self, timeout: float = TIMEOUT_S, ranks: list[int] | None = None) -> None:
+    def collect(
+        self, timeout: float = TIMEOUT_S, ranks: list[int] | None = None
+    ) -> None:
         """Waits until the ranks have returned or died; fills `results`."""
         end = time.monotonic() + timeout
         wanted = set(range(len(self._connections)) if ranks is None else ranks)
-        while missing := {r: self._connections[r] for r in wanted - self.results.keys()}:
+        while missing := {
+            r: self._connections[r] for r in wanted - self.results.keys()
+        }:
             ready = wait(missing.values(), max(0.0, end - time.monotonic()))
             if not ready:
                 raise RankFailed(f"ranks {sorted(missing)} run after {timeout} s")
             for rank, connection in missing.items():
                 if connection in ready:
                     try:
-                        self.results[rank] = connection.recv()
+                        self.results[rank] = pickle.loads(connection.recv_bytes())
                     except EOFError:
                         self.results[rank] = (False, "the process has died")
 
@@ -133,7 +143,9 @@ class Ranks:
         return [self.results[rank][1] for rank in range(len(self._processes))]
 
 
-def run(function: Callable[..., Any], num_ranks: int, *args: Any, **options: Any) -> list[Any]:
+def run(
+    function: Callable[..., Any], num_ranks: int, *args: Any, **options: Any
+) -> list[Any]:
     """Starts ranks and waits for what they return."""
     with Ranks(function, num_ranks, *args, **options) as ranks:
         return ranks.join()

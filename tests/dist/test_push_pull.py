@@ -33,7 +33,5 @@ def push_and_pull(rank, type):
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_init_push_pull(type, num_ranks):
-    expected = [
-        ([2.0, 2.0 + num_ranks], rank, num_ranks) for rank in range(num_ranks)
-    ]
+    expected = [([2.0, 2.0 + num_ranks], rank, num_ranks) for rank in range(num_ranks)]
     assert ranks.run(push_and_pull, num_ranks, type) == expected

@@ -195,8 +195,8 @@ struct PythonObjects {
     return {
         as_int64(op, "priority", priority), as_bool(op, "async_op", async_op)};
   }
-  static void check_bool(const char* op, const char* name, Bool value) {
-    as_bool(op, name, value);
+  static bool as_bool(const char* op, const char* name, Bool value) {
+    return torchkv::as_bool(op, name, value);
   }
   using Work = WorkPtr; // null is None
   static Work work(WorkPtr work) {

@@ -150,8 +150,7 @@ void Server::on_timer(Time now) {
     }
     send_pieces(peer(rank), now);
   }
-  const Policy& policy = config().policy;
-  if (sync_ || (*policy.quorum == 1 && policy.grace == 0)) {
+  if (sync_ || one_is_enough()) {
     return; // no round waits for a time
   }
   for (const auto& slice : all_slices()) {

@@ -141,6 +141,7 @@ class TORCHKV_API Server final : public Core {
       const std::vector<int32_t>& have,
       int64_t priority);
   void send_pieces(Peer& peer, Time now);
+  static const Reply* find_value(const Peer& peer, int64_t opno);
 
   // server_slices.cpp: members and values of slices.
   void do_init(const OperationPtr& op, Time now);
@@ -160,6 +161,9 @@ class TORCHKV_API Server final : public Core {
   void restore(const Shard& shard);
 
   // server_rounds.cpp: which pushes make an update, what is answered when.
+  bool one_is_enough() const { // and nobody waits for more
+    return config().policy.quorum == 1 && config().policy.grace == 0;
+  }
   using Take = std::vector<int32_t>; // ranks whose first pushes make a round
   void advance(const SlicePtr& slice, Time now);
   Take close_round(Slice& slice, Time now);

@@ -17,7 +17,7 @@ namespace torchkv::dist {
 namespace {
 
 // Sums of two counters never overflow, nor does a slice's number of bytes.
-constexpr int64_t kMaxCount = int64_t{1} << 48;
+constexpr int64_t kMaxCount = 281'474'976'710'656; // 2^48
 constexpr int32_t kMaxItemBytes = 1024;
 constexpr size_t kMaxDims = 1024;
 // Snapshots that rank 0 may be ahead of what this server has heard of. A

@@ -42,16 +42,22 @@ void Server::forget(Peer& from, Time now) {
 }
 
 void Server::drop_replies(Peer& from, Stream& stream, int64_t below, Time now) {
-  auto& replied = stream.replied;
-  const auto first_dropped =
-      std::stable_partition(replied.begin(), replied.end(), [&](int64_t opno) {
-        return opno >= below;
-      });
-  if (first_dropped == replied.end()) {
+  std::vector<int64_t> dropped;
+  for (const int64_t opno : stream.replied) {
+    if (opno < below) {
+      dropped.push_back(opno);
+    }
+  }
+  if (dropped.empty()) {
     return;
   }
-  const std::vector<int64_t> dropped(first_dropped, replied.end());
-  replied.erase(first_dropped, replied.end());
+  auto& replied = stream.replied;
+  replied.erase(
+      std::remove_if(
+          replied.begin(),
+          replied.end(),
+          [&](int64_t opno) { return opno < below; }),
+      replied.end());
   for (const int64_t opno : dropped) {
     drop_reply(from, opno, now);
   }
@@ -100,10 +106,12 @@ void Server::end_leases(Peer& from, Time now) {
 }
 
 void Server::reply(const OperationPtr& op, Reply reply) {
-  const OperationPtr answered = op; // `op` may be what the next line erases
-  if (!open_.erase(answered->number)) {
+  const auto* found = open_.find(op->number);
+  if (!found) {
     return; // its worker has gone; its heir may use the same opno
   }
+  const OperationPtr answered = *found; // `op` may be what is erased here
+  open_.erase(answered->number);
   auto& entries = peer(answered->rank).entries;
   const auto at = entries.find(answered->opno);
   if (at == entries.end() || at->second.operation != answered) {
@@ -175,26 +183,34 @@ void Server::send_pieces(Peer& to, Time now) {
       return;
     }
     for (const auto& piece : batch.pieces) {
-      const auto at = to.entries.find(piece.first);
-      if (at == to.entries.end() || !at->second.reply ||
-          !at->second.reply->value) {
+      const Reply* reply = find_value(to, piece.first);
+      if (!reply) {
         to.queue.ack(piece); // the worker has it meanwhile
         continue;
       }
-      const Reply& reply = *at->second.reply;
-      const auto& pieces = reply.value->pieces;
+      const auto& pieces = reply->value->pieces;
       Message message = make(Kind::kValue, to.rank);
       message.opno = piece.first;
       message.index = piece.second;
       message.pieces = static_cast<int32_t>(pieces.size());
       message.payload = pieces[static_cast<size_t>(piece.second)];
-      message.version = reply.version;
-      message.kid = reply.kid;
-      message.round = reply.round;
+      message.version = reply->version;
+      message.kid = reply->kid;
+      message.round = reply->round;
       message.frame = batch.frame;
       answer_to(to.rank, std::move(message));
     }
   }
+}
+
+// The kept answer to a pull; null: none.
+const Server::Reply* Server::find_value(const Peer& to, int64_t opno) {
+  const auto at = to.entries.find(opno);
+  if (at == to.entries.end()) {
+    return nullptr;
+  }
+  const auto& reply = at->second.reply;
+  return reply && reply->value ? &*reply : nullptr;
 }
 
 } // namespace torchkv::dist

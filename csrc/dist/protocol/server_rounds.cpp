@@ -46,11 +46,10 @@ Server::Take Server::close_round(Slice& slice, Time now) {
     }
     return ready;
   }
-  const bool one_is_enough = *policy.quorum == 1 && policy.grace == 0;
   for (const auto& [rank, pushes] : slice.pending) {
     if (is_admitted(slice, rank)) {
       ready.push_back(rank);
-      if (one_is_enough) {
+      if (one_is_enough()) {
         return ready;
       }
     }
@@ -68,19 +67,20 @@ Server::Take Server::close_round(Slice& slice, Time now) {
       slice.first_at = now;
       act(Wake{now + policy.patience});
     }
-    const auto quorum = static_cast<size_t>(std::max(*policy.quorum, 0));
+    const auto quorum =
+        static_cast<size_t>(std::max(policy.quorum.value_or(0), 0));
     if (ready.size() < std::min(quorum, able)) {
       slice.quorum_at.reset(); // also if one that made it up is lost
     } else if (!slice.quorum_at) {
       slice.quorum_at = now;
       act(Wake{now + policy.grace});
     }
-    if (now < *slice.first_at + policy.patience &&
+    if (now < slice.first_at.value_or(now) + policy.patience &&
         (!slice.quorum_at || now < *slice.quorum_at + policy.grace)) {
       return {};
     }
   }
-  slice.waited = slice.first_at ? now - *slice.first_at : 0;
+  slice.waited = now - slice.first_at.value_or(now);
   slice.first_at = slice.quorum_at = std::nullopt;
   return ready;
 }

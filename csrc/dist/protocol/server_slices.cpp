@@ -131,13 +131,12 @@ void Server::free_slice(const SlicePtr& slice, Time now) {
   slices_.erase(slice->id);
   act(Erase{slice->id, slice->kid});
   if (auto* found = waiting_init_.find(slice->id)) {
-    auto waiting = std::move(*found);
+    std::multimap<int32_t, OperationPtr> by_rank; // rank 0 creates it first
+    for (const auto& op : *found) {
+      by_rank.emplace(op->rank, op);
+    }
     waiting_init_.erase(slice->id);
-    std::stable_sort(
-        waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
-          return a->rank < b->rank;
-        });
-    for (const auto& op : waiting) {
+    for (const auto& [rank, op] : by_rank) {
       do_init(op, now);
     }
   }

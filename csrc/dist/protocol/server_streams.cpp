@@ -99,7 +99,7 @@ Server::OperationPtr Server::stage(
     at->second.operation = std::make_shared<Operation>(message);
     ++stream.num_entries;
   }
-  const OperationPtr op = at->second.operation;
+  OperationPtr op = at->second.operation;
   if (!op || op->number != 0 || op->kind != message.kind ||
       op->prev != message.prev || op->num_pieces != message.pieces) {
     return nullptr;

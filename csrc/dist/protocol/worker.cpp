@@ -46,7 +46,9 @@ std::optional<int64_t> Worker::version(const SliceId& slice) const {
 
 void Worker::flush() {
   for (int32_t server = 0; server < config().num_servers; ++server) {
-    pump(server);
+    if (std::exchange(link_of(server).has_pieces, false)) {
+      pump(server);
+    }
   }
 }
 
@@ -83,7 +85,8 @@ void Worker::on_timer(Time now) {
     }
   }
   for (int32_t server = 0; server < config().num_servers; ++server) {
-    const WorkerLink& link = link_of(server);
+    WorkerLink& link = link_of(server);
+    link.has_pieces = true;
     if (!link.freeing.empty() && link.state == LinkState::kUp &&
         now - link.freed_at >= config().retry) {
       free_leases(server);

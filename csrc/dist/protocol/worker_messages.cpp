@@ -36,7 +36,8 @@ void Worker::receive(const Message& message) {
   const Header& header = message.header;
   if (header.job != config().job || header.store != config().store ||
       header.rank != rank_ || header.inc != inc_ || header.server < 0 ||
-      header.server >= config().num_servers || !is_valid_count(header.committed) ||
+      header.server >= config().num_servers ||
+      !is_valid_count(header.committed) ||
       !(is_answer(message.kind) || message.kind == Kind::kGot)) {
     return;
   }
@@ -68,6 +69,7 @@ void Worker::receive(const Message& message) {
     fail(*message.error);
   }
   link.heard = now_;
+  link.has_pieces = true; // there may be credit for them now
   committed_ = std::max(committed_, header.committed);
   WorkerOperation* operation = find_operation(message.opno, header.server);
   switch (message.kind) {

@@ -117,6 +117,7 @@ void Worker::transmit(WorkerOperation& operation) {
       const size_t bytes =
           operation.region ? 0 : piece_size(operation.value.size(), i);
       link.queue.put({request.opno, i}, bytes, request.priority);
+      link.has_pieces = true;
     }
   }
   if (has_all) {

@@ -61,6 +61,7 @@ struct WorkerLink {
   Time beat = -std::numeric_limits<Time>::infinity();
   int64_t sinc = 0;
   PieceQueue queue;
+  bool has_pieces = false; // that may be sent, perhaps
   std::deque<int64_t> outstanding; // operations without an answer, ascending
   std::set<int64_t> freeing; // leases that have ended, unconfirmed
   Time freed_at = 0;

@@ -31,6 +31,9 @@ void DirectTransport::deliver(Handler& handler) {
     delivering_ = true;
     const auto done = c10::make_scope_exit([&] { delivering_ = false; });
     own_.deliver(handler, kMaxFrames);
+    if (!own_.empty()) {
+      poller_.wake();
+    }
   }
 }
 

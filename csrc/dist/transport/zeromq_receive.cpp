@@ -29,6 +29,9 @@ void ZeromqTransport::mark(uint64_t source) {
   if (known_ready_.insert(source).second) {
     ready_.push_back(source);
   }
+  if (waiting_) {
+    poller_.wake();
+  }
 }
 
 void ZeromqTransport::deliver(Handler& handler) {
@@ -72,6 +75,9 @@ void ZeromqTransport::serve_all(Handler& handler) {
     known_ready_.erase(source);
     count += serve(source, handler);
     count += own_.deliver(handler, kMaxFrames);
+  }
+  if (waiting_ && !(ready_.empty() && own_.empty())) {
+    poller_.wake();
   }
 }
 
@@ -127,6 +133,8 @@ bool ZeromqTransport::receive(uint64_t source, int32_t rank, Handler& handler) {
   auto frame = decoded(parts, 0, Direction::kAnswer);
   if (frame && frame->front().header.rank == config_.rank) {
     handler.on_frame(rank, Direction::kAnswer, std::move(*frame));
+  } else if (frame) {
+    ++num_refused_;
   }
   return true;
 }

@@ -237,9 +237,6 @@ bool ZeromqTransport::send_frame(
   // nothing of it.
   if (socket.has_input()) {
     mark(source);
-    if (waiting_) {
-      poller_.wake();
-    }
   }
   return sent;
 }

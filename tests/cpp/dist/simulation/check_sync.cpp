@@ -1,0 +1,211 @@
+#include <map>
+#include <tuple>
+
+#include "checker.h"
+
+namespace torchkv::dist::simulation {
+
+namespace {
+
+using Kind = Instruction::Kind;
+
+// A round: (key and number of its init, number of the push).
+using At = std::pair<SliceId, int>;
+
+struct PushOf {
+  int uid;
+  int weight;
+  Poison poison;
+};
+
+// What the programs say.
+class Expected {
+ public:
+  explicit Expected(const std::vector<Program>& programs)
+      : num_workers_(programs.size()) {
+    for (size_t rank = 0; rank < programs.size(); ++rank) {
+      read(static_cast<int>(rank), programs[rank]);
+    }
+  }
+
+  // The value of a slice after a round, as (first half, second half): an
+  // updater that throws may have written only the first.
+  using Halves = std::pair<Element, Element>;
+  const Halves& value(const At& at) {
+    if (const auto found = values_.find(at); found != values_.end()) {
+      return found->second;
+    }
+    Halves halves;
+    if (at.second > 0) {
+      halves = value({at.first, at.second - 1});
+      const auto factor = static_cast<int64_t>(clip(at));
+      const Poison threw = poison(at);
+      if (factor != 0 && threw != Poison::kBefore) {
+        const auto rate = rates_.find(at);
+        for (const auto& [rank, push] : rounds_.at(at)) {
+          const Element element = pushed(push.uid, push.weight, push.poison);
+          const int64_t now = rate == rates_.end() ? 0 : rate->second;
+          add(halves.first, element, now, factor);
+          if (threw != Poison::kHalf) {
+            add(halves.second, element, now, factor);
+          }
+        }
+      }
+    }
+    return values_.emplace(at, halves).first->second;
+  }
+  // What the updater did: the first rank's push counts.
+  Poison poison(const At& at) const {
+    if (clip(at) != 0) {
+      for (const auto& [rank, push] : rounds_.at(at)) {
+        if (push.poison != Poison::kNone) {
+          return push.poison;
+        }
+      }
+    }
+    return Poison::kNone;
+  }
+  bool is_complete(const At& at) const {
+    const auto found = rounds_.find(at);
+    return at.second == 0 ||
+        (found != rounds_.end() && found->second.size() == num_workers_);
+  }
+  // The round of a push; the last round before a pull.
+  At at(int rank, int64_t pc, const Key& key) const {
+    return before_.at({rank, pc, {key, 0}});
+  }
+  int numel(const At& at) const {
+    return numels_.at(at.first);
+  }
+
+ private:
+  using Point = std::tuple<int, int64_t, SliceId>;
+
+  void read(int rank, const Program& program);
+
+  double clip(const At& at) const {
+    const auto step = steps_.find(at);
+    if (step == steps_.end()) {
+      return 1;
+    }
+    double total = 0;
+    for (const At& member : step->second) {
+      Element sum;
+      for (const auto& [rank, push] : rounds_.at(member)) {
+        add(sum, pushed(push.uid, push.weight, push.poison), 1, 1);
+      }
+      total += measure(sum) * numels_.at(member.first);
+    }
+    return factor_of(total);
+  }
+
+  const size_t num_workers_;
+  std::map<At, std::map<int, PushOf>> rounds_; // by rank
+  std::map<At, int64_t> rates_;
+  std::map<At, std::vector<At>> steps_; // rounds that are clipped together
+  std::map<SliceId, int> numels_;
+  std::map<Point, At> before_;
+  std::map<At, Halves> values_;
+};
+
+void Expected::read(int rank, const Program& program) {
+  std::map<SliceId, std::pair<int, int>> counts; // inits, pushes
+  int64_t rate = 1;
+  for (size_t pc = 0; pc < program.size(); ++pc) {
+    const Instruction& instruction = program[pc];
+    if (instruction.kind == Kind::kConfig) {
+      rate = instruction.rate;
+    }
+    std::vector<At> members;
+    for (const Item& item : instruction.items) {
+      auto& [init, number] = counts[{item.key, 0}];
+      if (instruction.kind == Kind::kInit) {
+        ++init;
+        number = 0;
+        numels_.try_emplace({item.key, init}, item.numel);
+      }
+      number += instruction.is_push() ? 1 : 0;
+      const At at{{item.key, init}, number};
+      if (instruction.is_push()) {
+        rounds_[at][rank] = {item.uid, item.weight, item.poison};
+        members.push_back(at);
+        if (rank == 0) {
+          rates_[at] = rate;
+        }
+      }
+      const Point point{rank, static_cast<int64_t>(pc), {item.key, 0}};
+      before_.emplace(point, at);
+    }
+    if (rank == 0 && instruction.two_phase) {
+      for (const At& at : members) {
+        steps_[at] = members;
+      }
+    }
+  }
+}
+
+} // namespace
+
+void Checker::sync_values(size_t store, const Entries& entries) {
+  Expected expected(plan_.programs[store]);
+  std::map<At, Error> told; // a round's outcome is the same for all ranks
+  for (const Entry& entry : entries) {
+    const Row& row = *entry.row;
+    if (entry.item == nullptr || row.pc < 0) {
+      continue;
+    }
+    const Key& key = entry.item->key;
+    const At at = expected.at(row.rank, row.pc, key);
+    if (entry.is_push() && row.t1) {
+      const Poison threw = expected.poison(at);
+      if (row.error && row.error->code == ErrorCode::kUpdater) {
+        const Error& error = *row.error;
+        // Lists with a push that is missing are of other rounds than others'.
+        const bool is_same =
+            !plan_.misuse || (error.slice && error.slice->key == key);
+        if (is_same && !(told.try_emplace(at, error).first->second == error)) {
+          bad("updater: not what others were told: " + text_of(row));
+        }
+        if (error.slice && error.slice->key == key &&
+            error.text != text_of(threw)) {
+          bad("updater: " + text_of(row));
+        }
+      } else if (!row.error && threw != Poison::kNone) {
+        bad("swallowed: " + text_of(threw) + ": " + text_of(row));
+      }
+    }
+    if (!entry.has_values()) {
+      continue;
+    }
+    if (!expected.is_complete(at)) {
+      bad("sum: of a round that was never complete: " + text_of(row));
+      continue;
+    }
+    const auto& [first, second] = expected.value(at);
+    size_t count = 0;
+    for (const Part* part : entry.parts) {
+      const size_t length = part->elements.size();
+      count += length;
+      bool is_right = part->version == at.second;
+      bool only_order = is_right;
+      for (size_t i = 0; i < length; ++i) {
+        const Element& wanted = i < length / 2 ? first : second;
+        is_right = is_right && part->elements[i] == wanted;
+        only_order = only_order && part->elements[i].counts == wanted.counts;
+      }
+      if (!is_right) {
+        std::string text = only_order ? "order: " : "sum: ";
+        text += text_of(row) + " not version " + std::to_string(at.second);
+        for (const auto& [uid, amount] : contents(second)) {
+          text += " #" + std::to_string(uid) + "*" + std::to_string(amount);
+        }
+        bad(text);
+      }
+    }
+    if (count != static_cast<size_t>(expected.numel(at))) {
+      bad("size: " + text_of(row));
+    }
+  }
+}
+
+} // namespace torchkv::dist::simulation

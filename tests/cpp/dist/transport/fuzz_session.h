@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dist/protocol/server.h"
+#include "dist/protocol/worker.h"
+#include "dist/transport/frame.h"
+#include "frame_mutator.h"
+#include "random_frame.h"
+
+namespace torchkv::dist {
+
+// Ends the program, with what is needed to run the input again.
+[[noreturn]] void fuzz_failed(const char* what);
+inline void fuzz_expect(bool condition, const char* what) {
+  if (!condition) {
+    fuzz_failed(what);
+  }
+}
+
+// Bytes that have been allocated since the last call; 0 without a sanitizer.
+size_t fuzz_allocated();
+
+// Decodes an input. If it is accepted, another encoding must be equal to it.
+std::optional<Frame> fuzz_decode(
+    const FrameMutator::Input& input,
+    Direction direction,
+    const Limits& limits);
+
+// A store's workers and servers at work, in virtual time, while a stranger who
+// knows the token injects frames like theirs.
+class FuzzSession {
+ public:
+  // `is_calm`: nobody injects anything, and all calls must succeed.
+  FuzzSession(uint64_t seed, bool is_calm);
+
+  // Until everything is done or `max_inputs` have been injected.
+  void run(int64_t max_inputs);
+
+  int64_t num_inputs() const {
+    return num_inputs_;
+  }
+  int64_t num_accepted() const {
+    return num_accepted_;
+  }
+  // Of all frames that the cores were given.
+  size_t num_bytes() const {
+    return num_bytes_;
+  }
+  int64_t num_rounds() const {
+    return num_rounds_;
+  }
+  int64_t num_returns() const {
+    return num_returns_;
+  }
+  // Frames of the cores that decode refuses: after hostile numbers only.
+  int64_t num_refused() const {
+    return num_refused_;
+  }
+
+ private:
+  struct Packet {
+    Address to;
+    FrameMutator::Input input;
+  };
+  struct Work {
+    int32_t server;
+    RoundPtr round;
+    bool is_measure;
+  };
+  struct Program {
+    size_t next = 0;
+    int64_t inc = 1;
+    std::map<CallId, Request::Kind> calls; // that have not returned
+    bool is_closed = false;
+  };
+
+  static Config make_config(RandomFrames& random);
+  void make_requests();
+  Request::Item make_item(int64_t key);
+  Request make_request();
+  static bool may_begin(const Program& program, const Request& request);
+  Request altered(const Request& request);
+  void make_worker(int32_t rank);
+  Direction direction_to(const Address& to) const {
+    return to.role == Address::Role::kServer ? Direction::kRequest
+                                             : Direction::kAnswer;
+  }
+  size_t bytes_of(const SliceId& slice) const;
+  bool is_done() const;
+
+  void step();
+  void disturb();
+  void tick();
+  void begin_calls();
+  void work_on(size_t at);
+  void deliver(const Packet& packet);
+  void inject(const Packet& packet);
+  void hand_over(const Address& to, const Frame& frame);
+  void perform(const Address& of, Actions actions);
+  void perform_all();
+  void check(const Round& round);
+  void check(int32_t rank, const Return& result);
+
+  RandomFrames random_;
+  FrameMutator mutator_;
+  const bool is_calm_;
+  const Config config_;
+  const Limits limits_;
+  const Time begin_; // of the injections
+  const int32_t wrong_rank_; // whose program differs; -1: none
+  Time now_ = 0;
+  std::vector<Request> requests_;
+  std::map<int64_t, KeySpec> specs_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Program> programs_;
+  std::deque<Packet> packets_;
+  std::deque<Work> work_;
+  std::vector<Frame> seen_; // to make others of
+  // Shared memory: (kid, version) in the segments of slots.
+  std::map<uint64_t, std::pair<int64_t, int64_t>> stamps_;
+  uint64_t last_segment_ = 0;
+  std::vector<std::optional<Shard>> shards_; // on disk, by server
+
+  int64_t num_inputs_ = 0;
+  int64_t max_inputs_ = 0;
+  int64_t num_accepted_ = 0;
+  int64_t num_rounds_ = 0;
+  int64_t num_returns_ = 0;
+  int64_t num_refused_ = 0;
+  size_t num_bytes_ = 0;
+};
+
+} // namespace torchkv::dist

@@ -1,0 +1,66 @@
+// Routes: answers go where the latest request of an incarnation came from.
+#include "dist/transport/routes.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace torchkv::dist {
+namespace {
+
+std::string route(const Routes& routes, int32_t rank, int64_t incarnation) {
+  const std::string* const found = routes.find(rank, incarnation);
+  return found == nullptr ? "none" : *found;
+}
+
+TEST(RoutesTest, AnIncarnationHasItsOwn) {
+  Routes routes;
+  EXPECT_EQ(route(routes, 1, 1), "none");
+  routes.heard(1, 1, "a");
+  routes.heard(1, 2, "b");
+  routes.heard(2, 1, "c");
+  routes.heard(1, 1, "a");
+  EXPECT_EQ(route(routes, 1, 1), "a");
+  EXPECT_EQ(route(routes, 1, 2), "b");
+  EXPECT_EQ(route(routes, 2, 1), "c");
+  EXPECT_EQ(route(routes, 2, 2), "none");
+}
+
+TEST(RoutesTest, AReplacedConnectionDoesNotComeBack) {
+  Routes routes;
+  routes.heard(1, 1, "a");
+  routes.heard(1, 1, "b");
+  routes.heard(1, 1, "a"); // late
+  EXPECT_EQ(route(routes, 1, 1), "b");
+  routes.heard(1, 1, "c");
+  EXPECT_EQ(route(routes, 1, 1), "c");
+}
+
+TEST(RoutesTest, AConnectionThatIsGoneDoesNotComeBack) {
+  Routes routes;
+  routes.erase(1, 1);
+  routes.heard(1, 1, "a");
+  routes.erase(1, 1);
+  EXPECT_EQ(route(routes, 1, 1), "none");
+  routes.erase(1, 1);
+  routes.heard(1, 1, "a");
+  EXPECT_EQ(route(routes, 1, 1), "none");
+  routes.heard(1, 1, "b");
+  EXPECT_EQ(route(routes, 1, 1), "b");
+}
+
+TEST(RoutesTest, KeepsTheHighestIncarnations) {
+  Routes routes;
+  for (int64_t i = 1; i <= 1000; ++i) {
+    routes.heard(1, i, "c" + std::to_string(i));
+  }
+  EXPECT_EQ(route(routes, 1, 1000), "c1000");
+  EXPECT_EQ(route(routes, 1, 997), "c997");
+  EXPECT_EQ(route(routes, 1, 996), "none");
+  routes.heard(1, 3, "old");
+  EXPECT_EQ(route(routes, 1, 3), "none");
+  EXPECT_EQ(route(routes, 1, 997), "c997");
+}
+
+} // namespace
+} // namespace torchkv::dist

@@ -1,0 +1,1 @@
+"""The protocol as a model, which the C++ cores are compared with."""

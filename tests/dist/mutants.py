@@ -1,0 +1,264 @@
+"""Plants bugs in the cores of the distributed store, and tells which are noticed.
+
+    python tests/dist/mutants.py [--only TEXT] [--runs N] [--seconds S] [--tests]
+
+Each bug is a change of a few lines of the sources, in tests/dist/mutants/*.txt. The
+changed sources are compiled into the simulation (tests/cpp/dist/simulation), which runs
+seeds until one of its checks fails. With --tests, the unit tests of the cores run for
+the bugs that no seed has found. Exits with 1 if nothing notices a bug.
+
+A mutant is a name, the cells of the simulation in which it should be noticed, and
+replacements of lines: those that begin with "-" by those that begin with "+". White
+space does not count, and what is replaced must be there exactly once.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = Path("csrc/dist/protocol")
+SIMULATION = Path("tests/cpp/dist/simulation")
+TESTS = Path("tests/cpp/dist/protocol")
+CORE = [Path("csrc/core/key.cpp"), Path("csrc/core/text.cpp")]
+GOOGLETEST = ("gtest-all", "gtest_main")
+MODES = ("sync", "async", "ssp", "quorum")
+PROFILES = ("calm", "flaky", "crash", "misuse", "restart")
+
+
+@dataclass
+class Change:
+    """A replacement in one file."""
+
+    path: Path
+    old: str = ""
+    new: str = ""
+
+
+@dataclass
+class Mutant:
+    """A planted bug."""
+
+    name: str
+    cells: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+
+def sources(folder: Path, pattern: str) -> list[Path]:
+    """Files of a folder of the repository."""
+    return [path.relative_to(ROOT) for path in sorted((ROOT / folder).glob(pattern))]
+
+
+def cells_of(text: str) -> list[tuple[str, str]]:
+    """("sync", "crash") and so on for "sync/crash", or "sync" for all its cells."""
+    cells = []
+    for word in text.split():
+        mode, _, profile = word.partition("/")
+        if mode not in MODES or (profile and profile not in PROFILES):
+            raise ValueError(f"no such cell: {word}")
+        cells += [
+            (mode, each)
+            for each in ([profile] if profile else PROFILES)
+            if mode == "sync" or each != "restart"
+        ]
+    return cells
+
+
+def read(path: Path) -> Iterator[Mutant]:
+    """The mutants of a file."""
+    mutant = None
+    for line in path.read_text().splitlines():
+        if line.startswith("= "):
+            if mutant:
+                yield mutant
+            mutant = Mutant(line[2:])
+        elif mutant is None or not line:
+            continue
+        elif line.startswith("cells: "):
+            mutant.cells = cells_of(line[7:])
+        elif line.startswith("@ "):
+            file = Path(line[2:])
+            path_in_root = PROTOCOL / file if file.parent == Path() else file
+            mutant.changes.append(Change(path_in_root))
+        elif line[0] == "-":
+            mutant.changes[-1].old += line[1:] + "\n"
+        elif line[0] == "+":
+            mutant.changes[-1].new += line[1:] + "\n"
+        else:
+            raise ValueError(f"{path.name}: what is this? {line}")
+    if mutant:
+        yield mutant
+
+
+def tokens(text: str) -> list[str]:
+    """Its words and signs, without comments."""
+    return re.findall(r"\w+|[^\w\s]", re.sub(r"//[^\n]*", "", text))
+
+
+def replaced(source: str, change: Change) -> str:
+    """`source` with the change. Raises ValueError unless it fits exactly once."""
+    gap = r"(?:\s|//[^\n]*\n)*"
+    found = list(re.finditer(gap.join(map(re.escape, tokens(change.old))), source))
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} places in {change.path}:\n{change.old}")
+    begin, end = found[0].span()
+    return source[:begin] + change.new + source[end:]
+
+
+class Builder:
+    """Compiles the sources, and again those that a mutant changes."""
+
+    def __init__(self, folder: Path, tests: bool) -> None:
+        self.folder = folder
+        self.cxx = os.environ.get("CXX", "c++")
+        abi = int(torch.compiled_with_cxx11_abi())
+        self.flags = ["-std=c++20", "-O1", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+        self.flags += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/cpp'}"]
+        self.flags += [f"-I{path}" for path in include_paths()]
+        self.core = CORE + sources(PROTOCOL, "*.cpp")
+        self.simulation = sources(SIMULATION, "*.cpp")
+        self.tests: list[Path] = []
+        if tests:
+            command = [str(ROOT / "tools/get_googletest")]
+            googletest = Path(subprocess.check_output(command, text=True).strip())
+            self.flags += [f"-I{googletest / 'include'}", f"-I{googletest}"]
+            self.tests = sources(TESTS, "*_test.cpp")
+            self.tests += [googletest / "src" / f"{part}.cc" for part in GOOGLETEST]
+
+    def object(self, path: Path, folder: Path) -> Path:
+        """The object of the source at `path`."""
+        return folder / (str(path).strip("/").replace("/", "_") + ".o")
+
+    def compile(self, source: Path, path: Path, folder: Path) -> None:
+        """Compiles `source`, which stands for the file at `path`."""
+        command = [self.cxx, *self.flags, f"-I{(ROOT / path).parent}"]
+        command += ["-c", str(source), "-o", str(self.object(path, folder))]
+        subprocess.run(command, check=True)
+
+    def build_all(self) -> None:
+        """Compiles the sources as they are, unless that has been done."""
+        folders = [PROTOCOL, SIMULATION, TESTS]
+        headers = [each for folder in folders for each in sources(folder, "*.h")]
+        latest = max((ROOT / header).stat().st_mtime for header in headers)
+        for path in self.core + self.simulation + self.tests:
+            done = self.object(path, self.folder)
+            newest = max(latest, (ROOT / path).stat().st_mtime)
+            if not done.exists() or done.stat().st_mtime < newest:
+                self.compile(ROOT / path, path, self.folder)
+
+    def link(self, name: str, paths: list[Path], folder: Path) -> Path:
+        """A program, of the objects in `folder` and of others that are unchanged."""
+        changed = [self.object(path, folder) for path in paths]
+        unchanged = [self.object(path, self.folder) for path in paths]
+        objects = [
+            str(mine if mine.exists() else other)
+            for mine, other in zip(changed, unchanged, strict=True)
+        ]
+        libraries = library_paths()[0]
+        command = [self.cxx, *objects, "-o", str(folder / name), "-pthread"]
+        command += [f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}"]
+        subprocess.run(command, check=True)
+        return folder / name
+
+    def mutate(self, mutant: Mutant, folder: Path) -> None:
+        """Compiles what the mutant changes into `folder`."""
+        texts: dict[Path, str] = {}
+        for change in mutant.changes:
+            text = texts.get(change.path) or (ROOT / change.path).read_text()
+            texts[change.path] = replaced(text, change)
+        for path, text in texts.items():
+            source = folder / path.name
+            source.write_text(text)
+            self.compile(source, path, folder)
+
+
+def simulate(program: Path, mutant: Mutant, runs: int, seconds: float) -> str | None:
+    """How the simulation has noticed it, or None."""
+    start, done, size = time.monotonic(), 0, 5
+    while done < runs and time.monotonic() - start < seconds:
+        for i, (mode, profile) in enumerate(mutant.cells):
+            command = [str(program), "--first", "--mode", mode, "--profile", profile]
+            command += ["--start", str(done), "--seeds", str(size)]
+            try:
+                result = subprocess.run(
+                    command, capture_output=True, text=True, timeout=300
+                )
+            except subprocess.TimeoutExpired:
+                return f"{mode}/{profile}: does not end"
+            if result.returncode:
+                found = re.search(r"^FAIL (\d+) (.*)", result.stdout, re.MULTILINE)
+                text = found.group(2)[:90] if found else f"{mode} {profile}: crash"
+                seed = int(found.group(1)) if found else done
+                return f"after {seed * len(mutant.cells) + i + 1:5d} runs: {text}"
+        done += size
+        size = min(size * 2, 200)
+    return None
+
+
+def unit_test(program: Path) -> str | None:
+    """The tests that fail, or None."""
+    try:
+        result = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "tests: do not end"
+    if not result.returncode:
+        return None
+    failed = re.findall(r"^\[  FAILED  \] (\w+\.\w+)", result.stdout, re.MULTILINE)
+    return "tests: " + (failed[0] if failed else "crash")
+
+
+def main() -> int:
+    """Runs the mutants that the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants with this in their name")
+    parser.add_argument("--runs", type=int, default=2000, help="of each cell, at most")
+    parser.add_argument("--seconds", type=float, default=60, help="for each, at most")
+    parser.add_argument("--tests", action="store_true", help="the unit tests, too")
+    parser.add_argument("--folder", type=Path, help="keeps the objects there")
+    arguments = parser.parse_args()
+    files = sorted(Path(__file__).with_name("mutants").glob("*.txt"))
+    mutants = [mutant for path in files for mutant in read(path)]
+    chosen = [mutant for mutant in mutants if arguments.only in mutant.name]
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="mutants"))
+    folder.mkdir(parents=True, exist_ok=True)
+    builder = Builder(folder, arguments.tests)
+    builder.build_all()
+    missed = 0
+    for mutant in chosen:
+        changed = folder / "changed"
+        shutil.rmtree(changed, ignore_errors=True)
+        changed.mkdir()
+        try:
+            builder.mutate(mutant, changed)
+        except (ValueError, subprocess.CalledProcessError) as error:
+            print(f"{mutant.name:50} cannot be planted: {error}", flush=True)
+            missed += 1
+            continue
+        program = builder.link("simulate", builder.core + builder.simulation, changed)
+        notes = [simulate(program, mutant, arguments.runs, arguments.seconds)]
+        if arguments.tests:
+            notes.append(
+                unit_test(builder.link("tests", builder.core + builder.tests, changed))
+            )
+        missed += not any(notes)
+        text = "; ".join(filter(None, notes)) or "NOT NOTICED"
+        print(f"{mutant.name:50} {text}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed")
+    if not arguments.folder:
+        shutil.rmtree(folder)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
