@@ -56,6 +56,8 @@ Config config_of(
       config.heartbeat);
   config.lost = 4 * config.heartbeat;
   config.join = timeout;
+  // A server says whom it waits for when it is asked again.
+  config.retry = std::clamp(timeout / 4, 0.05, config.retry);
   config.digest = stable_hash(c10::str(
       type,
       '/',

@@ -32,8 +32,7 @@ std::string timeout_text(const Error& error, double timeout) {
 
 std::string text_of(const Error& error, int64_t rank, double timeout) {
   const std::string who =
-      error.who == rank ? c10::str("this rank, ", rank, ",")
-                        : c10::str("rank ", error.who);
+      c10::str("rank ", error.who, error.who == rank ? ", this one," : "");
   switch (error.code) {
     case ErrorCode::kConfig:
       return c10::str(

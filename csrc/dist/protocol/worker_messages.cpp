@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "worker.h"
@@ -9,7 +10,7 @@ namespace {
 // Numbers that count what happens. No right server comes near the limit, below
 // which they can be added to.
 bool is_valid_count(int64_t number) {
-  return number >= 0 && number < int64_t{1} << 62U;
+  return number >= 0 && number < std::numeric_limits<int64_t>::max() / 2;
 }
 
 bool is_pull(Kind kind) {
@@ -224,7 +225,7 @@ void Worker::on_copied(
     return;
   }
   WorkerOperation& operation = at->second;
-  const auto lease = *operation.lease;
+  const auto lease = operation.lease.value_or(WorkerOperation::Lease());
   if (kid != lease.kid || version != lease.version) {
     // Our session had ended before the last byte was read: asking again tells.
     operation.lease.reset();

@@ -240,6 +240,7 @@ void code_operation_answer(Coder& coder, M& message) {
       break;
     case Kind::kValue:
       code_piece(coder, message);
+      coder.expect(message.index >= 0 || message.region);
       coder.counter(message.round);
       coder.counter(message.version);
       coder.counter(message.kid);

@@ -209,6 +209,34 @@ TEST(ServerSessionTest, ABarrierDoesNotWaitForWhoIsLost) {
   EXPECT_EQ(s.last(1, Kind::kDone).phase, 1);
 }
 
+TEST(ServerSessionTest, WhoWaitsInABarrierHoldsNobodyUp) {
+  Config config = ServerScript::config(1, 2);
+  config.policy.staleness = 0;
+  ServerScript s(config);
+  s.control(1, Kind::kEnter, with_counts(0));
+  for (const int64_t round : {1, 2}) {
+    s.push(0, round);
+    s.apply_all();
+  }
+  EXPECT_EQ(s.view()->version, 2);
+  s.pull(1); // it has left the barrier, perhaps with an error
+  s.push(0, 3);
+  EXPECT_EQ(s.begun().size(), 2);
+}
+
+TEST(ServerSessionTest, GraceEndsBelowTheQuorum) {
+  Config config = ServerScript::config(2);
+  config.policy.grace = 0.3;
+  ServerScript s(config);
+  s.push(1, 1);
+  s.push(2, 1);
+  s.lose(2);
+  s.wait(0.4);
+  EXPECT_TRUE(s.begun().empty());
+  s.wait(0.6); // out of patience
+  EXPECT_EQ(s.begun().size(), 1);
+}
+
 TEST(ServerSessionTest, ABarrierEndsByARefusedPush) {
   ServerScript s(ServerScript::config(1, 2));
   s.push(0, 7);

@@ -114,8 +114,8 @@ TEST(WorkerMemoryTest, TheThirdPushOfDistAsyncWaitsAndLeavesNoTrace) {
   scene.give(wait);
   scene.run(2);
   const Return end = scene.ended(late);
-  EXPECT_EQ(end.error->code, ErrorCode::kTimeout);
-  EXPECT_EQ(end.error->missing, std::vector<int32_t>{3});
+  EXPECT_EQ(error_in(end).code, ErrorCode::kTimeout);
+  EXPECT_EQ(error_in(end).missing, std::vector<int32_t>{3});
   EXPECT_EQ(scene.worker.stalled(), 0);
   const CallId next = scene.call(request(RK::kPush, {"w"}), 100);
   EXPECT_EQ(scene.worker.stalled(), next);
@@ -142,7 +142,7 @@ TEST(WorkerMemoryTest, AStalledPushThatIsRefusedEnds) {
   EXPECT_EQ(scene.worker.stalled(), late);
   scene.worker.on_peer_lost(0, scene.now);
   scene.collect();
-  EXPECT_EQ(scene.ended(late).error->code, ErrorCode::kServerLost);
+  EXPECT_EQ(error_in(scene.ended(late)).code, ErrorCode::kServerLost);
   EXPECT_EQ(scene.worker.stalled(), 0);
   // Who seems lost may still be reading.
   EXPECT_EQ(memory.live.size(), 2);
@@ -189,7 +189,7 @@ TEST(WorkerMemoryTest, ALeaseIsCopiedOnceAndFreedUntilTheServerKnows) {
   ASSERT_EQ(scene.others.size(), 1);
   const auto& copy = std::get<CopyOut>(scene.others[0]);
   EXPECT_EQ(copy.opno, 2);
-  EXPECT_EQ(copy.region, *scene.lease.region);
+  EXPECT_EQ(copy.region, scene.lease.region);
   EXPECT_EQ(scene.log(), Lines{});
   scene.copied(6);
   const Return end = scene.ended(scene.id);
@@ -226,7 +226,7 @@ TEST(WorkerMemoryTest, ATornCopyIsThrownAwayAndAskedForAgain) {
 
 TEST(WorkerMemoryTest, ALeaseOfAnotherSizeIsDropped) {
   LeaseScene scene;
-  scene.lease.region->size = 31;
+  scene.lease.region = Region{4, 64, 31};
   scene.give(scene.lease);
   EXPECT_TRUE(scene.others.empty());
 }

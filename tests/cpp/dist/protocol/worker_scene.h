@@ -65,6 +65,12 @@ inline Request request(
   return result;
 }
 
+// Of a call that must have failed.
+inline Error error_in(const Return& end) {
+  EXPECT_TRUE(end.error);
+  return end.error.value_or(Error());
+}
+
 struct WorkerScene {
   explicit WorkerScene(
       const Config& with,

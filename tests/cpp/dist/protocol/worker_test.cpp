@@ -46,8 +46,8 @@ TEST(WorkerTest, APushIsSentUntilTheServerHasItAndThenAskedFor) {
   push.items[0].value = bytes(32, 50);
   const CallId id = scene.call(push);
   ASSERT_EQ(scene.sent.size(), 2);
-  for (int32_t i = 0; i < 2; ++i) {
-    const Message& piece = scene.sent[static_cast<size_t>(i)];
+  for (const size_t i : {0, 1}) {
+    const Message& piece = scene.sent[i];
     EXPECT_EQ(piece.kind, Kind::kPush);
     EXPECT_EQ(piece.slice, (SliceId{"w", 0}));
     EXPECT_EQ(piece.index, i);
@@ -256,9 +256,9 @@ TEST(WorkerTest, ADeletedKeyIsUnknown) {
   EXPECT_FALSE(scene.ended(id).error);
   const Return end = scene.ended(scene.call(request(RK::kPull, {"x"})));
   ASSERT_TRUE(end.error);
-  EXPECT_EQ(end.error->code, ErrorCode::kUnknown);
-  EXPECT_EQ(end.error->who, 1);
-  EXPECT_EQ(end.error->slice, (SliceId{"x", 0}));
+  EXPECT_EQ(error_in(end).code, ErrorCode::kUnknown);
+  EXPECT_EQ(error_in(end).who, 1);
+  EXPECT_EQ(error_in(end).slice, (SliceId{"x", 0}));
 }
 
 TEST(WorkerTest, ABarrierOfDistSyncMeetsAtServerZeroWithTheCounts) {
@@ -388,8 +388,7 @@ TEST(WorkerTest, AStepInTwoPhasesIsDecidedByTheSumOfItsNorms) {
   };
   const CallId id = scene.call(push, 5);
   for (const auto& message : scene.sent) {
-    ASSERT_TRUE(message.group);
-    EXPECT_EQ(*message.group, (Group{SliceId{"a", 0}, 1, 1}));
+    EXPECT_EQ(message.group, (Group{SliceId{"a", 0}, 1, 1}));
   }
   EXPECT_EQ(scene.log(), (Lines{"NORM 5", "NORM 6", "PUSH 3.0", "PUSH 4.0"}));
   Message norm = scene.from(0, Kind::kDone, 6);
@@ -398,7 +397,7 @@ TEST(WorkerTest, AStepInTwoPhasesIsDecidedByTheSumOfItsNorms) {
   EXPECT_EQ(scene.log(), Lines{});
   // The step is not the call: it goes on when the call has timed out.
   scene.run(6);
-  EXPECT_EQ(scene.ended(id).error->code, ErrorCode::kTimeout);
+  EXPECT_EQ(error_in(scene.ended(id)).code, ErrorCode::kTimeout);
   scene.clear();
   norm.opno = 5;
   norm.partial = 3;

@@ -103,7 +103,6 @@ struct Totals {
   int64_t handed_over = 0;
   int64_t rounds = 0;
   int64_t returns = 0;
-  int64_t refused = 0;
   size_t most_memory = 0;
 };
 
@@ -125,7 +124,6 @@ void run_session(
   totals.handed_over += session.num_accepted();
   totals.rounds += session.num_rounds();
   totals.returns += session.num_returns();
-  totals.refused += session.num_refused();
   totals.most_memory = std::max(totals.most_memory, used);
 }
 
@@ -194,15 +192,15 @@ int fuzz(int64_t max_inputs, std::optional<uint64_t> only) {
     if (progress.inputs >= next_report || progress.inputs >= max_inputs) {
       std::printf(
           "%" PRId64 " inputs, %.0f/s, %" PRId64 " accepted, %" PRId64
-          " by a core, %" PRId64 " rounds, %" PRId64 " returns, %" PRId64
-          " frames of cores refused, at most %zu bytes in a session\n",
+          " by a core, %" PRId64 " rounds, %" PRId64
+          " returns,"
+          " at most %zu bytes in a session\n",
           progress.inputs,
           static_cast<double>(progress.inputs) / seconds(),
           totals.accepted,
           totals.handed_over,
           totals.rounds,
           totals.returns,
-          totals.refused,
           totals.most_memory);
       std::fflush(stdout);
       next_report += 1000000;

@@ -183,6 +183,20 @@ TEST(FrameLimitsTest, FieldsHaveLimits) {
   }
 }
 
+TEST(FrameLimitsTest, AValueIsAPieceOrALease) {
+  Message message;
+  message.kind = Kind::kValue;
+  message.opno = 1;
+  EXPECT_FALSE(survives(message));
+  message.region = Region();
+  EXPECT_TRUE(survives(message));
+  message.region.reset();
+  message.pieces = 1;
+  EXPECT_FALSE(survives(message));
+  message.index = 0; // of no bytes
+  EXPECT_TRUE(survives(message));
+}
+
 TEST(FrameLimitsTest, TextsOfErrorsAreCut) {
   Message message;
   message.kind = Kind::kFatal;

@@ -59,10 +59,6 @@ class FuzzSession {
   int64_t num_returns() const {
     return num_returns_;
   }
-  // Frames of the cores that decode refuses: after hostile numbers only.
-  int64_t num_refused() const {
-    return num_refused_;
-  }
 
  private:
   struct Packet {
@@ -134,7 +130,6 @@ class FuzzSession {
   int64_t num_accepted_ = 0;
   int64_t num_rounds_ = 0;
   int64_t num_returns_ = 0;
-  int64_t num_refused_ = 0;
   size_t num_bytes_ = 0;
 };
 

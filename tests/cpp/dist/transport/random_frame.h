@@ -243,10 +243,12 @@ class RandomFrames {
     }
   }
   void piece(Message& result) {
-    result.pieces = from(0, kRandomLimits.num_pieces + 1);
-    result.index = from(-1, result.pieces);
+    const int32_t least = result.kind == Kind::kValue ? 0 : -1;
+    result.pieces = from(least + 1, kRandomLimits.num_pieces + 1);
+    result.index = from(least, result.pieces);
     if (result.kind != Kind::kInit && chance(4)) {
       result.region = region();
+      result.index = chance(2) ? -1 : result.index;
     } else if (result.index >= 0) {
       result.payload = payload();
     }

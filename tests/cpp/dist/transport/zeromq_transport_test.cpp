@@ -240,8 +240,10 @@ TEST_P(ZeromqTransportTest, WhatASendNoticesIsNotMissed) {
     worker.send(0, Direction::kRequest, push(1, 0, opno, bytes_of("x")));
   };
   const auto poll_until = [&](size_t count) {
-    for (int i = 0; i < 100 && collector.opnos.size() < count; ++i) {
-      worker.poll(lock, 15, collector);
+    const auto end = std::chrono::steady_clock::now() + Node::patience();
+    while (collector.opnos.size() < count &&
+           std::chrono::steady_clock::now() < end) {
+      worker.poll(lock, 20, collector);
     }
   };
   send(1);

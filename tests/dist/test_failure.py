@@ -1,0 +1,223 @@
+"""What the other ranks see when one dies, stops or hangs."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+
+HEARTBEAT_S = 0.25
+
+
+def full(value):
+    return torch.full((2, 3), float(value))
+
+
+def outcome(function):
+    """What a call raises: its type's name and text, and the seconds it took."""
+    start = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None, "", time.monotonic() - start
+
+
+def push_until_error(rank, type, victim, started):
+    kv = torchkv.create(type, heartbeat=HEARTBEAT_S, timeout=30)
+    kv.init(["a", "b", "c", "d"], [full(0)] * 4)
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    out = [full(0) for _ in range(4)]
+    kv.barrier()
+    with open(f"{started}/{rank}", "w"):
+        pass
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        failed = outcome(lambda: kv.pushpull(["a", "b", "c", "d"], [full(1)] * 4, out=out))
+        if failed[0]:
+            # Sticky in dist_sync.
+            return failed, outcome(kv.barrier)[0], outcome(lambda: kv.pull("a"))[0]
+    return None
+
+
+def wait_for(folder, num_ranks):
+    end = time.monotonic() + 30
+    while len(os.listdir(folder)) < num_ranks:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_is_an_error_on_all_others_in_dist_sync(tmp_path, number):
+    with ranks.Ranks(push_until_error, 3, "dist_sync", 1, str(tmp_path)) as job:
+        wait_for(tmp_path, 3)
+        time.sleep(0.2)
+        start = time.monotonic()
+        job.kill(1, number)
+        job.collect(ranks=[0, 2])
+        elapsed = time.monotonic() - start
+        for rank in (0, 2):
+            ok, value = job.results[rank]
+            assert ok, value
+            (kind, text, _), barrier, pull = value
+            assert kind in ("WorkerLostError", "ServerLostError"), text
+            assert "rank 1 is lost" in text
+            assert barrier in ("WorkerLostError", "ServerLostError")
+            assert pull in ("WorkerLostError", "ServerLostError")
+        # Four heartbeats, and the linger at the end of the ranks.
+        assert elapsed < 4 * HEARTBEAT_S + 2 * HEARTBEAT_S + 2
+
+
+def use_other_keys(rank, started, proceed):
+    kv = torchkv.create("dist_async", heartbeat=HEARTBEAT_S, timeout=20)
+    keys = list(range(16))
+    kv.init(keys, [full(0)] * 16)
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    with open(f"{started}/{rank}", "w"):
+        pass
+    while not os.path.exists(proceed):
+        time.sleep(0.01)
+    if rank == 1:
+        time.sleep(60)
+    time.sleep(6 * HEARTBEAT_S)
+    errors = [outcome(lambda key=key: kv.pushpull(key, full(1), full(0)))[:2] for key in keys]
+    return errors
+
+
+def test_dist_async_goes_on_for_keys_elsewhere(tmp_path):
+    folder = tmp_path / "started"
+    folder.mkdir()
+    proceed = tmp_path / "proceed"
+    with ranks.Ranks(use_other_keys, 3, str(folder), str(proceed)) as job:
+        wait_for(folder, 3)
+        job.kill(1)
+        proceed.touch()
+        job.collect(ranks=[0, 2])
+        for rank in (0, 2):
+            ok, errors = job.results[rank]
+            assert ok, errors
+            kinds = {kind for kind, _ in errors}
+            assert kinds == {None, "ServerLostError"}
+            for kind, text in errors:
+                assert kind is None or "the server on rank 1 is lost" in text
+
+
+def hang(rank):
+    kv = torchkv.create("dist_sync", timeout=1.0)
+    kv.init("w", full(0))
+    result = None
+    if rank == 0:
+        result = outcome(lambda: kv.pushpull("w", full(1), full(0)))
+    else:
+        time.sleep(2.5)
+    return result
+
+
+def test_a_call_ends_by_its_timeout_and_names_who_is_missing():
+    kind, text, elapsed = ranks.run(hang, 2)[0]
+    assert kind == "StoreTimeoutError"
+    assert "waited for rank 1" in text and "(key 'w')" in text
+    assert "outcome is unknown" in text
+    assert 0.9 < elapsed < 2
+    assert issubclass(torchkv.StoreTimeoutError, TimeoutError)
+    assert issubclass(torchkv.StoreTimeoutError, torchkv.RemoteError)
+    assert issubclass(torchkv.RemoteError, RuntimeError)
+
+
+def interrupted(rank, started):
+    kv = torchkv.create("dist_sync")
+    kv.init("w", full(0))
+    if rank == 1:
+        time.sleep(3)
+        kv.push("w", full(1))
+        kv.barrier()
+        return None
+    with open(f"{started}/{rank}", "w"):
+        pass
+    try:
+        kv.pushpull("w", full(1), full(0))
+    except KeyboardInterrupt:
+        interrupted_at = time.time()
+        kv.barrier()
+        return interrupted_at
+
+
+def test_ctrl_c_ends_a_waiting_call(tmp_path):
+    with ranks.Ranks(interrupted, 2, str(tmp_path)) as job:
+        wait_for(tmp_path, 1)
+        time.sleep(0.5)
+        sent = time.time()
+        job.kill(0, signal.SIGINT)
+        at, _ = job.join()
+        assert at - sent < 1.0
+
+
+def unequal(rank):
+    kv = torchkv.create("dist_sync", heartbeat=HEARTBEAT_S)
+    kv.init("w", full(0))
+    if rank == 0:
+        kv.push("w", full(1))
+    return outcome(kv.barrier)[:2]
+
+
+def test_a_forgotten_push_is_an_error_of_the_barrier():
+    for kind, text in ranks.run(unequal, 2):
+        assert kind == "RemoteError"
+        assert "pushed the key less often" in text and "(key 'w')" in text
+
+
+def other_shape(rank):
+    kv = torchkv.create("dist_sync", heartbeat=HEARTBEAT_S)
+    return outcome(lambda: kv.init("w", torch.zeros(3 + rank))), outcome(kv.barrier)
+
+
+def test_other_shapes_are_an_error():
+    for init, barrier in ranks.run(other_shape, 2):
+        kind, text, _ = init if init[0] else barrier
+        assert kind == "RemoteError"
+        assert "rank 1" in text and "another shape or dtype" in text
+        assert "(key 'w')" in text
+
+
+def early_exit(rank):
+    kv = torchkv.create("dist_sync", heartbeat=HEARTBEAT_S)
+    kv.init("w", full(0))
+    kv.barrier()
+    if rank == 1:
+        kv.close()
+        return None
+    return outcome(lambda: kv.pushpull("w", full(1), full(0)))[:2]
+
+
+def test_a_push_that_a_closed_rank_will_never_join_is_an_error():
+    kind, text = ranks.run(early_exit, 2)[0]
+    assert kind == "RemoteError"
+    assert "has closed the store" in text
+
+
+def missing_environment(rank):
+    del os.environ["WORLD_SIZE"]
+    return outcome(lambda: torchkv.create("dist_sync"))[:2]
+
+
+def test_without_a_launcher_the_missing_variable_is_named():
+    kind, text = ranks.run(missing_environment, 1)[0]
+    assert kind == "RuntimeError" and "WORLD_SIZE" in text and "torchrun" in text
+
+
+def absent(rank):
+    if rank == 1:
+        time.sleep(3)
+        return None
+    return outcome(lambda: torchkv.create("dist_sync", timeout=1.0))[:2]
+
+
+def test_a_rank_that_never_comes_is_named():
+    kind, text = ranks.run(absent, 2)[0]
+    assert kind == "RuntimeError"
+    assert "host/1" in text and "within" in text
