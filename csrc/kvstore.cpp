@@ -90,8 +90,8 @@ WorkPtr KVStore::pull(
 
 std::vector<at::Tensor> KVStore::pull(
     const Keys& keys,
-    const CallOptions& /*options*/) const {
-  return usable("pull").pull(keys);
+    const CallOptions& options) const {
+  return usable("pull").pull(keys, options);
 }
 
 WorkPtr KVStore::pushpull(
@@ -141,6 +141,10 @@ std::optional<KeyKind> KVStore::key_kind() const {
 std::vector<int64_t> KVStore::shape(const Key& key) const {
   const auto sizes = meta("shape", key).sizes;
   return {sizes.begin(), sizes.end()};
+}
+
+int64_t KVStore::version(const Key& key) const {
+  return usable("version").version(key);
 }
 
 c10::ScalarType KVStore::dtype(const Key& key) const {

@@ -129,6 +129,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // None before the first init.
   std::optional<KeyKind> key_kind() const;
   std::vector<int64_t> shape(const Key& key) const;
+  // The number of updates of the key's value, on several machines as far as
+  // this process knows.
+  int64_t version(const Key& key) const;
   c10::ScalarType dtype(const Key& key) const;
 
   // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot

@@ -175,6 +175,7 @@ class KVStore(Stateful):
         priority: int = 0,
         ignore_sparse: bool = True,
         async_op: bool = False,
+        min_version: int = 0,
     ) -> Any:
         """Writes each key's value into tensors, or returns new ones.
 
@@ -187,15 +188,20 @@ class KVStore(Stateful):
             priority: as in :meth:`push`.
             ignore_sparse: skip row-sparse outs; not supported yet.
             async_op: as in :meth:`push`.
+            min_version: wait until the value has had so many updates
+                (:meth:`version`), of whichever ranks.
 
         Returns:
             With ``out``: as :meth:`push`. Without: a new tensor of the stored shape,
             dtype and device, or a list of them for a list of keys.
 
         Raises:
-            ValueError: ``async_op`` without ``out``.
+            ValueError: ``async_op`` without ``out``; in a store on one machine, a
+                value with a lower version than ``min_version``.
         """
-        return self._impl.pull(key, out, priority, ignore_sparse, async_op)
+        return self._impl.pull(
+            key, out, priority, ignore_sparse, async_op, min_version
+        )
 
     def pushpull(
         self,
@@ -254,6 +260,14 @@ class KVStore(Stateful):
     def keys(self) -> list[int] | list[str]:
         """The keys, in order of ``init``."""
         return self._impl.keys()
+
+    def version(self, key: Key) -> int:
+        """The number of updates of a value.
+
+        In a ``dist`` store as far as this process knows: of the latest value that it
+        has pulled, and of its own pushes that have been answered.
+        """
+        return self._impl.version(key)
 
     def shape(self, key: Key) -> torch.Size:
         """The shape of a stored value."""
@@ -460,6 +474,12 @@ def create(type: str = "local", **options: Any) -> KVStore:
               ``TORCHKV_TIMEOUT``.
             * ``heartbeat`` (float): period of the signs of life in seconds; 1. A
               process that is silent for four of them is lost.
+            * ``snapshot_dir`` (str), ``snapshot_every`` (``"100 rounds"`` or ``"30s"``):
+              of ``dist_sync``: rank 0 lets the servers write what they hold to a
+              folder, between two of its steps, while training goes on. A store
+              that is created where there is a snapshot begins with it: ``init`` keeps
+              the values, and :meth:`version` says at which step to go on. The folder
+              is one for all hosts; the last two snapshots are kept.
             * ``security``: between hosts, ``"curve"`` (the default: encrypted, with
               the job's secret) or ``"none"``.
 

@@ -16,6 +16,7 @@ namespace torchkv {
 //   using Int = ...; using Bool = ...;        // of the priority and async_op
 //   CallOptions options(op, Int priority, Bool async_op);
 //   bool as_bool(op, name, Bool);             // throws for other types
+//   int64_t as_int(op, name, Int);            // likewise
 //   bool is_none(object);
 //   void refuse_tracing(op);                  // throws under a tracer
 //   using Released = ...;                     // RAII: without the GIL
@@ -108,11 +109,13 @@ class Calls {
       const Object& out,
       const Int& priority,
       const Bool& ignore_sparse,
-      const Bool& async_op) {
+      const Bool& async_op,
+      const Int& min_version) {
     constexpr auto* op = "pull";
     Objects::refuse_tracing(op);
     Objects::as_bool(op, "ignore_sparse", ignore_sparse); // no sparse outs
-    const CallOptions options = Objects::options(op, priority, async_op);
+    CallOptions options = Objects::options(op, priority, async_op);
+    options.min_version = Objects::as_int(op, "min_version", min_version);
     const ArgumentParser<Objects> parser(op);
     const Keys keys = parser.keys(key);
     if (!Objects::is_none(out)) {

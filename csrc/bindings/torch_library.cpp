@@ -66,6 +66,9 @@ struct ScriptObjects {
   static CallOptions options(const char* /*op*/, Int priority, Bool async_op) {
     return {priority, async_op};
   }
+  static int64_t as_int(const char* /*op*/, const char* /*name*/, Int value) {
+    return value;
+  }
   static bool as_bool(const char* /*op*/, const char* /*name*/, Bool value) {
     return value;
   }
@@ -166,7 +169,12 @@ TORCH_LIBRARY(torchkv, m) {
           "pull",
           &ScriptCalls::pull,
           "",
-          {key, no_out, priority, ignore_sparse, async_op})
+          {key,
+           no_out,
+           priority,
+           ignore_sparse,
+           async_op,
+           arg("min_version") = 0})
       .def(
           "pushpull",
           &ScriptCalls::pushpull,
@@ -179,6 +187,13 @@ TORCH_LIBRARY(torchkv, m) {
           {key, value, out, priority, async_op})
       .def("assign", &ScriptCalls::assign, "", {key, value})
       .def("delete", &ScriptCalls::erase, "", {key})
+      .def(
+          "version",
+          [](const Self& self, const IValue& key) {
+            return self->version(ArgumentParser<ScriptObjects>("version").key(key));
+          },
+          "",
+          {key})
       .def("keys", &keys)
       .def("__contains__", &ScriptCalls::contains, "", {key})
       .def("__len__", &KVStore::size)

@@ -10,10 +10,6 @@
 namespace torchkv::dist {
 namespace {
 
-// A value that the store has leased: it is not written while anything refers to
-// the pieces.
-struct StoredValue final : Value {};
-
 std::vector<int64_t> sizes_of(const Round& round) {
   return round.num_elements == round.spec->total
       ? round.spec->sizes
@@ -69,8 +65,20 @@ void Applier::erase(const SliceId& slice, int64_t kid) {
   enqueue(Erased{slice, kid});
 }
 
-void Applier::run(std::function<void()> function) {
-  enqueue(std::move(function));
+void Applier::complete(Shard shard, std::function<void(Shard)> done) {
+  auto shared = std::make_shared<Shard>(std::move(shard));
+  enqueue([this, shared, done = std::move(done)] {
+    for (const auto& [slice, shot] : shared->slices) {
+      const auto held = held_.find(slice.key);
+      auto* stored = dynamic_cast<StoredValue*>(shot->value.get());
+      // Without one, the value is still the current one.
+      if (stored != nullptr && !stored->state && held != held_.end() &&
+          held->second.kid == shot->kid) {
+        stored->state = store_.state_of(slice.key, held->second.updater);
+      }
+    }
+    done(std::move(*shared));
+  });
 }
 
 void Applier::set_python_updater(
@@ -135,6 +143,9 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
       error = "an exception of an unknown type";
     }
     for (; begin < end; ++begin) {
+      if (rounds[begin]->result == nullptr) { // failed before the update
+        rounds[begin]->result = rounds[begin]->source;
+      }
       finished.push_back({rounds[begin], error, /*is_measured=*/false});
     }
   }
@@ -143,16 +154,17 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
   }
 }
 
-// Puts the value where init brought it into the store.
-void Applier::prepare(const Round& round) {
+// Puts the value that init, or a snapshot, has brought into the store.
+void Applier::prepare(const Round& round, const Updater& updater) {
   const Key& key = round.slice.key;
-  const auto held = kids_.find(key);
-  if (held != kids_.end() && held->second == round.kid) {
+  const auto found = held_.find(key);
+  if (found != held_.end() && found->second.kid == round.kid) {
+    found->second.updater = updater;
     return;
   }
-  if (held != kids_.end()) {
+  if (found != held_.end()) {
     store_.erase(key);
-    kids_.erase(held);
+    held_.erase(found);
   }
   const Tensors value(tensor_of(
       round.source->pieces,
@@ -160,7 +172,21 @@ void Applier::prepare(const Round& round) {
       static_cast<c10::ScalarType>(round.spec->dtype),
       buffers_));
   store_.insert({"init", key, &value});
-  kids_[key] = round.kid;
+  held_[key] = {round.kid, updater};
+  const auto* restored = dynamic_cast<const StoredValue*>(round.source.get());
+  if (restored != nullptr && restored->state) {
+    store_.set_state_of(key, updater, *restored->state);
+  }
+}
+
+// Before the state of a value that a snapshot refers to is written.
+void Applier::keep_state(const Round& round) {
+  auto* stored = dynamic_cast<StoredValue*>(round.source.get());
+  const auto held = held_.find(round.slice.key);
+  if (round.in_snapshot && stored != nullptr && !stored->state &&
+      held != held_.end() && held->second.kid == round.kid) {
+    stored->state = store_.state_of(round.slice.key, held->second.updater);
+  }
 }
 
 void Applier::append_values(
@@ -183,10 +209,10 @@ void Applier::measure_one(const RoundPtr& round) {
   Keys keys;
   Tensors values;
   try {
-    prepare(*round);
+    const Updater updater = updater_of(*round);
+    prepare(*round, updater);
     append_values(*round, keys, values);
-    round->partial =
-        store_.measure({"push", keys, &values}, updater_of(*round));
+    round->partial = store_.measure({"push", keys, &values}, updater);
   } catch (const std::exception&) {
     // apply() will meet the same error, and report it.
     round->partial = 0;
@@ -200,7 +226,8 @@ std::optional<std::string> Applier::apply_batch(
   Keys keys;
   Tensors values;
   for (const auto& round : rounds) {
-    prepare(*round);
+    keep_state(*round);
+    prepare(*round, updater);
     append_values(*round, keys, values);
     round->source.reset(); // or the value would not be written in place
   }
@@ -265,10 +292,10 @@ Updater Applier::updater_of(const Round& round) {
 }
 
 void Applier::forget(const Erased& erased) {
-  const auto held = kids_.find(erased.slice.key);
-  if (held != kids_.end() && held->second == erased.kid) {
+  const auto held = held_.find(erased.slice.key);
+  if (held != held_.end() && held->second.kid == erased.kid) {
     store_.erase(erased.slice.key);
-    kids_.erase(held);
+    held_.erase(held);
   }
 }
 

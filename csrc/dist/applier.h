@@ -16,6 +16,7 @@
 #include "../store/local_store.h"
 #include "buffers.h"
 #include "protocol/action.h"
+#include "snapshot_files.h"
 #include "update_spec.h"
 
 namespace torchkv::dist {
@@ -47,20 +48,17 @@ class Applier {
   void apply(RoundPtr round);
   // Sets Round::partial. The value may not change before apply().
   void measure(RoundPtr round);
+  // Fills in the states of a snapshot's values, then calls `done`, after what is
+  // queued.
+  void complete(Shard shard, std::function<void(Shard)> done);
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
-  // Runs on the applier's thread, after what is queued.
-  void run(std::function<void()> function);
 
   // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
   // call, stands for on this rank.
   void set_python_updater(
       int64_t epoch,
       std::shared_ptr<OpaqueUpdater> updater);
-  // The rounds' values and optimizer state. REQUIRES: the applier's thread.
-  LocalStore& store() {
-    return store_;
-  }
 
  private:
   struct Erased {
@@ -79,7 +77,8 @@ class Applier {
       c10::ArrayRef<RoundPtr> rounds,
       const Updater& updater);
   void measure_one(const RoundPtr& round);
-  void prepare(const Round& round);
+  void prepare(const Round& round, const Updater& updater);
+  void keep_state(const Round& round);
   // Its pushes as tensors, appended as a group.
   void append_values(const Round& round, Keys& keys, Tensors& values) const;
   Updater updater_of(const Round& round);
@@ -94,7 +93,11 @@ class Applier {
   LocalStore store_;
 
   // Of the applier's thread.
-  std::unordered_map<Key, int64_t, KeyHash> kids_; // of the values in store_
+  struct Held {
+    int64_t kid = 0;
+    Updater updater; // the last that has been applied
+  };
+  std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
   std::map<int64_t, Updater> updaters_; // by generation
 
   std::mutex mutex_; // guards the rest

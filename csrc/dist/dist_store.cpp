@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "../core/in_progress.h"
@@ -83,19 +85,50 @@ DistStore::DistStore(
       timeout_(timeout_of(options)),
       is_sync_(policy.is_sync()),
       node_(Node::join(options, environment_launch(options), timeout_)),
-      staging_(runtime) {
+      staging_(runtime),
+      snapshots_(options) {
   const std::string name = c10::str(type, '/', options.name);
   const int64_t number = node_->num_made(stable_hash(name));
   const uint64_t id = stable_hash(c10::str(name, '/', number));
+  const Config config =
+      config_of(*node_, type, policy, id, options, timeout_);
+  std::unique_ptr<SnapshotFiles> files;
+  std::optional<Shard> restored;
+  if (!options.snapshot_dir.empty()) {
+    TORCH_CHECK_VALUE(
+        is_sync_, "create: snapshot_dir is for stores of type 'dist_sync'");
+    files = std::make_unique<SnapshotFiles>(options.snapshot_dir);
+    restored = latest_snapshot(*files, config);
+  }
   session_ = std::make_shared<Session>(
       node_,
-      config_of(*node_, type, policy, id, options, timeout_),
+      config,
       node_->incarnation(),
       node_->server_incarnation(),
       runtime,
-      this);
+      this,
+      std::move(files),
+      restored ? &*restored : nullptr);
   const std::lock_guard lock(node_->mutex());
   node_->add(id, session_);
+}
+
+// Rank 0 decides which snapshot it is.
+std::optional<Shard> DistStore::latest_snapshot(
+    const SnapshotFiles& files,
+    const Config& config) const {
+  Manifest manifest;
+  if (rank() == 0) {
+    manifest = files.latest().value_or(Manifest());
+  }
+  const std::string agreed = node_->agree(
+      c10::str("snapshot/", config.store),
+      c10::str(manifest.number, ' ', manifest.job));
+  std::istringstream(agreed) >> manifest.number >> manifest.job;
+  return manifest.number == 0
+      ? std::nullopt
+      : std::optional(
+            files.read(manifest, node_->rank(), config.piece_bytes));
 }
 
 DistStore::~DistStore() {
@@ -237,9 +270,39 @@ WorkPtr DistStore::merge(const Call& call) {
   }
   const bool is_waited = pulls || call.options.async_op;
   auto pending = begin(call.op, std::move(request), /*is_watched=*/!is_waited);
+  snapshot_if_due(call.keys);
   return is_waited
       ? finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
       : nullptr;
+}
+
+void DistStore::snapshot_if_due(const Keys& pushed) {
+  if (rank() == 0) {
+    if (const auto step = snapshots_.due(pushed)) {
+      Request request(Request::Kind::kSnapshot);
+      request.step = *step;
+      snapshots_.begun(begin("push", std::move(request)));
+    }
+  }
+}
+
+int64_t DistStore::version(const Key& key) {
+  constexpr auto* op = "version";
+  const Meta meta = table_.find(op, key)[0]->meta;
+  bool whole = false;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    whole = split_keys_.count(key) == 0;
+  }
+  int64_t version = std::numeric_limits<int64_t>::max();
+  for (const Place& place : place(
+           key,
+           spec_of(meta, whole),
+           session_->config().num_servers,
+           session_->config().split_bytes)) {
+    version = std::min(version, session_->version({key, place.index}));
+  }
+  return version;
 }
 
 WorkPtr DistStore::pull(const Call& call) {
@@ -252,12 +315,15 @@ WorkPtr DistStore::pull(const Call& call) {
     Request::Item item;
     item.key = key;
     item.priority = call.options.priority;
+    item.min_version = call.options.min_version;
     request.items.push_back(std::move(item));
   }
   return finish(pulled, begin(call.op, std::move(request)), std::move(outs));
 }
 
-std::vector<at::Tensor> DistStore::pull(const Keys& keys) {
+std::vector<at::Tensor> DistStore::pull(
+    const Keys& keys,
+    const CallOptions& options) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
   std::vector<at::Tensor> result;
@@ -266,7 +332,7 @@ std::vector<at::Tensor> DistStore::pull(const Keys& keys) {
         at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype)));
   }
   const Tensors outs = Tensors::one_each(result);
-  pull({op, keys, nullptr, &outs});
+  pull({op, keys, nullptr, &outs, options});
   return result;
 }
 

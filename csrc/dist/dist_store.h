@@ -13,6 +13,7 @@
 #include "../store/store.h"
 #include "node.h"
 #include "session.h"
+#include "snapshot_schedule.h"
 #include "staging.h"
 
 namespace torchkv::dist {
@@ -36,7 +37,8 @@ class DistStore final : public Store {
   WorkPtr insert(const Call& call) override;
   WorkPtr merge(const Call& call) override;
   WorkPtr pull(const Call& call) override;
-  std::vector<at::Tensor> pull(const Keys& keys) override;
+  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
+      override;
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
@@ -60,6 +62,7 @@ class DistStore final : public Store {
   void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
 
+  int64_t version(const Key& key) override;
   int64_t rank() const override;
   int64_t num_workers() const override;
   void barrier() override;
@@ -86,6 +89,10 @@ class DistStore final : public Store {
   PendingPtr begin(const char* op, Request request, bool is_watched = false)
       const;
   void run(const char* op, Request request) const;
+  std::optional<Shard> latest_snapshot(
+      const SnapshotFiles& files,
+      const Config& config) const;
+  void snapshot_if_due(const Keys& pushed);
   void set_spec(const char* op, Updater next, bool keep_state);
 
   Runtime& runtime_;
@@ -96,6 +103,7 @@ class DistStore final : public Store {
   std::shared_ptr<Session> session_;
   KeyTable table_; // entries without slices
   Staging staging_;
+  SnapshotSchedule snapshots_;
 
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;

@@ -108,7 +108,7 @@ std::shared_ptr<Node> Node::join(
   auto& node = nodes.by_token[token];
   if (node == nullptr) {
     auto made = std::make_shared<Node>(
-        Private(), *rendezvous, prefix, token, options, launch, timeout);
+        Private(), rendezvous, prefix, token, options, launch, timeout);
     if (nodes.by_token.size() == 1) {
       // Before the destructors of what the library uses.
       std::atexit([] { close_all(kExitTimeout); });
@@ -132,28 +132,31 @@ std::shared_ptr<Node> Node::join(
 
 Node::Node(
     Private /*private*/,
-    Rendezvous& rendezvous,
-    const std::string& prefix,
+    std::shared_ptr<Rendezvous> rendezvous,
+    std::string prefix,
     const std::string& token_text,
     const StoreOptions& options,
     const Launch& launch,
     double timeout)
     : rank_(static_cast<int32_t>(launch.rank)),
-      num_ranks_(static_cast<int32_t>(launch.world_size)) {
+      num_ranks_(static_cast<int32_t>(launch.world_size)),
+      rendezvous_(std::move(rendezvous)),
+      prefix_(std::move(prefix)),
+      timeout_(timeout) {
   const Token token = token_of(token_text);
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
   job_ = static_cast<int64_t>(job & (kMaxCounter - 1));
   incarnation_ =
-      rendezvous.add(c10::str(prefix, "incarnation/", rank_), 1);
+      rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   const Time end = now() + timeout;
   // One value of each rank.
   const auto exchange = [&](const char* name, const std::string& own) {
-    rendezvous.set(c10::str(prefix, name, '/', rank_), own);
+    rendezvous_->set(c10::str(prefix_, name, '/', rank_), own);
     std::vector<std::string> all;
     for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-      all.push_back(rendezvous.get(
-          c10::str(prefix, name, '/', rank), std::max(end - now(), 0.0)));
+      all.push_back(rendezvous_->get(
+          c10::str(prefix_, name, '/', rank), std::max(end - now(), 0.0)));
     }
     return all;
   };
@@ -178,6 +181,14 @@ Node::Node(
     }
   }
   thread_ = std::thread([this] { loop(); });
+}
+
+std::string Node::agree(const std::string& key, const std::string& value) {
+  if (rank_ == 0) {
+    rendezvous_->set(prefix_ + key, value);
+    return value;
+  }
+  return rendezvous_->get(prefix_ + key, timeout_);
 }
 
 bool Node::is_stopped() {

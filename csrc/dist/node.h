@@ -37,8 +37,8 @@ class Node final : public Transport::Handler {
       double timeout);
   Node(
       Private,
-      Rendezvous& rendezvous,
-      const std::string& prefix,
+      std::shared_ptr<Rendezvous> rendezvous,
+      std::string prefix,
       const std::string& token,
       const StoreOptions& options,
       const Launch& launch,
@@ -70,6 +70,8 @@ class Node final : public Transport::Handler {
   std::mutex& mutex() {
     return mutex_;
   }
+  // What rank 0 says of a store: `value` there, which others wait for.
+  std::string agree(const std::string& key, const std::string& value);
   // Whether the process ends.
   bool is_stopped();
   // How many stores of this id were made on this rank before.
@@ -99,6 +101,9 @@ class Node final : public Transport::Handler {
 
   const int32_t rank_;
   const int32_t num_ranks_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
+  const std::string prefix_; // of its keys
+  const double timeout_;
   int64_t job_ = 0;
   int64_t incarnation_ = 0;
 

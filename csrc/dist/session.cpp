@@ -16,11 +16,14 @@ Session::Session(
     int64_t inc,
     int64_t sinc,
     Runtime& runtime,
-    const Store* owner)
+    const Store* owner,
+    std::unique_ptr<SnapshotFiles> files,
+    const Shard* restored)
     : node_(std::move(node)),
       config_(config),
-      server_(node_->rank(), sinc, config, node_->now()),
+      server_(node_->rank(), sinc, config, node_->now(), restored),
       worker_(node_->rank(), inc, config, node_->now()),
+      files_(std::move(files)),
       applier_(
           runtime,
           owner,
@@ -126,6 +129,11 @@ void Session::flush() {
   }
 }
 
+int64_t Session::version(const SliceId& slice) {
+  const std::lock_guard lock(node_->mutex());
+  return worker_.version(slice).value_or(-1);
+}
+
 bool Session::closed() {
   const std::lock_guard lock(node_->mutex());
   return closed_;
@@ -212,6 +220,42 @@ void Session::perform_one(Measure& action) {
 
 void Session::perform_one(const Erase& action) {
   applier_.erase(action.slice, action.kid);
+}
+
+// A snapshot that fails is not committed; training goes on.
+void Session::write(std::function<void()> function) {
+  writer_.run([function = std::move(function)] {
+    try {
+      function();
+    } catch (const std::exception& error) {
+      TORCH_WARN("torchkv: ", describe(error));
+    }
+  });
+}
+
+void Session::perform_one(WriteShard& action) {
+  applier_.complete(std::move(action.shard), [this](Shard shard) {
+    write([this, shard = std::move(shard)] {
+      TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
+      files_->write(shard);
+      files_->clean(node_->rank());
+      const std::lock_guard lock(node_->mutex());
+      server_.on_written(shard.number, node_->now());
+      perform_server();
+      node_->deliver();
+    });
+  });
+}
+
+void Session::perform_one(WriteManifest& action) {
+  write([this, manifest = std::move(action.manifest)] {
+    TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
+    files_->write(manifest);
+    const std::lock_guard lock(node_->mutex());
+    worker_.on_written(manifest.number, node_->now());
+    perform(worker_.take());
+    node_->deliver();
+  });
 }
 
 void Session::perform_one(Return& action) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "applier.h"
+#include "background.h"
 #include "pending.h"
 #include "protocol/server.h"
 #include "protocol/worker.h"
@@ -21,14 +23,17 @@ class Node;
 // out their actions. The node's mutex guards all of it but what says otherwise.
 class Session {
  public:
-  // `owner` as in Applier.
+  // `owner` as in Applier. `files` may be null: then snapshots fail. `restored`,
+  // if not null, is what the server begins with.
   Session(
       std::shared_ptr<Node> node,
       const Config& config,
       int64_t inc,
       int64_t sinc,
       Runtime& runtime,
-      const Store* owner);
+      const Store* owner,
+      std::unique_ptr<SnapshotFiles> files,
+      const Shard* restored);
   ~Session();
   C10_DISABLE_COPY_AND_ASSIGN(Session);
 
@@ -58,6 +63,9 @@ class Session {
   // Whether every call fails from now on. Without the node's mutex.
   bool has_failed();
 
+  // The latest version of the slice that this rank knows, or -1. Without the
+  // node's mutex.
+  int64_t version(const SliceId& slice);
   // Waits until no call but close is in flight. Without the node's mutex.
   void flush();
 
@@ -77,6 +85,7 @@ class Session {
     bool is_close;
   };
   void begin_close();
+  void write(std::function<void()> function);
   void perform(Actions actions);
   void perform_server();
   void perform_one(Send& action);
@@ -84,6 +93,8 @@ class Session {
   void perform_one(Apply& action);
   void perform_one(Measure& action);
   void perform_one(const Erase& action);
+  void perform_one(WriteShard& action);
+  void perform_one(WriteManifest& action);
   void perform_one(Return& action);
   // What this session's configuration and calls never lead to.
   template <class Other>
@@ -100,7 +111,10 @@ class Session {
   bool closing_ = false;
   std::optional<double> close_timeout_; // of a close call that has not begun
   bool closed_ = false; // by the close call's end
-  Applier applier_; // last: its thread uses the rest
+  const std::unique_ptr<SnapshotFiles> files_;
+  // Last: their threads use the rest, and the applier the writer.
+  Background writer_;
+  Applier applier_;
 };
 
 } // namespace torchkv::dist

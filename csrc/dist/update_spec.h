@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "../core/export.h"
 #include "../update/updater.h"
@@ -26,8 +25,5 @@ TORCHKV_API Blob encode(const UpdateSpec& spec);
 // An empty blob is ASSIGN. ValueError for anything that encode has not made.
 // An optimizer's generation is the spec's epoch.
 TORCHKV_API UpdateSpec decode_update_spec(const Blob& bytes);
-
-// The blob's bytes in memory of their own.
-TORCHKV_API Blob to_blob(std::string bytes);
 
 } // namespace torchkv::dist

@@ -97,6 +97,9 @@ struct CallOptions {
   // init, broadcast: one server of a store on several machines holds the whole
   // value whatever its size, as opaque updaters and LAMB require.
   bool whole = false;
+  // pull: wait until the value has had so many updates; on one machine,
+  // ValueError if it has not.
+  int64_t min_version = 0;
 };
 
 // A call that moves values into a store or out of it. It owns nothing.

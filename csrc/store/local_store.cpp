@@ -104,15 +104,19 @@ void LocalStore::enter(
 WorkPtr LocalStore::pull(const Call& call) {
   std::optional<AsyncScope> scope;
   const Groups outs(find(call, {}), *call.outs);
+  check_min_version(call, outs.entries());
   enter(scope, call, outs.entries());
   copy_out(outs);
   return scope ? scope->finish() : nullptr;
 }
 
-std::vector<at::Tensor> LocalStore::pull(const Keys& keys) {
+std::vector<at::Tensor> LocalStore::pull(
+    const Keys& keys,
+    const CallOptions& options) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
   Entries entries = table_.find(op, keys);
+  check_min_version({op, keys, nullptr, nullptr, options}, entries);
   std::vector<at::Tensor> result;
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
@@ -122,6 +126,24 @@ std::vector<at::Tensor> LocalStore::pull(const Keys& keys) {
   const Tensors outs = Tensors::one_each(result);
   copy_out(Groups(std::move(entries), outs));
   return result;
+}
+
+// On one machine, waiting would wait for this very thread.
+void LocalStore::check_min_version(const Call& call, const Entries& entries) {
+  if (call.options.min_version <= 0) {
+    return;
+  }
+  for (const auto& entry : entries) {
+    const Where where{call.op, entry->key};
+    const std::lock_guard lock(entry->mutex);
+    TORCHKV_CHECK_VALUE(
+        entry->version >= call.options.min_version,
+        where,
+        "expected at least version ",
+        call.options.min_version,
+        ", but the value has version ",
+        entry->version);
+  }
 }
 
 WorkPtr LocalStore::merge(const Call& call) {
@@ -268,6 +290,12 @@ void LocalStore::erase(const Keys& keys) {
   constexpr auto* op = "delete";
   check_not_empty(op, keys);
   table_.erase(op, keys);
+}
+
+int64_t LocalStore::version(const Key& key) {
+  const EntryPtr entry = table_.find("version", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  return entry->version;
 }
 
 std::vector<Key> LocalStore::keys() const {

@@ -49,10 +49,12 @@ class TORCHKV_API LocalStore final : public Store {
   WorkPtr insert(const Call& call) override;
   WorkPtr merge(const Call& call) override;
   WorkPtr pull(const Call& call) override;
-  std::vector<at::Tensor> pull(const Keys& keys) override;
+  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
+      override;
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
+  int64_t version(const Key& key) override;
   std::vector<Key> keys() const override;
   std::optional<Meta> meta(const char* op, const Key& key) const override;
   StoreStatus status() const override;
@@ -88,6 +90,14 @@ class TORCHKV_API LocalStore final : public Store {
   double measure(const Call& call, const Updater& updater);
   void apply(const Call& call, const Updater& updater, double factor);
 
+  // A copy of what the updater, an optimizer or not, keeps for a key; and the
+  // way back. REQUIRES: a state of this optimizer and the key's shape.
+  KeyState state_of(const Key& key, const Updater& updater) const;
+  void set_state_of(
+      const Key& key,
+      const Updater& updater,
+      const KeyState& state);
+
   // The value and the number of its updates, at one moment. The store does not
   // write the tensor while it, or another tensor on its storage, exists: the
   // next update moves the value to other memory. REQUIRES: nobody writes the
@@ -109,6 +119,7 @@ class TORCHKV_API LocalStore final : public Store {
       std::optional<AsyncScope>& scope,
       const Call& call,
       const Entries& entries) const;
+  static void check_min_version(const Call& call, const Entries& entries);
   void update(const Groups& values, const Updater& updater);
   void assign_sums(const Groups& values);
   void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);

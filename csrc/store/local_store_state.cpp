@@ -202,6 +202,30 @@ KeyState LocalStore::state_of(Entry& entry, const Optimizer& optimizer) const {
       : KeyState();
 }
 
+KeyState LocalStore::state_of(const Key& key, const Updater& updater) const {
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  const EntryPtr entry = table_.find("save", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  return optimizer == nullptr ? KeyState() : state_of(*entry, **optimizer);
+}
+
+void LocalStore::set_state_of(
+    const Key& key,
+    const Updater& updater,
+    const KeyState& state) {
+  constexpr auto* op = "load";
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  if (optimizer == nullptr) {
+    return;
+  }
+  const RuleSpec rule = (*optimizer)->rule_of(key);
+  const EntryPtr entry = table_.find(op, key)[0];
+  check_state(op, *entry, rule, state);
+  const std::lock_guard lock(entry->mutex);
+  slices_.set_state(*entry, rule, state);
+  entry->generation = (*optimizer)->generation;
+}
+
 std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) const {
   constexpr auto* op = "optimizer_states";
   const OptimizerPtr optimizer = this->optimizer(op);

@@ -2,13 +2,12 @@
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-// Defines its functions: to be included here only.
-#include <caffe2/serialize/crc_alt.h>
 
 #include <map>
 #include <type_traits>
 #include <utility>
 
+#include "../core/checksum.h"
 #include "../core/key.h"
 #include "../core/plain_dispatch.h"
 
@@ -101,7 +100,7 @@ class Checksum {
   }
 
   void add_bytes(const void* data, size_t size) {
-    crc_ = crc32_fast(data, size, crc_);
+    crc_ = crc32(data, size, crc_);
   }
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
   void add(T number) {

@@ -49,10 +49,14 @@ class TORCHKV_API Store {
   // push or, with outs, pushpull.
   virtual WorkPtr merge(const Call& call) = 0;
   virtual WorkPtr pull(const Call& call) = 0;
-  virtual std::vector<at::Tensor> pull(const Keys& keys) = 0;
+  virtual std::vector<at::Tensor> pull(
+      const Keys& keys,
+      const CallOptions& options) = 0;
   virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 
+  // The number of updates of a key's value, as far as this process knows.
+  virtual int64_t version(const Key& key) = 0;
   virtual std::vector<Key> keys() const = 0;
   // What the operation `op` asks of a key. Nothing for an unknown one.
   virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;

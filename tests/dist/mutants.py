@@ -121,10 +121,13 @@ class Builder:
 
     def __init__(self, folder: Path, tests: bool) -> None:
         self.folder = folder
+        self.root = folder / "source"  # others may be at work on the files
+        for each in (Path("csrc/core"), PROTOCOL, SIMULATION, TESTS):
+            shutil.copytree(ROOT / each, self.root / each, dirs_exist_ok=True)
         self.cxx = os.environ.get("CXX", "c++")
         abi = int(torch.compiled_with_cxx11_abi())
         self.flags = ["-std=c++20", "-O1", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-        self.flags += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/cpp'}"]
+        self.flags += [f"-I{self.root / part}" for part in ("csrc", "tests/cpp")]
         self.flags += [f"-I{path}" for path in include_paths()]
         self.core = CORE + sources(PROTOCOL, "*.cpp")
         self.simulation = sources(SIMULATION, "*.cpp")
@@ -142,7 +145,7 @@ class Builder:
 
     def compile(self, source: Path, path: Path, folder: Path) -> None:
         """Compiles `source`, which stands for the file at `path`."""
-        command = [self.cxx, *self.flags, f"-I{(ROOT / path).parent}"]
+        command = [self.cxx, *self.flags, f"-I{(self.root / path).parent}"]
         command += ["-c", str(source), "-o", str(self.object(path, folder))]
         subprocess.run(command, check=True)
 
@@ -150,12 +153,12 @@ class Builder:
         """Compiles the sources as they are, unless that has been done."""
         folders = [PROTOCOL, SIMULATION, TESTS]
         headers = [each for folder in folders for each in sources(folder, "*.h")]
-        latest = max((ROOT / header).stat().st_mtime for header in headers)
+        latest = max((self.root / header).stat().st_mtime for header in headers)
         for path in self.core + self.simulation + self.tests:
             done = self.object(path, self.folder)
-            newest = max(latest, (ROOT / path).stat().st_mtime)
+            newest = max(latest, (self.root / path).stat().st_mtime)
             if not done.exists() or done.stat().st_mtime < newest:
-                self.compile(ROOT / path, path, self.folder)
+                self.compile(self.root / path, path, self.folder)
 
     def link(self, name: str, paths: list[Path], folder: Path) -> Path:
         """A program, of the objects in `folder` and of others that are unchanged."""
@@ -175,7 +178,7 @@ class Builder:
         """Compiles what the mutant changes into `folder`."""
         texts: dict[Path, str] = {}
         for change in mutant.changes:
-            text = texts.get(change.path) or (ROOT / change.path).read_text()
+            text = texts.get(change.path) or (self.root / change.path).read_text()
             texts[change.path] = replaced(text, change)
         for path, text in texts.items():
             source = folder / path.name

@@ -181,7 +181,8 @@ def call_text(kind, key, a):
         lines.append(
             f" | key={item['key']} total={item.get('numel', 0)}"
             f" whole={int(item.get('whole', False))}"
-            f" priority={item.get('priority', 0)} value={value}"
+            f" priority={item.get('priority', 0)}"
+            f" min_version={item.get('min_version', 0)} value={value}"
         )
     return "".join(lines)
 

@@ -298,7 +298,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("out"),
           py::arg("priority"),
           py::arg("ignore_sparse") = true,
-          py::arg("async_op") = false)
+          py::arg("async_op") = false,
+          py::arg("min_version") = 0)
       .def("pushpull", &PythonCalls::pushpull)
       .def("broadcast", &PythonCalls::broadcast)
       .def("assign", &PythonCalls::assign)
@@ -306,6 +307,13 @@ PYBIND11_MODULE(_C, m) {
       .def("keys", &released<&KVStore::keys>)
       .def("contains", &PythonCalls::contains)
       .def("size", &released<&KVStore::size>)
+      .def(
+          "version",
+          [](const BoundStore& self, py::handle key) {
+            const Key parsed = Parser("version").key(key);
+            return PythonCalls::without_gil(
+                [&] { return self->version(parsed); });
+          })
       .def("shape", &shape)
       .def("dtype", &dtype)
       .def("set_updater", &set_updater)

@@ -195,6 +195,9 @@ struct PythonObjects {
     return {
         as_int64(op, "priority", priority), as_bool(op, "async_op", async_op)};
   }
+  static int64_t as_int(const char* op, const char* name, const Int& value) {
+    return as_int64(op, name, value);
+  }
   static bool as_bool(const char* op, const char* name, Bool value) {
     return torchkv::as_bool(op, name, value);
   }

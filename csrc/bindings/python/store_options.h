@@ -3,10 +3,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
 
+#include "../../core/text.h"
 #include "../../dist/rendezvous.h"
 #include "../../store/options.h"
 #include "objects.h"
@@ -35,6 +37,30 @@ inline double option_seconds(const char* name, py::handle object) {
       ", but got ",
       py::repr(object).cast<std::string>());
   return value;
+}
+
+inline std::string option_path(const char* name, py::handle object) {
+  return option_text(name, py::module_::import("os").attr("fspath")(object));
+}
+
+// "100 rounds" or "30s"
+inline void parse_snapshot_every(
+    const std::string& text,
+    StoreOptions& options) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  const std::string unit = end;
+  const bool is_rounds = unit == " rounds" || unit == " round";
+  TORCH_CHECK_VALUE(
+      number > 0 && std::isfinite(number) && (is_rounds || unit == "s") &&
+          (!is_rounds || number == std::floor(number)),
+      "create: expected '100 rounds' or '30s' as snapshot_every, but got ",
+      quoted(text));
+  if (is_rounds) {
+    options.snapshot_rounds = static_cast<int64_t>(number);
+  } else {
+    options.snapshot_seconds = number;
+  }
 }
 
 inline int64_t option_int(const char* name, py::handle object) {
@@ -74,10 +100,18 @@ inline StoreOptions parse_store_options(const py::dict& options) {
       result.heartbeat = option_seconds("heartbeat", value);
     } else if (name == "security") {
       result.security = option_text("security", value);
+    } else if (name == "snapshot_dir") {
+      result.snapshot_dir = option_path("snapshot_dir", value);
+    } else if (name == "snapshot_every") {
+      parse_snapshot_every(option_text("snapshot_every", value), result);
     } else {
       TORCH_CHECK_TYPE(false, "create: unexpected option '", name, "'");
     }
   }
+  TORCH_CHECK_VALUE(
+      result.snapshot_dir.empty() ==
+          (result.snapshot_rounds == 0 && result.snapshot_seconds == 0),
+      "create: expected snapshot_dir and snapshot_every together");
   return result;
 }
 

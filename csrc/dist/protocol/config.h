@@ -38,11 +38,11 @@ struct Config {
   Time join = 300; // silence of a rank that has not said hello yet
   Time retry = 1; // an operation without an answer is asked for again
 
-  size_t piece_bytes = size_t{1} << 20;
-  size_t frame_bytes = size_t{1} << 20; // of the pieces that share a frame
+  size_t piece_bytes = size_t{1} << 20U;
+  size_t frame_bytes = size_t{1} << 20U; // of the pieces that share a frame
   size_t frame_pieces = 4096;
   size_t credit = 2; // frames with pieces in flight to one peer
-  int64_t split_bytes = int64_t{64} << 10;
+  int64_t split_bytes = int64_t{64} * 1024;
   int32_t regions = 2; // for the pushes of one slice of one worker
 };
 

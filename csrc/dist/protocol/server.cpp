@@ -45,7 +45,8 @@ Server::Server(
     : Core(config, now),
       sid_(sid),
       sinc_(sinc),
-      sync_(config.policy.is_sync()) {
+      sync_(config.policy.is_sync()),
+      now_(now) {
   for (int32_t rank = 0; rank < config.num_workers; ++rank) {
     peers_.push_back(
         std::make_unique<Peer>(rank, 0, PeerState::kExpected, now));
@@ -59,6 +60,7 @@ Server::Server(
 Server::~Server() = default;
 
 void Server::on_message(const Frame& frame, Time now) {
+  now_ = now;
   for (const auto& message : frame) {
     if (is_acceptable(message)) {
       receive(message, now);
@@ -74,6 +76,7 @@ void Server::flush() {
     answer_to(from.first, std::move(message));
   }
   got_.clear();
+  send_all_pieces(); // as late as this, they share frames
 }
 
 void Server::receive(const Message& message, Time now) {
@@ -96,7 +99,7 @@ void Server::receive(const Message& message, Time now) {
       forget(from, now);
     }
     handle(from, message, now);
-    send_pieces(from, now);
+    from.has_pieces = true; // there may be credit for them now
   }
 }
 
@@ -137,6 +140,7 @@ void Server::handle(Peer& from, const Message& message, Time now) {
 }
 
 void Server::on_timer(Time now) {
+  now_ = now;
   const Time gap = tick(now);
   for (const auto& each : peers_) {
     each->heard = std::min(now, each->heard + gap);
@@ -148,7 +152,7 @@ void Server::on_timer(Time now) {
         (each.state == PeerState::kUp && silence > config().lost)) {
       lose(rank, now);
     }
-    send_pieces(peer(rank), now);
+    peer(rank).has_pieces = true;
   }
   if (sync_ || one_is_enough()) {
     return; // no round waits for a time
@@ -161,6 +165,7 @@ void Server::on_timer(Time now) {
 }
 
 void Server::on_peer_lost(int32_t rank, Time now) {
+  now_ = now;
   if (rank >= 0 && rank < config().num_workers &&
       peer(rank).state == PeerState::kUp) {
     lose(rank, now);
@@ -168,9 +173,14 @@ void Server::on_peer_lost(int32_t rank, Time now) {
 }
 
 void Server::pump(Time now) {
+  now_ = now;
+  send_all_pieces();
+}
+
+void Server::send_all_pieces() {
   for (const auto& each : peers_) {
     if (each->has_pieces) {
-      send_pieces(*each, now);
+      send_pieces(*each);
     }
   }
 }

@@ -43,9 +43,7 @@ class TORCHKV_API Server final : public Core {
       const RoundPtr& round,
       const std::optional<std::string>& error,
       Time now);
-  // Sends the values that wait for a peer. Events do so for the peer they are
-  // about only, and on_timer for all: without this, a value for anybody else
-  // waits until then. Call it after the last of the events at hand.
+  // Sends the values that wait, as take() does.
   void pump(Time now);
 
   // For tests and simulators.
@@ -140,7 +138,8 @@ class TORCHKV_API Server final : public Core {
       const Reply& reply,
       const std::vector<int32_t>& have,
       int64_t priority);
-  void send_pieces(Peer& peer, Time now);
+  void send_pieces(Peer& peer);
+  void send_all_pieces();
   static const Reply* find_value(const Peer& peer, int64_t opno);
 
   // server_slices.cpp: members and values of slices.
@@ -204,6 +203,7 @@ class TORCHKV_API Server final : public Core {
   const int32_t sid_;
   const int64_t sinc_;
   const bool sync_;
+  Time now_; // of the last event
   std::vector<std::unique_ptr<Peer>> peers_; // by rank
   InsertionMap<SliceId, SlicePtr, SliceHash> slices_;
   InsertionMap<SliceId, int64_t, SliceHash> births_; // incarnations so far

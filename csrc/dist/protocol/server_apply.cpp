@@ -17,7 +17,8 @@ void Server::apply(Slice& slice) {
   act(Apply{slice.busy});
 }
 
-void Server::on_measured(const RoundPtr& round, Time /*now*/) {
+void Server::on_measured(const RoundPtr& round, Time now) {
+  now_ = now;
   if (!round) {
     return;
   }
@@ -35,6 +36,7 @@ void Server::on_applied(
     const RoundPtr& round,
     const std::optional<std::string>& error,
     Time now) {
+  now_ = now;
   const SlicePtr slice = round ? find(round->slice) : nullptr;
   if (!slice || slice->busy != round || !slice->applying) {
     return;

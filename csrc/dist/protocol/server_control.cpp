@@ -319,7 +319,8 @@ void Server::check_snapshots() {
   }
 }
 
-void Server::on_written(int64_t snapshot, Time /*now*/) {
+void Server::on_written(int64_t snapshot, Time now) {
+  now_ = now;
   const auto* found = snapshots_.find(snapshot);
   if (!found) {
     return;

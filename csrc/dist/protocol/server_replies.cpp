@@ -175,10 +175,10 @@ void Server::answer(
   answer_to(rank, std::move(message));
 }
 
-void Server::send_pieces(Peer& to, Time now) {
+void Server::send_pieces(Peer& to) {
   to.has_pieces = false;
   while (to.state == PeerState::kUp) {
-    const auto batch = to.queue.pop(config(), now);
+    const auto batch = to.queue.pop(config(), now_);
     if (batch.pieces.empty()) {
       return;
     }

@@ -121,7 +121,7 @@ struct ServerPeer {
   };
   std::map<int64_t, Entry> entries; // by opno
   PieceQueue queue; // of values
-  bool has_pieces = false; // that have not been tried to be sent
+  bool has_pieces = false; // that may be sent, perhaps
 
   struct Lease {
     ServerSlicePtr slice;

@@ -98,7 +98,7 @@ class TORCHKV_API Worker final : public Core {
   std::optional<Error> refusal(const Request& request) const;
   std::optional<Group> group_of(const Request& request) const;
   Counts counts(std::optional<int32_t> server) const;
-  void unstall();
+  void begin_stalled();
   // These may end the call: then `call` is no more.
   void begin(CallId id, WorkerCall& call);
   void begin_items(CallId id, WorkerCall& call);

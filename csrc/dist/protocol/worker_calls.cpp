@@ -66,7 +66,7 @@ bool Worker::has_room(const Request& request) const {
   return true;
 }
 
-void Worker::unstall() {
+void Worker::begin_stalled() {
   const auto at = calls_.find(stalled_);
   if (at != calls_.end() && has_room(at->second.request)) {
     stalled_ = 0;

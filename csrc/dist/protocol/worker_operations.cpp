@@ -264,7 +264,7 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
       complete(at->first, call);
     }
   }
-  unstall();
+  begin_stalled();
   close_if_idle();
 }
 

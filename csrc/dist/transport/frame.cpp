@@ -322,7 +322,7 @@ Encoded encode(
   writer.fixed(static_cast<uint64_t>(direction), 2);
   writer.raw(token.data(), token.size());
   writer.fixed(0); // the end, below
-  code_header(writer, messages[num_messages - 1].header, direction);
+  code_header(writer, messages[0].header, direction);
   writer.integer(num_messages);
   for (size_t i = 0; i < num_messages; ++i) {
     code_message(writer, messages[i], direction);

@@ -47,7 +47,8 @@ struct Encoded {
   std::vector<Blob> payloads; // the long ones, by reference
 };
 
-// The header is that of the last message, since the numbers in it only grow.
+// The header is that of the first message: the numbers in it only grow, and its
+// floor drops none of the messages.
 // REQUIRES: 1 to kMaxMessages messages, of the direction, with the same job,
 // store, rank, server and incarnations.
 TORCHKV_API Encoded encode(

@@ -12,14 +12,14 @@ Peer::Peer(
     zmq::Context& context,
     std::unique_ptr<zmq::Socket> dealer,
     const PeerAddress& address,
-    Options options)
+    const Options& options)
     : address_(address),
       patience_(options.patience),
       dealer_(std::move(dealer)),
       monitor_(context, zmq::kPair) {
   const std::string endpoint = "inproc://monitor-" + options.name;
   dealer_->monitor(
-      endpoint, zmq::kClosed | zmq::kDisconnected | zmq::kHandshakeSucceeded);
+      endpoint, zmq::kClosed + zmq::kDisconnected + zmq::kHandshakeSucceeded);
   monitor_.set(zmq::kLinger, 0);
   monitor_.set(zmq::kRcvHwm, 0); // a full one would block the I/O thread
   monitor_.connect(endpoint);

@@ -27,7 +27,7 @@ class Peer {
       zeromq::Context& context,
       std::unique_ptr<zeromq::Socket> dealer,
       const PeerAddress& address,
-      Options options);
+      const Options& options);
 
   const PeerAddress& address() const {
     return address_;

@@ -121,14 +121,14 @@ int Socket::fd() const {
 }
 
 bool Socket::has_input() const {
-  int events = 0;
+  unsigned events = 0;
   size_t size = sizeof(events);
   const int failed = functions().getsockopt(native_, kEvents, &events, &size);
   // A doubt (EINTR) is resolved by receive().
   return failed != 0 || (events & kPollIn) != 0;
 }
 
-bool Socket::send(const Blob& part, int flags) {
+bool Socket::send(const Blob& part, bool more) {
   const Functions& zmq = functions();
   RawMessage raw{};
   if (part.size() < kSharedBytes) {
@@ -139,20 +139,21 @@ bool Socket::send(const Blob& part, int flags) {
       std::memcpy(zmq.msg_data(&raw), part.data(), part.size());
     }
   } else {
-    auto owner = std::make_unique<std::shared_ptr<const void>>(part.owner());
+    auto* const owner = new std::shared_ptr<const void>(part.owner());
     const auto release = [](void*, void* hint) {
       delete static_cast<std::shared_ptr<const void>*>(hint);
     };
     // libzmq does not write to what it sends.
     auto* const data = const_cast<std::byte*>(part.data());
-    if (zmq.msg_init_data(&raw, data, part.size(), release, owner.get()) != 0) {
+    if (zmq.msg_init_data(&raw, data, part.size(), release, owner) != 0) {
+      delete owner;
       return false;
     }
-    static_cast<void>(owner.release()); // by `release`
   }
   int sent = -1;
   do {
-    sent = zmq.msg_send(&raw, native_, flags | kDontWait);
+    sent =
+        zmq.msg_send(&raw, native_, more ? kDontWait + kSendMore : kDontWait);
   } while (sent < 0 && zmq.error_number() == EINTR);
   if (sent < 0) {
     zmq.msg_close(&raw);
@@ -162,7 +163,7 @@ bool Socket::send(const Blob& part, int flags) {
 
 bool Socket::send(const Parts& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!send(parts[i], i + 1 < parts.size() ? kSendMore : 0)) {
+    if (!send(parts[i], i + 1 < parts.size())) {
       return false;
     }
   }

@@ -79,12 +79,12 @@ class Socket {
   // more parts than `limit` comes as `limit` + 1 of them.
   bool receive(Parts& parts, size_t limit);
 
-  static constexpr size_t kSharedBytes = size_t{16} << 10;
+  static constexpr size_t kSharedBytes = 16384;
 
  private:
   void set(Option option, const void* value, size_t size);
   bool try_set(Option option, const void* value, size_t size);
-  bool send(const Blob& part, int flags);
+  bool send(const Blob& part, bool more);
 
   void* native_;
   uint64_t forks_;

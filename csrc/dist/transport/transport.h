@@ -67,7 +67,8 @@ class Transport {
   // Never blocks. A request goes to the address of connect(); an answer goes to
   // the process that the rank's latest request with this Header::inc came from.
   // Payloads are not copied and must not be written until nothing refers to
-  // them any more; their last owner may be released by any thread.
+  // them any more; their last owner may be released by any thread, and must not
+  // need the mutex for that.
   //
   // A frame to the own rank waits for the next deliver() or poll(): a thread
   // other than poll()'s calls deliver() or wake() after it.

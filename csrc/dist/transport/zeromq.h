@@ -46,7 +46,7 @@ constexpr int kIoThreads = 1; // option of a context
 
 constexpr int kDontWait = 1; // flags of send and recv
 constexpr int kSendMore = 2;
-constexpr int kPollIn = 1; // bit of kEvents
+constexpr unsigned kPollIn = 1; // bit of kEvents
 
 // Events of a monitor.
 constexpr int kClosed = 0x0080; // an attempt to connect has failed

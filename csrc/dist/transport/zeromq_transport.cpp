@@ -35,9 +35,10 @@ ZeromqTransport::ZeromqTransport(ZeromqConfig config)
       address_(own_process()),
       own_(config_.rank) {
   if (config_.security == Security::kCurve) {
-    keys_ = zeromq::derive_curve_keys(config_.secret);
+    keys_ = std::make_unique<const zeromq::CurveKeys>(
+        zeromq::derive_curve_keys(config_.secret));
   }
-  context_.emplace();
+  context_ = std::make_unique<zeromq::Context>();
   try {
     bind();
   } catch (...) {
@@ -49,12 +50,13 @@ ZeromqTransport::ZeromqTransport(ZeromqConfig config)
 void ZeromqTransport::bind() {
   const bool has_tcp =
       config_.security != Security::kIpc && !config_.tcp_host.empty();
-  if (has_tcp && keys_) {
-    authenticator_.emplace(*context_, keys_->client_public);
+  if (has_tcp && keys_ != nullptr) {
+    authenticator_ = std::make_unique<zeromq::Authenticator>(
+        *context_, keys_->client_public);
     poller_.add(
         authenticator_->socket().fd(), number_of(Source::kAuthenticator));
   }
-  router_.emplace(*context_, zeromq::kRouter);
+  router_ = std::make_unique<zeromq::Socket>(*context_, zeromq::kRouter);
   configure(*router_);
   // An answer to a process that is gone is an error, not lost in silence.
   router_->set(zeromq::kRouterMandatory, 1);
@@ -64,7 +66,7 @@ void ZeromqTransport::bind() {
   address_.ipc = folder_.endpoint();
   // An option applies to the endpoints that are bound after it.
   if (has_tcp) {
-    if (keys_) {
+    if (keys_ != nullptr) {
       router_->set(zeromq::kCurveServer, 1);
       router_->set(zeromq::kCurveSecretKey, keys_->server_secret);
       router_->set(zeromq::kZapDomain, std::string("torchkv"));
@@ -139,7 +141,7 @@ void ZeromqTransport::connect(int32_t rank, const PeerAddress& address) {
   if (options.endpoint.rfind("tcp://", 0) == 0) {
     const bool is_six = options.endpoint.find('[') != std::string::npos;
     dealer->set(zeromq::kIpv6, is_six ? 1 : 0);
-    if (keys_) {
+    if (keys_ != nullptr) {
       dealer->set(zeromq::kCurveServerKey, keys_->server_public);
       dealer->set(zeromq::kCurvePublicKey, keys_->client_public);
       dealer->set(zeromq::kCurveSecretKey, keys_->client_secret);
@@ -149,9 +151,7 @@ void ZeromqTransport::connect(int32_t rank, const PeerAddress& address) {
     forget(known);
   }
   Peer& peer =
-      peers_
-          .try_emplace(
-              rank, *context_, std::move(dealer), address, std::move(options))
+      peers_.try_emplace(rank, *context_, std::move(dealer), address, options)
           .first->second;
   poller_.add(peer.dealer().fd(), number_of(Source::kDealer, rank));
   poller_.add(peer.monitor().fd(), number_of(Source::kState, rank));
@@ -255,7 +255,7 @@ void ZeromqTransport::close() {
   }
   poller_.remove(router_->fd());
   router_.reset();
-  if (authenticator_) {
+  if (authenticator_ != nullptr) {
     poller_.remove(authenticator_->socket().fd());
     authenticator_.reset();
   }

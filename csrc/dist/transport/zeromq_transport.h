@@ -43,7 +43,7 @@ struct ZeromqConfig {
   // Of tcp_host(), for ranks on other hosts; empty: there are none.
   std::string tcp_host;
 
-  int64_t max_part_bytes = int64_t{8} << 20; // of a head or a payload
+  int64_t max_part_bytes = int64_t{8} * 1024 * 1024; // of a head or a payload
   // A connection that is silent for `lost` is broken, `heartbeat` is the period
   // of a sign of life.
   Time heartbeat = 1;
@@ -113,7 +113,7 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   const ZeromqConfig config_;
   const uint64_t forks_;
   PeerAddress address_;
-  std::optional<zeromq::CurveKeys> keys_;
+  std::unique_ptr<const zeromq::CurveKeys> keys_; // null: no CURVE
   int64_t num_refused_ = 0;
   int64_t num_connected_ = 0;
   bool delivering_ = false;
@@ -129,9 +129,9 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   std::set<int32_t> broken_; // ranks with a broken connection
 
   // In this order: the context is destroyed after its sockets.
-  std::optional<zeromq::Context> context_;
-  std::optional<zeromq::Authenticator> authenticator_;
-  std::optional<zeromq::Socket> router_;
+  std::unique_ptr<zeromq::Context> context_;
+  std::unique_ptr<zeromq::Authenticator> authenticator_; // null: no CURVE
+  std::unique_ptr<zeromq::Socket> router_;
   std::map<int32_t, Peer> peers_;
 };
 

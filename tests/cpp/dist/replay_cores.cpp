@@ -388,6 +388,7 @@ class ReplayedWorker final : public ReplayedCore {
       item.spec.whole = fields["whole"] == "1";
       item.spec.item_bytes = kItemBytes;
       item.priority = fields.integer("priority");
+      item.min_version = fields.integer("min_version");
       item.value = parse_value(fields["value"]);
       request.items.push_back(std::move(item));
     }

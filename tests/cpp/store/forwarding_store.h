@@ -34,8 +34,9 @@ class ForwardingStore final : public Store {
   WorkPtr pull(const Call& call) override {
     return forward([&] { return inner_->pull(call); });
   }
-  std::vector<at::Tensor> pull(const Keys& keys) override {
-    return forward([&] { return inner_->pull(keys); });
+  std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
+      override {
+    return forward([&] { return inner_->pull(keys, options); });
   }
   void assign(const Call& call) override {
     forward([&] { inner_->assign(call); });
@@ -44,6 +45,9 @@ class ForwardingStore final : public Store {
     forward([&] { inner_->erase(keys); });
   }
 
+  int64_t version(const Key& key) override {
+    return forward([&] { return inner_->version(key); });
+  }
   std::vector<Key> keys() const override {
     return forward([&] { return inner_->keys(); });
   }

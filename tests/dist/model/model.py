@@ -1,3 +1,4 @@
+# size: one text, to be read beside the protocol's
 """Reference model of torchkv's parameter-server protocol: the sans-I/O core.
 
 Server and Worker are deterministic state machines. They own no thread, clock,
@@ -22,7 +23,6 @@ that come back, a list of
 One pair of cores per store; the driver routes by (job, store).
 """
 
-# size: one text, to be read beside the protocol's
 import heapq
 from collections import deque, namedtuple
 

@@ -327,7 +327,7 @@ class App:
                 two_phase=ins["two_phase"],
             )
         elif kind == "pull":
-            args = dict(priority=ins["priority"])
+            args = dict(priority=ins["priority"], min_version=self.least_version(ins))
         elif kind == "config":
             args = dict(rate=ins["rate"])
         elif kind == "snapshot":
@@ -370,6 +370,13 @@ class App:
             poison=ins["poison"],
             vector=[1 << (DIGIT * ins["uid"])] * self.numel(ins["key"]),
         )
+
+    def least_version(self, ins):
+        """None that the pull would not wait for anyway: its own pushes."""
+        tables = [
+            t for name, t in self.core.tables.items() if name.startswith(ins["key"])
+        ]
+        return min([t.round for t in tables], default=0) if ins["priority"] % 2 else 0
 
     def numel(self, key):
         return self.core.keys[key][0] if key in self.core.keys else 1

@@ -271,7 +271,15 @@ void Simulation::make_slots(const MakeSlots& action) {
     segments_[name] = memory;
     const size_t bytes = count * sizeof(Element);
     slot->region = Region{name, 0, bytes};
-    slot->pieces = split(Blob(memory, memory->memory.data(), bytes));
+    // When the core has forgotten the value, its place is given to another,
+    // which may well have the same kid and version.
+    const std::shared_ptr<Elements> owner(
+        &memory->memory, [memory](Elements* elements) {
+          for (Element& element : *elements) {
+            element.counts.fill(-1);
+          }
+        });
+    slot->pieces = split(Blob(owner, owner->data(), bytes));
   }
 }
 

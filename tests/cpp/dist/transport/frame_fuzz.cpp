@@ -1,11 +1,12 @@
 // torchkv_frame_fuzz [inputs] [seed] [batch]: decodes what no process of the
 // job has sent, and gives what is accepted to live servers and workers. Build
-// it with sanitizers. `batch` runs only that one.
+// it with sanitizers. To run a batch again: 400 inputs from that batch on.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -167,8 +168,9 @@ std::optional<Frame> fuzz_decode(
   return frame;
 }
 
-int fuzz(int64_t max_inputs, std::optional<uint64_t> only) {
+int fuzz(int64_t max_inputs, uint64_t first_batch) {
   constexpr int64_t kBatch = 400;
+  std::set_terminate([] { fuzz_failed("an exception"); });
   watch_memory();
   const auto begin = std::chrono::steady_clock::now();
   const auto seconds = [&] {
@@ -177,7 +179,7 @@ int fuzz(int64_t max_inputs, std::optional<uint64_t> only) {
   };
   Totals totals;
   int64_t next_report = 0;
-  for (progress.batch = only.value_or(0); progress.inputs < max_inputs;
+  for (progress.batch = first_batch; progress.inputs < max_inputs;
        ++progress.batch) {
     const uint64_t seed = progress.seed * 1000003 + progress.batch;
     const int64_t left = std::min(kBatch, max_inputs - progress.inputs);
@@ -185,9 +187,6 @@ int fuzz(int64_t max_inputs, std::optional<uint64_t> only) {
       totals.accepted += run_format(seed, left);
     } else {
       run_session(seed, progress.batch % 32 == 1, left, totals);
-    }
-    if (only) {
-      break;
     }
     if (progress.inputs >= next_report || progress.inputs >= max_inputs) {
       std::printf(
@@ -217,9 +216,5 @@ int main(int argc, char** argv) {
   if (argc > 2) {
     progress.seed = std::stoull(argv[2]);
   }
-  std::optional<uint64_t> batch;
-  if (argc > 3) {
-    batch = std::stoull(argv[3]);
-  }
-  return fuzz(inputs, batch);
+  return fuzz(inputs, argc > 3 ? std::stoull(argv[3]) : 0);
 }

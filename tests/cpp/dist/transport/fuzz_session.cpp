@@ -305,8 +305,8 @@ void FuzzSession::perform(const Address& of, Actions actions) {
       check(*measure->round);
       work_.push_back({of.number, measure->round, true});
     } else if (const auto* slots = std::get_if<MakeSlots>(&action)) {
+      const uint64_t bytes = size_of(slots->slots[0]->pieces);
       for (const ValuePtr& slot : slots->slots) {
-        const auto bytes = static_cast<uint64_t>(bytes_of(slots->slice));
         slot->region = Region{++last_segment_, 0, bytes};
         stamps_[last_segment_] = {slot->kid, slot->version};
       }

@@ -173,9 +173,9 @@ TEST_P(ZeromqPeerTest, AForkedChildOfAKilledProcessDoesNotHideItsEnd) {
   const std::string grandchild = text_of(node.received(1)[0].frame[0].payload);
   const double time = seconds_until_lost(node, [&] { child.kill(); });
   if (GetParam()) {
-    EXPECT_GT(time, 0.3); // the heartbeat tells
+    EXPECT_GT(time, 0.3); // the heartbeat tells, then no one shakes hands
   }
-  EXPECT_LT(time, GetParam() ? 4 : 0.3);
+  EXPECT_LT(time, GetParam() ? 10 : 1);
   EXPECT_EQ(kill(std::stoi(grandchild), SIGKILL), 0);
 }
 

@@ -1,0 +1,357 @@
+#include "snapshot_files.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "../core/checksum.h"
+#include "buffers.h"
+#include "bytes.h"
+
+namespace torchkv::dist {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto* kLoad = "create";
+constexpr std::string_view kMagic = "torchkv snapshot 1\n";
+constexpr const char* kManifestPrefix = "manifest-";
+constexpr size_t kKept = 2;
+
+[[noreturn]] void throw_file(const char* what, const std::string& path) {
+  TORCH_CHECK(
+      false, "snapshot: cannot ", what, " '", path, "': ", std::strerror(errno));
+}
+
+class File {
+ public:
+  File(const std::string& path, int flags)
+      : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {
+    if (fd_ < 0) {
+      throw_file("open", path_);
+    }
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    ::close(fd_);
+  }
+
+  void write(const std::byte* data, size_t size) const {
+    while (size != 0) {
+      const ssize_t count = ::write(fd_, data, size);
+      if (count < 0 && errno == EINTR) {
+        continue;
+      }
+      if (count <= 0) {
+        throw_file("write", path_);
+      }
+      data += count;
+      size -= static_cast<size_t>(count);
+    }
+  }
+  void sync() const {
+    if (::fsync(fd_) != 0) {
+      throw_file("flush", path_);
+    }
+  }
+
+ private:
+  const std::string path_;
+  const int fd_;
+};
+
+// Magic, the blobs, and their CRC-32.
+void write_file(const std::string& path, const std::vector<Blob>& blobs) {
+  const std::string temporary = path + ".new";
+  {
+    const File file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    file.write(
+        reinterpret_cast<const std::byte*>(kMagic.data()), kMagic.size());
+    uint32_t crc = 0;
+    for (const auto& blob : blobs) {
+      crc = crc32(blob.data(), blob.size(), crc);
+      file.write(blob.data(), blob.size());
+    }
+    file.write(reinterpret_cast<const std::byte*>(&crc), sizeof(crc));
+    file.sync();
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    throw_file("rename", temporary);
+  }
+  // The new name, too.
+  File(fs::path(path).parent_path().string(), O_RDONLY | O_DIRECTORY).sync();
+}
+
+// What is between; ValueError if the file is damaged.
+Blob read_file(const std::string& path) {
+  std::error_code error;
+  const auto size = static_cast<size_t>(fs::file_size(path, error));
+  TORCH_CHECK_VALUE(!error, kLoad, ": the snapshot lacks '", path, "'");
+  auto text = std::make_shared<std::string>(size, '\0');
+  std::FILE* const file = std::fopen(path.c_str(), "rbe");
+  const size_t count =
+      file == nullptr ? 0 : std::fread(text->data(), 1, size, file);
+  if (file != nullptr) {
+    std::fclose(file);
+  }
+  uint32_t crc = 0;
+  const size_t rest = kMagic.size() + sizeof(crc);
+  bool is_good = count == size && size >= rest &&
+      text->compare(0, kMagic.size(), kMagic) == 0;
+  if (is_good) {
+    std::memcpy(&crc, text->data() + size - sizeof(crc), sizeof(crc));
+    is_good = crc == crc32(text->data() + kMagic.size(), size - rest);
+  }
+  TORCH_CHECK_VALUE(is_good, kLoad, ": the file '", path, "' is damaged");
+  return {text, text->data() + kMagic.size(), size - rest};
+}
+
+void write_spec(ByteWriter& out, const KeySpec& spec) {
+  out.add(spec.total);
+  out.add(spec.dtype);
+  out.add(spec.item_bytes);
+  out.add(spec.whole);
+  out.add(static_cast<uint64_t>(spec.sizes.size()));
+  for (const int64_t size : spec.sizes) {
+    out.add(size);
+  }
+}
+
+KeySpec read_spec(ByteReader& in) {
+  KeySpec spec;
+  spec.total = in.number<int64_t>();
+  spec.dtype = in.number<int32_t>();
+  spec.item_bytes = in.number<int32_t>();
+  spec.whole = in.number<bool>();
+  for (uint64_t i = in.count(); i > 0; --i) {
+    spec.sizes.push_back(in.number<int64_t>());
+  }
+  return spec;
+}
+
+void write_state(ByteWriter& out, const KeyState& state) {
+  out.add(state.step);
+  out.add(state.num_accumulated);
+  out.add(static_cast<uint64_t>(state.tensors.size()));
+  for (const auto& [name, tensor] : state.tensors) {
+    out.add(std::string_view(name));
+    out.add(static_cast<int32_t>(tensor.scalar_type()));
+    out.add(static_cast<uint64_t>(tensor.dim()));
+    for (const int64_t size : tensor.sizes()) {
+      out.add(size);
+    }
+    out.add({blob_of(tensor.contiguous())});
+  }
+}
+
+KeyState read_state(ByteReader& in, const Buffers& buffers) {
+  KeyState state;
+  state.step = in.number<int64_t>();
+  state.num_accumulated = in.number<int64_t>();
+  for (uint64_t i = in.count(); i > 0; --i) {
+    const std::string name(in.text());
+    const auto dtype = static_cast<c10::ScalarType>(in.number<int32_t>());
+    std::vector<int64_t> sizes;
+    for (uint64_t j = in.count(); j > 0; --j) {
+      sizes.push_back(in.number<int64_t>());
+    }
+    state.tensors[name] = tensor_of({in.blob()}, sizes, dtype, buffers).clone();
+  }
+  return state;
+}
+
+} // namespace
+
+SnapshotFiles::SnapshotFiles(std::string folder) : folder_(std::move(folder)) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  TORCH_CHECK(
+      !error,
+      "create: cannot make snapshot_dir '",
+      folder_,
+      "': ",
+      error.message());
+}
+
+std::string SnapshotFiles::shard_name(
+    int64_t number,
+    int64_t job,
+    int32_t server) const {
+  return c10::str(folder_, "/shard-", server, '-', number, '-', job);
+}
+
+void SnapshotFiles::write(const Shard& shard) const {
+  ByteWriter out;
+  out.add(shard.number);
+  out.add(shard.job);
+  out.add(shard.server);
+  out.add(shard.gen);
+  out.add(static_cast<uint64_t>(shard.slices.size()));
+  for (const auto& [slice, shot] : shard.slices) {
+    out.add(slice.key);
+    out.add(slice.index);
+    write_spec(out, shot->spec);
+    out.add(shot->version);
+    out.add(shot->gen);
+    out.add(shot->kid);
+    out.add(shot->value->pieces);
+    const auto* stored = dynamic_cast<const StoredValue*>(shot->value.get());
+    const bool has_state = stored != nullptr && stored->state;
+    out.add(has_state);
+    if (has_state) {
+      write_state(out, *stored->state);
+    }
+  }
+  out.add(static_cast<uint64_t>(shard.births.size()));
+  for (const auto& [slice, kid] : shard.births) {
+    out.add(slice.key);
+    out.add(slice.index);
+    out.add(kid);
+  }
+  out.add(static_cast<uint64_t>(shard.options.size()));
+  for (const auto& [gen, options] : shard.options) {
+    out.add(gen);
+    out.add({options});
+  }
+  write_file(shard_name(shard.number, shard.job, shard.server), out.take());
+}
+
+Shard SnapshotFiles::read(
+    const Manifest& manifest,
+    int32_t server,
+    size_t piece_bytes) const {
+  const Buffers buffers;
+  ByteReader in(
+      read_file(shard_name(manifest.number, manifest.job, server)), kLoad);
+  Shard shard;
+  shard.number = in.number<int64_t>();
+  shard.job = in.number<int64_t>();
+  shard.server = in.number<int32_t>();
+  shard.gen = in.number<int64_t>();
+  in.check(
+      shard.number == manifest.number && shard.job == manifest.job &&
+      shard.server == server);
+  for (uint64_t i = in.count(); i > 0; --i) {
+    SliceId slice;
+    slice.key = in.key();
+    slice.index = in.number<int32_t>();
+    auto shot = std::make_shared<Shot>();
+    shot->spec = read_spec(in);
+    shot->version = in.number<int64_t>();
+    shot->gen = in.number<int64_t>();
+    shot->kid = in.number<int64_t>();
+    auto value = std::make_shared<StoredValue>();
+    value->pieces = cut(in.blob(), piece_bytes);
+    if (in.number<bool>()) {
+      value->state = read_state(in, buffers);
+    }
+    shot->value = std::move(value);
+    shard.slices.emplace_back(std::move(slice), std::move(shot));
+  }
+  for (uint64_t i = in.count(); i > 0; --i) {
+    SliceId slice;
+    slice.key = in.key();
+    slice.index = in.number<int32_t>();
+    shard.births.emplace_back(std::move(slice), in.number<int64_t>());
+  }
+  for (uint64_t i = in.count(); i > 0; --i) {
+    const auto gen = in.number<int64_t>();
+    shard.options.emplace_back(gen, in.blob());
+  }
+  in.end();
+  return shard;
+}
+
+void SnapshotFiles::write(const Manifest& manifest) const {
+  ByteWriter out;
+  out.add(manifest.number);
+  out.add(manifest.job);
+  out.add(manifest.step);
+  out.add(static_cast<uint64_t>(manifest.keys.size()));
+  for (const auto& [key, spec] : manifest.keys) {
+    out.add(key);
+    write_spec(out, spec);
+  }
+  write_file(
+      c10::str(folder_, '/', kManifestPrefix, manifest.number), out.take());
+}
+
+std::vector<int64_t> SnapshotFiles::numbers() const {
+  std::vector<int64_t> result;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(kManifestPrefix, 0) == 0) {
+      const char* const text = name.c_str() + std::strlen(kManifestPrefix);
+      char* end = nullptr;
+      const int64_t number = std::strtoll(text, &end, 10);
+      if (end != text && *end == '\0') {
+        result.push_back(number);
+      }
+    }
+  }
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::optional<Manifest> SnapshotFiles::latest() const {
+  auto found = numbers();
+  for (; !found.empty(); found.pop_back()) {
+    try {
+      ByteReader in(
+          read_file(c10::str(folder_, '/', kManifestPrefix, found.back())),
+          kLoad);
+      Manifest manifest;
+      manifest.number = in.number<int64_t>();
+      manifest.job = in.number<int64_t>();
+      manifest.step = in.number<int64_t>();
+      for (uint64_t i = in.count(); i > 0; --i) {
+        Key key = in.key();
+        manifest.keys.emplace_back(std::move(key), read_spec(in));
+      }
+      in.end();
+      return manifest;
+    } catch (const c10::ValueError& error) {
+      TORCH_WARN(error.what_without_backtrace(), "; the one before is used");
+    }
+  }
+  return std::nullopt;
+}
+
+void SnapshotFiles::clean(int32_t server) const {
+  const auto found = numbers();
+  if (found.size() < kKept) {
+    return;
+  }
+  const int64_t oldest = found[found.size() - kKept];
+  std::error_code ignored; // another time
+  if (server == 0) {
+    for (const int64_t number : found) {
+      if (number < oldest) {
+        fs::remove(c10::str(folder_, '/', kManifestPrefix, number), ignored);
+      }
+    }
+  }
+  const std::string prefix = c10::str("shard-", server, '-');
+  std::vector<fs::path> old;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(prefix, 0) == 0 &&
+        std::strtoll(name.c_str() + prefix.size(), nullptr, 10) < oldest) {
+      old.push_back(entry.path());
+    }
+  }
+  for (const auto& path : old) {
+    fs::remove(path, ignored);
+  }
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,194 @@
+"""Snapshots in the background, and jobs that go on from them."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+
+SIZES = {"a": (3,), "b": (40, 50), "c": (300, 301)}
+STEPS = 24
+
+
+def train(rank, folder, progress, every="2 rounds", optimizer="adam", pause=0.0):
+    kv = torchkv.create(
+        "dist_sync",
+        heartbeat=0.25,
+        snapshot_dir=folder,
+        snapshot_every=every,
+    )
+    generator = torch.Generator().manual_seed(0)
+    keys = list(SIZES)
+    kv.init(keys, [torch.randn(SIZES[key], generator=generator) for key in keys])
+    kv.set_optimizer(optimizer, learning_rate=0.01)
+    out = [torch.empty(SIZES[key]) for key in keys]
+    start = kv.version("a")
+    for step in range(start, STEPS):
+        kv.optimizer.lr = 0.01 / (1 + step)
+        gradients = []
+        for key in keys:
+            generator.manual_seed(step * 100 + rank)
+            gradients.append(torch.randn(SIZES[key], generator=generator))
+        kv.pushpull(keys, gradients, out=out)
+        if rank == 0 and progress:
+            with open(progress, "a") as file:
+                file.write(f"{step}\n")
+            time.sleep(0.005)
+        time.sleep(pause)
+    kv.pull(keys, out=out)
+    kv.barrier()
+    kv.close()
+    return start, out
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (start, values), _ = ranks.run(train, 2, str(folder), None)
+    assert start == 0
+    return values
+
+
+def equal(values, others):
+    return all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
+
+
+def test_a_restarted_job_goes_on_from_the_last_snapshot(tmp_path, undisturbed):
+    folder = str(tmp_path / "snapshots")
+    ranks.run(train, 2, folder, None)
+    # All steps are done: what is left are those since the last snapshot.
+    for start, values in ranks.run(train, 2, folder, None, restart=1):
+        assert STEPS - 4 <= start <= STEPS
+        assert equal(values, undisturbed)
+
+
+def kill_and_restart(tmp_path, undisturbed, seed):
+    r = random.Random(seed)
+    folder, progress = str(tmp_path / "snapshots"), tmp_path / "progress"
+    restart, resumed = 0, []
+    for restart in range(3):
+        with ranks.Ranks(train, 2, folder, str(progress), restart=restart) as job:
+            steps = r.randint(2, 7)
+            end = time.monotonic() + 30
+            before = progress.read_text().count("\n") if progress.exists() else 0
+            while time.monotonic() < end:
+                done = progress.read_text().count("\n") if progress.exists() else 0
+                if done >= before + steps or job.results:
+                    break
+                time.sleep(0.001)
+            time.sleep(r.uniform(0, 0.01))
+            job.kill(r.randrange(2), signal.SIGKILL)
+    for start, values in ranks.run(train, 2, folder, None, restart=restart + 1):
+        resumed.append(start)
+        assert equal(values, undisturbed), (seed, start)
+    assert resumed[0] == resumed[1]
+    return resumed[0]
+
+
+def test_sigkill_at_random_moments(tmp_path, undisturbed):
+    starts = []
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        starts.append(kill_and_restart(folder, undisturbed, seed))
+    assert any(starts)
+
+
+@pytest.mark.slow
+def test_sigkill_at_many_random_moments(tmp_path, undisturbed):
+    for seed in range(100, 117):  # of three kills each
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        kill_and_restart(folder, undisturbed, seed)
+
+
+def test_two_snapshots_are_kept(tmp_path):
+    folder = tmp_path / "snapshots"
+    ranks.run(train, 2, str(folder), None, "1 round", "sgd", 0.1)
+    names = sorted(os.listdir(folder))
+    manifests = [name for name in names if name.startswith("manifest-")]
+    assert len(manifests) in (2, 3) and not any(name.endswith(".new") for name in names)
+    assert len(names) <= 3 * 3
+
+
+def damage(folder, prefix):
+    newest = max(
+        (name for name in os.listdir(folder) if name.startswith(prefix)),
+        key=lambda name: os.stat(folder / name).st_mtime,
+    )
+    content = bytearray((folder / newest).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / newest).write_bytes(bytes(content))
+
+
+def test_a_damaged_manifest_is_passed_over(tmp_path, undisturbed):
+    folder = tmp_path / "snapshots"
+    ranks.run(train, 2, str(folder), None)
+    damage(folder, "manifest-")
+    for start, values in ranks.run(train, 2, str(folder), None, restart=1):
+        assert start < STEPS
+        assert equal(values, undisturbed)
+
+
+def read_damaged(rank, folder):
+    try:
+        torchkv.create(
+            "dist_sync", snapshot_dir=folder, snapshot_every="1 round", timeout=5
+        )
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_damaged_shard_is_an_error(tmp_path):
+    folder = tmp_path / "snapshots"
+    ranks.run(train, 2, str(folder), None)
+    damage(folder, "shard-1")
+    first, second = ranks.run(read_damaged, 2, str(folder), restart=1)
+    assert first is None and "shard-1" in second and "damaged" in second
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"snapshot_dir": "x"}, "together"),
+        ({"snapshot_every": "3 rounds"}, "together"),
+        ({"snapshot_dir": "x", "snapshot_every": "often"}, "'100 rounds' or '30s'"),
+        ({"snapshot_dir": "x", "snapshot_every": "1.5 rounds"}, "'100 rounds'"),
+    ],
+)
+def test_wrong_options(options, expected):
+    with pytest.raises(ValueError, match=expected):
+        torchkv.create("dist_sync", **options)
+
+
+def versions(rank):
+    kv = torchkv.create("dist_async")
+    kv.init("w", torch.zeros(3))
+    seen = [kv.version("w")]
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    kv.push("w", torch.ones(3))
+    out = kv.pull("w", min_version=2)
+    seen.append(kv.version("w"))
+    kv.barrier()
+    kv.close()
+    return seen, out[0].item()
+
+
+def test_pull_waits_for_min_version():
+    assert ranks.run(versions, 2) == [([0, 2], -2.0)] * 2
+
+
+def test_min_version_on_one_machine():
+    kv = torchkv.create("local")
+    kv.init("w", torch.zeros(3))
+    kv.push("w", torch.ones(3))
+    assert kv.version("w") == 1
+    assert kv.pull("w", min_version=1)[0] == 1
+    with pytest.raises(ValueError, match="expected at least version 2"):
+        kv.pull("w", min_version=2)
