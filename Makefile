@@ -41,9 +41,9 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test test-all python-test cpp-test places-test forward-test demo bench \
+.PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
-  lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  simulate mutants fuzz lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -55,6 +55,10 @@ help:
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make places-test the Python tests with values sharded over logical devices'
 	@echo 'make forward-test the Python tests of behaviour with stores on other threads'
+	@echo 'make demo-dist   the same with two processes'
+	@echo 'make simulate    the parameter server in a simulated network, 100,000 runs'
+	@echo 'make mutants     the simulation with planted bugs'
+	@echo 'make fuzz        10 million inputs for the decoder of messages'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
 	@echo 'make host-time   the host time of a call, on a fake GPU'
 	@echo 'make bench-peers install MXNet, for the benchmarks, into $(MXNET)'
@@ -139,6 +143,33 @@ cpp-test: $(BUILT)
 	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
 	$(call run_cuda_tests,$(CPP)/plain)
 	$(CPP)/plain/tests/cpp/torchkv_stress
+	$(CPP)/plain/tests/cpp/torchkv_simulate --seeds 120
+	TORCHKV_REPLAY=$(CPP)/plain/tests/cpp/torchkv_replay \
+	  $(BIN)/python -m pytest $(DEFAULT_TESTS) tests/dist/test_differential.py
+
+# --- Several machines -----------------------------------------------------------
+
+# The parameter server's protocol: 17 combinations of modes and faults for each seed.
+SIMULATE_ARGS := --seeds 5900
+simulate: $(BUILT)
+	$(call configure,$(CPP)/plain,)
+	cmake --build $(CPP)/plain --target torchkv_simulate
+	$(CPP)/plain/tests/cpp/torchkv_simulate $(SIMULATE_ARGS)
+
+# Whether the simulation and the tests find bugs planted in the protocol's cores.
+mutants: $(BUILT)
+	$(BIN)/python tests/dist/mutants.py $(MUTANTS_ARGS)
+
+FUZZ_INPUTS := 10000000
+fuzz: $(BUILT)
+	$(call configure,$(CPP)/address,address)
+	cmake --build $(CPP)/address --target torchkv_frame_fuzz
+	$(CPP)/address/tests/cpp/torchkv_frame_fuzz $(FUZZ_INPUTS)
+
+demo-dist: $(BUILT)
+	for type in dist_sync dist_async; do \
+	  $(BIN)/torchrun --nproc-per-node 2 examples/train_digits_dist.py --type $$type || exit 1; \
+	done
 
 # The Python tests of behaviour again, with stores that work on a thread of their own.
 forward-test: $(BUILT)

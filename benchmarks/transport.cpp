@@ -51,11 +51,12 @@ class Node : public Transport::Handler {
       return;
     }
     Message answer;
-    answer.kind = Kind::kValue;
+    answer.kind = Kind::kDone;
     answer.header = frame[0].header;
     answer.opno = frame[0].opno;
-    answer.pieces = 1;
     if (frame[0].payload.size() < kPieceBytes) {
+      answer.kind = Kind::kValue;
+      answer.pieces = 1;
       answer.index = 0;
       answer.payload = frame[0].payload;
     }
@@ -101,8 +102,14 @@ class Caller {
   // Until at most so many pushes have no answer.
   void wait(int64_t window) {
     std::unique_lock lock(node_.mutex);
-    node_.changed.wait(
-        lock, [&] { return opno_ - node_.num_answers <= window; });
+    const bool answered =
+        node_.changed.wait_for(lock, std::chrono::seconds(20), [&] {
+          return opno_ - node_.num_answers <= window;
+        });
+    if (!answered) {
+      std::fprintf(stderr, "no answer\n");
+      std::_Exit(1);
+    }
   }
 
  private:

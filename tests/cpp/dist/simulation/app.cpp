@@ -430,9 +430,13 @@ void App::give_up() {
   simulation_.kill(process_);
 }
 
-// The same process, or a new one of the same rank, comes back (not in sync).
+// The same process comes back (not in sync), unless another has its rank: what
+// the server said may be older than that, so the rendezvous has the last word.
 void App::rejoin() {
-  if (process_.alive && process_.has(*node_)) {
+  const auto latest = simulation_.incs_.find(id_);
+  const bool is_latest =
+      inc_ == (latest == simulation_.incs_.end() ? 1 : latest->second);
+  if (is_latest && process_.alive && process_.has(*node_)) {
     simulation_.come_back(process_, *this);
   }
 }
