@@ -136,6 +136,9 @@ run_cuda_tests = if [ -x $(1)/tests/cpp/torchkv_cuda_tests ]; then \
 # Threads that spin while they wait make the tests several times slower on a machine
 # with other load; tests/conftest.py sets the same for Python.
 cpp-test sanitize-address: export OMP_WAIT_POLICY := passive
+# Where no Python says so: the library in the wheel of pyzmq.
+cpp-test sanitize-address: export TORCHKV_LIBZMQ = $(firstword \
+  $(wildcard $(VENV)/lib/python3*/site-packages/pyzmq.libs/libzmq-*.so*))
 
 cpp-test: $(BUILT)
 	$(call configure,$(CPP)/plain,)

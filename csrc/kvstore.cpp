@@ -237,6 +237,16 @@ StoreState KVStore::state(bool with_keys) const {
   return state;
 }
 
+StoreState KVStore::gather_state(bool with_keys) {
+  StoreState state = usable("save").gather_state(with_keys);
+  state.type = type_;
+  return state;
+}
+
+void KVStore::load(StoreState state) {
+  usable("load").load(std::move(state));
+}
+
 c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   auto result = c10::make_intrusive<KVStore>(state.type);
   result->store_->load(std::move(state));

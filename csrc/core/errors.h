@@ -15,6 +15,21 @@ class TORCHKV_API UnknownKeyError : public c10::IndexError {
   using c10::IndexError::IndexError;
 };
 
+// Errors of stores on several machines. The Python package has a class of the
+// same name for each.
+class TORCHKV_API RemoteError : public c10::Error {
+  using c10::Error::Error;
+};
+class TORCHKV_API WorkerLostError : public RemoteError {
+  using RemoteError::RemoteError;
+};
+class TORCHKV_API ServerLostError : public RemoteError {
+  using RemoteError::RemoteError;
+};
+class TORCHKV_API StoreTimeoutError : public RemoteError {
+  using RemoteError::RemoteError;
+};
+
 // Throws UnknownKeyError: "<op>: expected a key of the store, but got ...".
 [[noreturn]] TORCHKV_API void throw_unknown_key(const char* op, const Key& key);
 

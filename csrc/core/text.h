@@ -13,7 +13,7 @@ namespace torchkv {
 TORCHKV_API std::string quoted(const std::string& text);
 
 // "'a', 'b'"
-std::string listed(const std::vector<std::string>& names);
+TORCHKV_API std::string listed(const std::vector<std::string>& names);
 
 // "; did you mean 'x'?" with the candidate nearest to `text`, if one is near
 // enough to be a misspelling; else "". In C++ for errors that C++ and

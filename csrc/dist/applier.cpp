@@ -72,12 +72,43 @@ void Applier::complete(Shard shard, std::function<void(Shard)> done) {
       const auto held = held_.find(slice.key);
       auto* stored = dynamic_cast<StoredValue*>(shot->value.get());
       // Without one, the value is still the current one.
-      if (stored != nullptr && !stored->state && held != held_.end() &&
+      const auto given = restored_.find(slice.key);
+      if (held == held_.end() && given != restored_.end()) {
+        auto value = std::make_shared<StoredValue>();
+        value->pieces = shot->value->pieces;
+        value->state = given->second;
+        shot->value = std::move(value);
+      } else if (
+          stored != nullptr && !stored->state && held != held_.end() &&
           held->second.kid == shot->kid) {
         stored->state = store_.state_of(slice.key, held->second.updater);
       }
     }
     done(std::move(*shared));
+  });
+}
+
+void Applier::restore(
+    const Key& key,
+    const Updater& updater,
+    int64_t epoch,
+    KeyState state) {
+  Updater used = updater;
+  if (auto* optimizer = std::get_if<OptimizerPtr>(&used)) {
+    // As decode_update_spec numbers them.
+    auto copy = std::make_shared<Optimizer>(**optimizer);
+    copy->generation = static_cast<uint64_t>(epoch) + 1;
+    *optimizer = std::move(copy);
+  }
+  auto shared = std::make_shared<KeyState>(std::move(state));
+  enqueue([this, key, used, shared] {
+    const auto held = held_.find(key);
+    if (held == held_.end()) {
+      restored_[key] = std::move(*shared);
+    } else {
+      store_.set_state_of(key, used, *shared);
+      held->second.updater = used;
+    }
   });
 }
 
@@ -127,8 +158,9 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
     size_t end = begin + 1;
     std::optional<std::string> error;
     try {
-      const Updater updater = updater_of(*rounds[begin]);
-      if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater)) {
+      const Update update = update_of(*rounds[begin]);
+      if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
+              update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
                rounds[end]->factor == rounds[begin]->factor &&
                !rounds[end]->group == !rounds[begin]->group) {
@@ -136,7 +168,7 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
         }
       }
       error = apply_batch(
-          c10::ArrayRef<RoundPtr>(rounds).slice(begin, end - begin), updater);
+          c10::ArrayRef<RoundPtr>(rounds).slice(begin, end - begin), update);
     } catch (const std::exception& caught) {
       error = describe(caught);
     } catch (...) {
@@ -155,11 +187,13 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
 }
 
 // Puts the value that init, or a snapshot, has brought into the store.
-void Applier::prepare(const Round& round, const Updater& updater) {
+void Applier::prepare(const Round& round, const Update& update) {
   const Key& key = round.slice.key;
   const auto found = held_.find(key);
   if (found != held_.end() && found->second.kid == round.kid) {
-    found->second.updater = updater;
+    if (!update.replaces) {
+      found->second.updater = update.updater;
+    }
     return;
   }
   if (found != held_.end()) {
@@ -172,10 +206,15 @@ void Applier::prepare(const Round& round, const Updater& updater) {
       static_cast<c10::ScalarType>(round.spec->dtype),
       buffers_));
   store_.insert({"init", key, &value});
-  held_[key] = {round.kid, updater};
+  held_[key] = {round.kid, update.updater};
   const auto* restored = dynamic_cast<const StoredValue*>(round.source.get());
   if (restored != nullptr && restored->state) {
-    store_.set_state_of(key, updater, *restored->state);
+    store_.set_state_of(key, update.updater, *restored->state);
+  }
+  const auto given = restored_.find(key);
+  if (given != restored_.end()) {
+    store_.set_state_of(key, update.updater, given->second);
+    restored_.erase(given);
   }
 }
 
@@ -191,11 +230,13 @@ void Applier::keep_state(const Round& round) {
 
 void Applier::append_values(
     const Round& round,
+    size_t num_pushes,
     Keys& keys,
     Tensors& values) const {
   keys.single = false;
   keys.list.push_back(round.slice.key);
-  for (const auto& push : round.pushes) {
+  for (size_t i = 0; i < num_pushes; ++i) {
+    const Push& push = round.pushes[i];
     values.append(tensor_of(
         push.pieces,
         sizes_of(round),
@@ -209,10 +250,10 @@ void Applier::measure_one(const RoundPtr& round) {
   Keys keys;
   Tensors values;
   try {
-    const Updater updater = updater_of(*round);
-    prepare(*round, updater);
-    append_values(*round, keys, values);
-    round->partial = store_.measure({"push", keys, &values}, updater);
+    const Update update = update_of(*round);
+    prepare(*round, update);
+    append_values(*round, round->pushes.size(), keys, values);
+    round->partial = store_.measure({"push", keys, &values}, update.updater);
   } catch (const std::exception&) {
     // apply() will meet the same error, and report it.
     round->partial = 0;
@@ -222,23 +263,27 @@ void Applier::measure_one(const RoundPtr& round) {
 
 std::optional<std::string> Applier::apply_batch(
     c10::ArrayRef<RoundPtr> rounds,
-    const Updater& updater) {
+    const Update& update) {
   Keys keys;
   Tensors values;
   for (const auto& round : rounds) {
     keep_state(*round);
-    prepare(*round, updater);
-    append_values(*round, keys, values);
+    prepare(*round, update);
+    // The first push is rank 0's.
+    append_values(
+        *round, update.replaces ? 1 : round->pushes.size(), keys, values);
     round->source.reset(); // or the value would not be written in place
   }
   std::optional<std::string> error;
   try {
     const InProgress<Store> updating(owner_);
     const Call call{"push", keys, &values};
-    if (rounds[0]->group) {
-      store_.apply(call, updater, rounds[0]->factor);
+    if (update.replaces) {
+      store_.assign(call);
+    } else if (rounds[0]->group) {
+      store_.apply(call, update.updater, rounds[0]->factor);
     } else {
-      store_.apply(call, updater);
+      store_.apply(call, update.updater);
     }
   } catch (const std::exception& caught) {
     error = describe(caught);
@@ -254,15 +299,19 @@ std::optional<std::string> Applier::apply_batch(
   return error;
 }
 
-Updater Applier::updater_of(const Round& round) {
-  const auto found = updaters_.find(round.gen);
-  if (found != updaters_.end()) {
+Applier::Update Applier::update_of(const Round& round) {
+  const auto found = updates_.find(round.gen);
+  if (found != updates_.end()) {
     return found->second;
   }
   const UpdateSpec spec = decode_update_spec(round.options);
-  Updater updater;
+  Update update;
+  Updater& updater = update.updater;
   switch (spec.kind) {
     case UpdateSpec::Kind::kAssign:
+      break;
+    case UpdateSpec::Kind::kReplace:
+      update.replaces = true;
       break;
     case UpdateSpec::Kind::kOptimizer:
       updater = spec.optimizer;
@@ -284,11 +333,11 @@ Updater Applier::updater_of(const Round& round) {
   }
   // Generations of a key never go back, but those of two keys may cross.
   constexpr size_t kMaxKept = 64;
-  if (updaters_.size() >= kMaxKept) {
-    updaters_.erase(updaters_.begin());
+  if (updates_.size() >= kMaxKept) {
+    updates_.erase(updates_.begin());
   }
-  updaters_[round.gen] = updater;
-  return updater;
+  updates_[round.gen] = update;
+  return update;
 }
 
 void Applier::forget(const Erased& erased) {

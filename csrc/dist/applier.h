@@ -54,6 +54,13 @@ class Applier {
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
 
+  // Makes `state` that of a key for `updater`, whose epoch it is, after what is
+  // queued; of a key without updates so far, at its first.
+  void restore(
+      const Key& key,
+      const Updater& updater,
+      int64_t epoch,
+      KeyState state);
   // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
   // call, stands for on this rank.
   void set_python_updater(
@@ -68,6 +75,15 @@ class Applier {
   struct Measured {
     RoundPtr round;
   };
+  struct Held {
+    int64_t kid = 0;
+    Updater updater; // the last that has been applied
+  };
+  // A generation's update: the updater or, for kReplace, none.
+  struct Update {
+    Updater updater;
+    bool replaces = false;
+  };
   using Job =
       std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
   void enqueue(Job job);
@@ -75,13 +91,17 @@ class Applier {
   void apply_all(const std::vector<RoundPtr>& rounds);
   std::optional<std::string> apply_batch(
       c10::ArrayRef<RoundPtr> rounds,
-      const Updater& updater);
+      const Update& update);
   void measure_one(const RoundPtr& round);
-  void prepare(const Round& round, const Updater& updater);
+  void prepare(const Round& round, const Update& update);
   void keep_state(const Round& round);
-  // Its pushes as tensors, appended as a group.
-  void append_values(const Round& round, Keys& keys, Tensors& values) const;
-  Updater updater_of(const Round& round);
+  // Its first pushes as tensors, appended as a group.
+  void append_values(
+      const Round& round,
+      size_t num_pushes,
+      Keys& keys,
+      Tensors& values) const;
+  Update update_of(const Round& round);
   void forget(const Erased& erased);
 
   Runtime& runtime_;
@@ -93,12 +113,9 @@ class Applier {
   LocalStore store_;
 
   // Of the applier's thread.
-  struct Held {
-    int64_t kid = 0;
-    Updater updater; // the last that has been applied
-  };
   std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
-  std::map<int64_t, Updater> updaters_; // by generation
+  std::map<int64_t, Update> updates_; // by generation
+  std::unordered_map<Key, KeyState, KeyHash> restored_; // of keys not in held_
 
   std::mutex mutex_; // guards the rest
   std::condition_variable wake_;

@@ -9,10 +9,11 @@
 #include <sstream>
 #include <utility>
 
-#include "../core/in_progress.h"
+#include "../core/errors.h"
 #include "../core/process.h"
 #include "../store/check.h"
 #include "errors.h"
+#include "transport/frame.h"
 
 namespace torchkv::dist {
 namespace {
@@ -86,8 +87,9 @@ DistStore::DistStore(
       is_sync_(policy.is_sync()),
       node_(Node::join(options, environment_launch(options), timeout_)),
       staging_(runtime),
-      snapshots_(options) {
-  const std::string name = c10::str(type, '/', options.name);
+      snapshots_(options),
+      name_(options.name) {
+  const std::string name = c10::str(type, '/', name_);
   const int64_t number = node_->num_made(stable_hash(name));
   const uint64_t id = stable_hash(c10::str(name, '/', number));
   const Config config =
@@ -97,7 +99,8 @@ DistStore::DistStore(
   if (!options.snapshot_dir.empty()) {
     TORCH_CHECK_VALUE(
         is_sync_, "create: snapshot_dir is for stores of type 'dist_sync'");
-    files = std::make_unique<SnapshotFiles>(options.snapshot_dir);
+    files = std::make_unique<SnapshotFiles>(
+        options.snapshot_dir, stable_hash(name));
     restored = latest_snapshot(*files, config);
   }
   session_ = std::make_shared<Session>(
@@ -123,8 +126,16 @@ std::optional<Shard> DistStore::latest_snapshot(
   }
   const std::string agreed = node_->agree(
       c10::str("snapshot/", config.store),
-      c10::str(manifest.number, ' ', manifest.job));
-  std::istringstream(agreed) >> manifest.number >> manifest.job;
+      c10::str(
+          manifest.number, ' ', manifest.job, ' ', manifest.num_servers));
+  std::istringstream(agreed) >> manifest.number >> manifest.job >>
+      manifest.num_servers;
+  TORCH_CHECK_VALUE(
+      manifest.number == 0 || manifest.num_servers == config.num_servers,
+      "create: expected as many ranks as the snapshot has, ",
+      manifest.num_servers,
+      ", but got ",
+      config.num_servers);
   return manifest.number == 0
       ? std::nullopt
       : std::optional(
@@ -138,7 +149,7 @@ DistStore::~DistStore() {
     new std::shared_ptr<Node>(std::move(node_));
     return;
   }
-  session_->close(timeout_);
+  session_->close(Node::kExitTimeout);
 }
 
 // -- calls
@@ -149,6 +160,9 @@ PendingPtr DistStore::begin(
     bool is_watched) const {
   // Not in create: ranks may create stores in different orders.
   session_->join(op, timeout_);
+  if (const auto error = session_->fatal()) {
+    throw_error(op, *error, rank(), timeout_);
+  }
   return session_->call(std::move(request), timeout_, is_watched);
 }
 
@@ -191,6 +205,21 @@ WorkPtr DistStore::insert(const Call& call) {
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const Key& key = call.keys.list[i];
     const at::Tensor& value = call.values->flat[i];
+    const Where where{call.op, key};
+    TORCHKV_CHECK_VALUE(
+        key.kind() == KeyKind::kInt || key.text().size() <= kMaxKeyBytes,
+        where,
+        "expected a key of at most ",
+        kMaxKeyBytes,
+        " bytes, but got one of ",
+        key.text().size());
+    TORCHKV_CHECK_VALUE(
+        value.dim() <= static_cast<int64_t>(kMaxKeyDims),
+        where,
+        "expected at most ",
+        kMaxKeyDims,
+        " dimensions, but got ",
+        value.dim());
     Meta meta{
         c10::SmallVector<int64_t, 4>(value.sizes()),
         value.scalar_type(),
@@ -286,20 +315,23 @@ void DistStore::snapshot_if_due(const Keys& pushed) {
   }
 }
 
-int64_t DistStore::version(const Key& key) {
-  constexpr auto* op = "version";
-  const Meta meta = table_.find(op, key)[0]->meta;
-  bool whole = false;
+std::vector<Place> DistStore::places_of(const Entry& entry) const {
+  bool is_whole = false;
   {
     const std::lock_guard lock(updater_mutex_);
-    whole = split_keys_.count(key) == 0;
+    is_whole = split_keys_.count(entry.key) == 0;
   }
+  return place(
+      entry.key,
+      spec_of(entry.meta, is_whole),
+      session_->config().num_servers,
+      session_->config().split_bytes);
+}
+
+int64_t DistStore::version(const Key& key) {
+  constexpr auto* op = "version";
   int64_t version = std::numeric_limits<int64_t>::max();
-  for (const Place& place : place(
-           key,
-           spec_of(meta, whole),
-           session_->config().num_servers,
-           session_->config().split_bytes)) {
+  for (const Place& place : places_of(*table_.find(op, key)[0])) {
     version = std::min(version, session_->version({key, place.index}));
   }
   return version;
@@ -336,14 +368,6 @@ std::vector<at::Tensor> DistStore::pull(
   return result;
 }
 
-void DistStore::assign(const Call& call) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      call.op,
-      ": not supported yet by stores on several machines ",
-      call.keys.context());
-}
-
 void DistStore::erase(const Keys& keys) {
   constexpr auto* op = "delete";
   check_not_empty(op, keys);
@@ -369,13 +393,19 @@ void DistStore::barrier() {
   constexpr auto* op = "barrier";
   table_.check_open(op);
   raise_deferred(op, nullptr);
+  const std::lock_guard barriers(barrier_mutex_);
   run(op, Request(Request::Kind::kBarrier));
+  // All ranks have pushed equally often, so pushes end, perhaps with an error.
+  session_->flush();
   raise_deferred(op, nullptr);
 }
 
 void DistStore::close() {
   table_.close();
-  session_->close(timeout_);
+  if (exchange_ != nullptr) {
+    exchange_->close();
+  }
+  session_->close(Node::kExitTimeout);
   {
     const std::lock_guard lock(updater_mutex_);
     updater_ = Updater();

@@ -51,12 +51,15 @@ class DistStore final : public Store {
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
   void expect_keys(const Keys& keys) override;
-  std::vector<KeyState> optimizer_states(const Keys& keys) const override;
+  // All ranks make the calls that save and load, and those of the optimizer's
+  // states; on all of them.
+  std::vector<KeyState> optimizer_states(const Keys& keys) override;
   void set_optimizer_states(
       const Keys& keys,
       const std::vector<KeyState>& states) override;
 
-  StoreState state(bool with_keys) const override;
+  StoreState state(bool with_keys) const override; // refused
+  StoreState gather_state(bool with_keys) override;
   void load(StoreState state) override;
   void take(Store& other) override;
   void visit_sole_updater(
@@ -94,6 +97,13 @@ class DistStore final : public Store {
       const Config& config) const;
   void snapshot_if_due(const Keys& pushed);
   void set_spec(const char* op, Updater next, bool keep_state);
+  void send_spec(const char* op, const UpdateSpec& spec);
+  int64_t epoch() const;
+  std::vector<Place> places_of(const Entry& entry) const;
+  void settle(const char* op);
+  DistStore& exchange_store();
+  std::vector<at::Tensor> gather(at::Tensor bytes, bool to_all);
+  at::Tensor own_parts(const Keys& keys);
 
   Runtime& runtime_;
   const uint64_t num_forks_; // before it was made
@@ -104,10 +114,15 @@ class DistStore final : public Store {
   KeyTable table_; // entries without slices
   Staging staging_;
   SnapshotSchedule snapshots_;
+  const std::string name_;
+
+  std::mutex barrier_mutex_; // a rank is in one barrier at a time
+  std::mutex gather_mutex_; // held by calls that use the exchange store
+  std::unique_ptr<DistStore> exchange_;
 
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;
-  int64_t epoch_ = 0; // of UpdateSpec
+  UpdateSpec spec_; // without an archive on ranks other than 0
   std::unordered_set<Key, KeyHash> split_keys_; // over several servers
   std::vector<Key> expected_keys_;
 };

@@ -13,11 +13,6 @@
 namespace torchkv::dist {
 namespace {
 
-[[noreturn]] void refuse(const char* op, const char* hint) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, op, ": not supported by a store on several machines", hint);
-}
-
 template <bool is_sync>
 std::unique_ptr<Store> make_dist(
     Runtime& runtime,
@@ -83,9 +78,22 @@ void DistStore::check_updater_fits(const char* op, const Updater& next) const {
     TORCHKV_CHECK_VALUE(
         false,
         where,
-        "expected keys that are not split over the servers, as this updater "
-        "needs whole values; set the updater before init");
+        "expected keys that are not sharded over the servers, as this updater "
+        "needs whole values; set the updater before init, or use init(..., whole=True)");
   }
+}
+
+void DistStore::send_spec(const char* op, const UpdateSpec& spec) {
+  if (rank() == 0) {
+    Request request(Request::Kind::kConfig);
+    request.options = encode(spec);
+    begin(op, std::move(request), /*is_watched=*/true);
+  }
+}
+
+int64_t DistStore::epoch() const {
+  const std::lock_guard lock(updater_mutex_);
+  return spec_.epoch;
 }
 
 // Rank 0's word counts; the others know it for their own questions.
@@ -108,19 +116,15 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   }
   {
     const std::lock_guard lock(updater_mutex_);
-    epoch_ += keep_state ? 0 : 1;
-    spec.epoch = epoch_;
+    spec.epoch = spec_.epoch + (keep_state ? 0 : 1);
     if (is_python) {
       session_->applier().set_python_updater(
-          epoch_, std::get<std::shared_ptr<OpaqueUpdater>>(next));
+          spec.epoch, std::get<std::shared_ptr<OpaqueUpdater>>(next));
     }
     updater_.swap(next); // the old one is freed after the lock is released
+    spec_ = spec;
   }
-  if (rank() == 0) {
-    Request request(Request::Kind::kConfig);
-    request.options = encode(spec);
-    begin(op, std::move(request), /*is_watched=*/true);
-  }
+  send_spec(op, spec);
   if (is_python && !is_sync_) {
     // A push may reach a server whose rank has not set its updater yet.
     barrier();
@@ -199,28 +203,6 @@ void DistStore::check_expected_keys(const char* op) {
     check_known(op, table_, expected_keys_);
     expected_keys_.clear();
   }
-}
-
-std::vector<KeyState> DistStore::optimizer_states(const Keys& /*keys*/) const {
-  refuse("optimizer_states", " yet");
-}
-
-void DistStore::set_optimizer_states(
-    const Keys& /*keys*/,
-    const std::vector<KeyState>& /*states*/) {
-  refuse("set_optimizer_states", " yet");
-}
-
-StoreState DistStore::state(bool /*with_keys*/) const {
-  refuse("save", ", which pickle, copy.deepcopy and torch.jit.save copy");
-}
-
-void DistStore::load(StoreState /*state*/) {
-  refuse("load", " yet");
-}
-
-void DistStore::take(Store& /*other*/) {
-  refuse("load", " yet");
 }
 
 void DistStore::visit_sole_updater(

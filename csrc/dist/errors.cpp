@@ -27,7 +27,7 @@ std::string timeout_text(const Error& error, double timeout) {
       timeout,
       " s; ",
       waited,
-      ". The outcome is unknown: a push must not be repeated");
+      ". The outcome is unknown: do not repeat a push");
 }
 
 std::string text_of(const Error& error, int64_t rank, double timeout) {

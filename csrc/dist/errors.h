@@ -1,31 +1,12 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <exception>
 #include <string>
 
-#include "../core/export.h"
+#include "../core/errors.h"
 #include "protocol/message.h"
 
-namespace torchkv {
-
-// Errors of stores on several machines. The Python package has a class of the
-// same name for each.
-class TORCHKV_API RemoteError : public c10::Error {
-  using c10::Error::Error;
-};
-class TORCHKV_API WorkerLostError : public RemoteError {
-  using RemoteError::RemoteError;
-};
-class TORCHKV_API ServerLostError : public RemoteError {
-  using RemoteError::RemoteError;
-};
-class TORCHKV_API StoreTimeoutError : public RemoteError {
-  using RemoteError::RemoteError;
-};
-
-namespace dist {
+namespace torchkv::dist {
 
 // "ValueError: text": the type as Python knows it, and the message.
 std::string describe(const std::exception& error);
@@ -38,5 +19,4 @@ std::string describe(const std::exception& error);
     int64_t rank,
     double timeout);
 
-} // namespace dist
-} // namespace torchkv
+} // namespace torchkv::dist

@@ -9,6 +9,7 @@
 #include "../core/process.h"
 #include "../core/signals.h"
 #include "access.h"
+#include "errors.h"
 #include "session.h"
 #include "transport/host.h"
 #include "transport/zeromq_transport.h"
@@ -18,6 +19,8 @@ namespace {
 
 constexpr Time kTick = 0.1; // the cores' timers
 constexpr size_t kMaxEarly = 1024;
+constexpr Time kDeadConnection = 60;
+constexpr size_t kMaxSent = 4096; // messages that travel together
 
 // All nodes of this process; leaked, as their threads end with the process.
 struct Nodes {
@@ -154,9 +157,18 @@ Node::Node(
   const auto exchange = [&](const char* name, const std::string& own) {
     rendezvous_->set(c10::str(prefix_, name, '/', rank_), own);
     std::vector<std::string> all;
+    Error error;
+    error.code = ErrorCode::kTimeout;
     for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-      all.push_back(rendezvous_->get(
-          c10::str(prefix_, name, '/', rank), std::max(end - now(), 0.0)));
+      const auto value = rendezvous_->get(
+          c10::str(prefix_, name, '/', rank), std::max(end - now(), 0.0));
+      all.push_back(value.value_or(""));
+      if (!value) {
+        error.missing.push_back(rank);
+      }
+    }
+    if (!error.missing.empty()) {
+      throw_error("create", error, rank_, timeout);
     }
     return all;
   };
@@ -165,6 +177,9 @@ Node::Node(
   config.token = token;
   config.limits.num_workers = num_ranks_;
   config.limits.num_servers = num_ranks_;
+  // The cores have heartbeats of their own. These find connections that are
+  // dead, which is no proof that a rank is.
+  config.lost = kDeadConnection;
   set_access(
       config,
       options,
@@ -188,7 +203,14 @@ std::string Node::agree(const std::string& key, const std::string& value) {
     rendezvous_->set(prefix_ + key, value);
     return value;
   }
-  return rendezvous_->get(prefix_ + key, timeout_);
+  const auto agreed = rendezvous_->get(prefix_ + key, timeout_);
+  if (!agreed) {
+    Error error;
+    error.code = ErrorCode::kTimeout;
+    error.missing = {0};
+    throw_error("create", error, rank_, timeout_);
+  }
+  return *agreed;
 }
 
 bool Node::is_stopped() {
@@ -203,6 +225,12 @@ int64_t Node::num_made(uint64_t id) {
 
 void Node::send(int32_t rank, Direction direction, Frame frame) {
   if (!stopping_) {
+    // A list of many keys may be longer than a receiver takes at once.
+    while (frame.size() > kMaxSent) {
+      const auto end = frame.begin() + kMaxSent;
+      transport_->send(rank, direction, Frame(frame.begin(), end));
+      frame.erase(frame.begin(), end);
+    }
     transport_->send(rank, direction, std::move(frame));
   }
 }
@@ -305,7 +333,7 @@ void Node::close(double timeout) {
   Time linger = 0;
   for (const auto& session : sessions) {
     session->close(std::max(end - now(), 0.0));
-    if (session->has_failed()) {
+    if (session->fatal()) {
       // The others should hear of the cause, not of this process's end.
       linger = std::max(linger, 2 * session->config().heartbeat);
     }

@@ -70,6 +70,9 @@ class Node final : public Transport::Handler {
   std::mutex& mutex() {
     return mutex_;
   }
+  const std::shared_ptr<Rendezvous>& rendezvous() const {
+    return rendezvous_;
+  }
   // What rank 0 says of a store: `value` there, which others wait for.
   std::string agree(const std::string& key, const std::string& value);
   // Whether the process ends.

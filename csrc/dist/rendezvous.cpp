@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/signals.h"
 #include "../core/text.h"
 
 namespace torchkv::dist {
@@ -38,7 +39,8 @@ class C10dRendezvous final : public Rendezvous {
     store_->set(prefix_ + key, bytes(value));
   }
   // In short waits: a c10d store blocks its other callers during one.
-  std::string get(const std::string& key, double timeout) override {
+  std::optional<std::string> get(const std::string& key, double timeout)
+      override {
     const auto end = std::chrono::steady_clock::now() + milliseconds(timeout);
     while (true) {
       {
@@ -47,13 +49,10 @@ class C10dRendezvous final : public Rendezvous {
           return text(store_->get(prefix_ + key));
         }
       }
-      TORCH_CHECK(
-          std::chrono::steady_clock::now() < end,
-          "create: no rank has set ",
-          quoted(key),
-          " in the rendezvous within ",
-          timeout,
-          " s");
+      if (std::chrono::steady_clock::now() >= end) {
+        return std::nullopt;
+      }
+      check_signals();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <algorithm>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -129,6 +130,28 @@ void Session::flush() {
   }
 }
 
+Shard Session::held(const Keys& keys) {
+  Shard shard;
+  {
+    const std::lock_guard lock(node_->mutex());
+    for (const auto& view : server_.slices()) {
+      if (std::find(keys.list.begin(), keys.list.end(), view.slice.key) ==
+          keys.list.end()) {
+        continue;
+      }
+      auto shot = std::make_shared<Shot>();
+      shot->value = view.value;
+      shot->version = view.version;
+      shot->kid = view.kid;
+      shard.slices.emplace_back(view.slice, std::move(shot));
+    }
+  }
+  std::promise<Shard> done;
+  applier_.complete(
+      std::move(shard), [&](Shard filled) { done.set_value(std::move(filled)); });
+  return done.get_future().get();
+}
+
 int64_t Session::version(const SliceId& slice) {
   const std::lock_guard lock(node_->mutex());
   return worker_.version(slice).value_or(-1);
@@ -139,15 +162,15 @@ bool Session::closed() {
   return closed_;
 }
 
-bool Session::has_failed() {
+std::optional<Error> Session::fatal() {
   const std::lock_guard lock(node_->mutex());
-  return worker_.fatal().has_value();
+  return worker_.fatal();
 }
 
 void Session::on_frame(Direction direction, const Frame& frame) {
   if (direction == Direction::kRequest) {
     server_.on_message(frame, node_->now());
-    perform_server();
+    perform(server_.take());
   } else {
     worker_.on_message(frame, node_->now());
     perform(worker_.take());
@@ -159,14 +182,14 @@ void Session::on_timer(Time now) {
   worker_.on_timer(now);
   perform(worker_.take());
   server_.on_timer(now);
-  perform_server();
+  perform(server_.take());
 }
 
 void Session::on_peer_lost(int32_t rank) {
   worker_.on_peer_lost(rank, node_->now());
   perform(worker_.take());
   server_.on_peer_lost(rank, node_->now());
-  perform_server();
+  perform(server_.take());
 }
 
 void Session::on_applied(const std::vector<Applier::Finished>& finished) {
@@ -178,18 +201,13 @@ void Session::on_applied(const std::vector<Applier::Finished>& finished) {
       server_.on_applied(round, error, node_->now());
     }
   }
-  perform_server();
+  perform(server_.take());
   node_->deliver();
 }
 
 template <class Other>
 void Session::perform_one(const Other& /*action*/) {
   TORCHKV_INTERNAL_ASSERT(false);
-}
-
-void Session::perform_server() {
-  server_.pump(node_->now());
-  perform(server_.take());
 }
 
 void Session::perform(Actions actions) {
@@ -241,7 +259,7 @@ void Session::perform_one(WriteShard& action) {
       files_->clean(node_->rank());
       const std::lock_guard lock(node_->mutex());
       server_.on_written(shard.number, node_->now());
-      perform_server();
+      perform(server_.take());
       node_->deliver();
     });
   });
@@ -268,7 +286,10 @@ void Session::perform_one(Return& action) {
   if (watched.is_close) {
     closed_ = true;
   }
-  if (action.error && watched.is_watched) {
+  // Bounded, should nobody ask.
+  constexpr size_t kMaxDeferred = 64;
+  if (action.error && watched.is_watched &&
+      deferred_.size() < kMaxDeferred) {
     deferred_.emplace_back(*action.error, watched.keys);
   }
   watched.pending->finish(std::move(action));

@@ -60,9 +60,12 @@ class Session {
   void close(double timeout);
   // Whether it has ended. Without the node's mutex.
   bool closed();
-  // Whether every call fails from now on. Without the node's mutex.
-  bool has_failed();
+  // What every call fails with from now on. Without the node's mutex.
+  std::optional<Error> fatal();
 
+  // The slices of the keys that this rank's server holds, with the states of
+  // their optimizer. REQUIRES: no push is in flight. Without the node's mutex.
+  Shard held(const Keys& keys);
   // The latest version of the slice that this rank knows, or -1. Without the
   // node's mutex.
   int64_t version(const SliceId& slice);
@@ -87,7 +90,6 @@ class Session {
   void begin_close();
   void write(std::function<void()> function);
   void perform(Actions actions);
-  void perform_server();
   void perform_one(Send& action);
   void perform_one(const Wake& action);
   void perform_one(Apply& action);

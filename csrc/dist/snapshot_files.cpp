@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr auto* kLoad = "create";
 constexpr std::string_view kMagic = "torchkv snapshot 1\n";
-constexpr const char* kManifestPrefix = "manifest-";
 constexpr size_t kKept = 2;
 
 [[noreturn]] void throw_file(const char* what, const std::string& path) {
@@ -138,6 +137,8 @@ KeySpec read_spec(ByteReader& in) {
   return spec;
 }
 
+} // namespace
+
 void write_state(ByteWriter& out, const KeyState& state) {
   out.add(state.step);
   out.add(state.num_accumulated);
@@ -153,7 +154,8 @@ void write_state(ByteWriter& out, const KeyState& state) {
   }
 }
 
-KeyState read_state(ByteReader& in, const Buffers& buffers) {
+KeyState read_state(ByteReader& in) {
+  const Buffers buffers;
   KeyState state;
   state.step = in.number<int64_t>();
   state.num_accumulated = in.number<int64_t>();
@@ -169,9 +171,8 @@ KeyState read_state(ByteReader& in, const Buffers& buffers) {
   return state;
 }
 
-} // namespace
-
-SnapshotFiles::SnapshotFiles(std::string folder) : folder_(std::move(folder)) {
+SnapshotFiles::SnapshotFiles(std::string folder, uint64_t store)
+    : folder_(std::move(folder)), store_(std::to_string(store)) {
   std::error_code error;
   fs::create_directories(folder_, error);
   TORCH_CHECK(
@@ -186,7 +187,12 @@ std::string SnapshotFiles::shard_name(
     int64_t number,
     int64_t job,
     int32_t server) const {
-  return c10::str(folder_, "/shard-", server, '-', number, '-', job);
+  return c10::str(
+      folder_, "/shard-", store_, '-', server, '-', number, '-', job);
+}
+
+std::string SnapshotFiles::manifest_name(int64_t number) const {
+  return c10::str(folder_, "/manifest-", store_, '-', number);
 }
 
 void SnapshotFiles::write(const Shard& shard) const {
@@ -229,7 +235,6 @@ Shard SnapshotFiles::read(
     const Manifest& manifest,
     int32_t server,
     size_t piece_bytes) const {
-  const Buffers buffers;
   ByteReader in(
       read_file(shard_name(manifest.number, manifest.job, server)), kLoad);
   Shard shard;
@@ -252,7 +257,7 @@ Shard SnapshotFiles::read(
     auto value = std::make_shared<StoredValue>();
     value->pieces = cut(in.blob(), piece_bytes);
     if (in.number<bool>()) {
-      value->state = read_state(in, buffers);
+      value->state = read_state(in);
     }
     shot->value = std::move(value);
     shard.slices.emplace_back(std::move(slice), std::move(shot));
@@ -276,21 +281,22 @@ void SnapshotFiles::write(const Manifest& manifest) const {
   out.add(manifest.number);
   out.add(manifest.job);
   out.add(manifest.step);
+  out.add(manifest.num_servers);
   out.add(static_cast<uint64_t>(manifest.keys.size()));
   for (const auto& [key, spec] : manifest.keys) {
     out.add(key);
     write_spec(out, spec);
   }
-  write_file(
-      c10::str(folder_, '/', kManifestPrefix, manifest.number), out.take());
+  write_file(manifest_name(manifest.number), out.take());
 }
 
 std::vector<int64_t> SnapshotFiles::numbers() const {
+  const std::string prefix = c10::str("manifest-", store_, '-');
   std::vector<int64_t> result;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind(kManifestPrefix, 0) == 0) {
-      const char* const text = name.c_str() + std::strlen(kManifestPrefix);
+    if (name.rfind(prefix, 0) == 0) {
+      const char* const text = name.c_str() + prefix.size();
       char* end = nullptr;
       const int64_t number = std::strtoll(text, &end, 10);
       if (end != text && *end == '\0') {
@@ -306,13 +312,12 @@ std::optional<Manifest> SnapshotFiles::latest() const {
   auto found = numbers();
   for (; !found.empty(); found.pop_back()) {
     try {
-      ByteReader in(
-          read_file(c10::str(folder_, '/', kManifestPrefix, found.back())),
-          kLoad);
+      ByteReader in(read_file(manifest_name(found.back())), kLoad);
       Manifest manifest;
       manifest.number = in.number<int64_t>();
       manifest.job = in.number<int64_t>();
       manifest.step = in.number<int64_t>();
+      manifest.num_servers = in.number<int32_t>();
       for (uint64_t i = in.count(); i > 0; --i) {
         Key key = in.key();
         manifest.keys.emplace_back(std::move(key), read_spec(in));
@@ -336,11 +341,12 @@ void SnapshotFiles::clean(int32_t server) const {
   if (server == 0) {
     for (const int64_t number : found) {
       if (number < oldest) {
-        fs::remove(c10::str(folder_, '/', kManifestPrefix, number), ignored);
+        fs::remove(manifest_name(number), ignored);
       }
     }
   }
-  const std::string prefix = c10::str("shard-", server, '-');
+  const std::string prefix =
+      c10::str("shard-", store_, '-', server, '-');
   std::vector<fs::path> old;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();

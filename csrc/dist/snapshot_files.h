@@ -5,6 +5,7 @@
 
 #include "../core/export.h"
 #include "../memory/key_state.h"
+#include "bytes.h"
 #include "protocol/round.h"
 
 namespace torchkv::dist {
@@ -22,8 +23,9 @@ struct StoredValue final : Value {
 // system fails. Thread-safe.
 class TORCHKV_API SnapshotFiles {
  public:
-  // Makes the folder if it does not exist.
-  explicit SnapshotFiles(std::string folder);
+  // Makes the folder if it does not exist. `store` tells the files of several
+  // stores apart.
+  SnapshotFiles(std::string folder, uint64_t store);
 
   // REQUIRES: the values are StoredValues with a state, or have none.
   void write(const Shard& shard) const;
@@ -40,9 +42,14 @@ class TORCHKV_API SnapshotFiles {
 
  private:
   std::string shard_name(int64_t number, int64_t job, int32_t server) const;
+  std::string manifest_name(int64_t number) const;
   std::vector<int64_t> numbers() const; // of manifests, ascending
 
   const std::string folder_;
+  const std::string store_;
 };
+
+void write_state(ByteWriter& out, const KeyState& state);
+KeyState read_state(ByteReader& in);
 
 } // namespace torchkv::dist

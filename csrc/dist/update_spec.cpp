@@ -69,7 +69,7 @@ UpdateSpec decode_update_spec(const Blob& bytes) {
   }
   ByteReader in(bytes, kOp);
   const auto kind = in.number<uint8_t>();
-  in.check(kind <= static_cast<uint8_t>(UpdateSpec::Kind::kPython));
+  in.check(kind <= static_cast<uint8_t>(UpdateSpec::Kind::kReplace));
   spec.kind = static_cast<UpdateSpec::Kind>(kind);
   spec.epoch = in.number<int64_t>();
   in.check(spec.epoch >= 0);

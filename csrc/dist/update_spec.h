@@ -12,7 +12,13 @@ namespace torchkv::dist {
 // How the servers merge pushes: what rank 0 sends for each generation of the
 // protocol. Names and numbers, or an archive of TorchScript; never pickle.
 struct UpdateSpec {
-  enum class Kind : uint8_t { kAssign, kOptimizer, kScript, kPython };
+  enum class Kind : uint8_t {
+    kAssign,
+    kOptimizer,
+    kScript,
+    kPython,
+    kReplace, // the first push becomes the value; the state is kept
+  };
   Kind kind = Kind::kAssign;
   // Counts the calls that dropped the optimizers' state. Two specs of one epoch
   // are one optimizer with other hyperparameters.

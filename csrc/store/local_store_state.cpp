@@ -226,7 +226,7 @@ void LocalStore::set_state_of(
   entry->generation = (*optimizer)->generation;
 }
 
-std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) const {
+std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) {
   constexpr auto* op = "optimizer_states";
   const OptimizerPtr optimizer = this->optimizer(op);
   std::vector<KeyState> states;

@@ -16,8 +16,10 @@ class TORCHKV_API Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Waits for the key; RuntimeError after `timeout` seconds.
-  virtual std::string get(const std::string& key, double timeout) = 0;
+  // Waits for the key; none: not set within `timeout` seconds.
+  virtual std::optional<std::string> get(
+      const std::string& key,
+      double timeout) = 0;
   // Adds to a number that begins at 0; returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
   // Sets a key that does not exist; returns its value.

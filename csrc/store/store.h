@@ -70,13 +70,19 @@ class TORCHKV_API Store {
       bool keep_state,
       bool check_keys) = 0;
   virtual void expect_keys(const Keys& keys) = 0;
-  virtual std::vector<KeyState> optimizer_states(const Keys& keys) const = 0;
+  virtual std::vector<KeyState> optimizer_states(const Keys& keys) = 0;
   virtual void set_optimizer_states(
       const Keys& keys,
       const std::vector<KeyState>& states) = 0;
 
   virtual StoreState state(bool with_keys) const = 0;
-  // Fills a new store.
+  // The same, of a store on several machines on rank 0; on the other ranks,
+  // which all make the call, without keys.
+  virtual StoreState gather_state(bool with_keys) {
+    return state(with_keys);
+  }
+  // Fills a new store. On several machines all ranks make the call, and rank 0's
+  // state counts.
   virtual void load(StoreState state) = 0;
   // REQUIRES: a store of the same type, which nobody else uses.
   virtual void take(Store& other) = 0;

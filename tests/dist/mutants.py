@@ -186,39 +186,61 @@ class Builder:
             self.compile(source, path, folder)
 
 
-def simulate(program: Path, mutant: Mutant, runs: int, seconds: float) -> str | None:
-    """How the simulation has noticed it, or None."""
+@dataclass
+class Failure:
+    """A seed whose simulation fails."""
+
+    seed: int
+    text: str
+
+
+def first_failure(program: Path, cell: tuple[str, str], seeds: range) -> Failure | None:
+    """The first of the seeds that fails."""
+    mode, profile = cell
+    command = [str(program), "--first", "--mode", mode, "--profile", profile]
+    command += ["--start", str(seeds.start), "--seeds", str(len(seeds))]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return Failure(seeds.start, f"{mode} {profile}: does not end")
+    if not result.returncode:
+        return None
+    found = re.search(r"^FAIL (\d+) (.*)", result.stdout, re.MULTILINE)
+    if not found:
+        return Failure(seeds.start, f"{mode} {profile}: crash")
+    return Failure(int(found.group(1)), found.group(2)[:90])
+
+
+def simulate(
+    program: Path, unchanged: Path, mutant: Mutant, runs: int, seconds: float
+) -> str | None:
+    """How the simulation has noticed the mutant, or None.
+
+    What fails without the mutant, too, does not count.
+    """
     start, done, size = time.monotonic(), 0, 5
     while done < runs and time.monotonic() - start < seconds:
-        for i, (mode, profile) in enumerate(mutant.cells):
-            command = [str(program), "--first", "--mode", mode, "--profile", profile]
-            command += ["--start", str(done), "--seeds", str(size)]
-            try:
-                result = subprocess.run(
-                    command, capture_output=True, text=True, timeout=300
-                )
-            except subprocess.TimeoutExpired:
-                return f"{mode}/{profile}: does not end"
-            if result.returncode:
-                found = re.search(r"^FAIL (\d+) (.*)", result.stdout, re.MULTILINE)
-                text = found.group(2)[:90] if found else f"{mode} {profile}: crash"
-                seed = int(found.group(1)) if found else done
-                return f"after {seed * len(mutant.cells) + i + 1:5d} runs: {text}"
+        for i, cell in enumerate(mutant.cells):
+            first = done
+            while failure := first_failure(program, cell, range(first, done + size)):
+                seed = failure.seed
+                if not first_failure(unchanged, cell, range(seed, seed + 1)):
+                    tried = seed * len(mutant.cells) + i + 1
+                    return f"after {tried:5d} runs: {failure.text}"
+                first = seed + 1
         done += size
         size = min(size * 2, 200)
     return None
 
 
-def unit_test(program: Path) -> str | None:
-    """The tests that fail, or None."""
+def failing_tests(program: Path) -> set[str]:
+    """The unit tests that fail."""
     try:
         result = subprocess.run([program], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        return "tests: do not end"
-    if not result.returncode:
-        return None
+        return {"do not end"}
     failed = re.findall(r"^\[  FAILED  \] (\w+\.\w+)", result.stdout, re.MULTILINE)
-    return "tests: " + (failed[0] if failed else "crash")
+    return set(failed) or ({"crash"} if result.returncode else set())
 
 
 def main() -> int:
@@ -237,9 +259,16 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     builder = Builder(folder, arguments.tests)
     builder.build_all()
+    changed = folder / "changed"
+    changed.mkdir(exist_ok=True)
+    unchanged = builder.link("simulate", builder.core + builder.simulation, folder)
+    known: set[str] = set()
+    if arguments.tests:
+        known = failing_tests(
+            builder.link("tests", builder.core + builder.tests, folder)
+        )
     missed = 0
     for mutant in chosen:
-        changed = folder / "changed"
         shutil.rmtree(changed, ignore_errors=True)
         changed.mkdir()
         try:
@@ -249,11 +278,12 @@ def main() -> int:
             missed += 1
             continue
         program = builder.link("simulate", builder.core + builder.simulation, changed)
-        notes = [simulate(program, mutant, arguments.runs, arguments.seconds)]
+        limits = arguments.runs, arguments.seconds
+        notes = [simulate(program, unchanged, mutant, *limits)]
         if arguments.tests:
-            notes.append(
-                unit_test(builder.link("tests", builder.core + builder.tests, changed))
-            )
+            program = builder.link("tests", builder.core + builder.tests, changed)
+            failed = sorted(failing_tests(program) - known)
+            notes.append(f"tests: {failed[0]}" if failed else None)
         missed += not any(notes)
         text = "; ".join(filter(None, notes)) or "NOT NOTICED"
         print(f"{mutant.name:50} {text}", flush=True)

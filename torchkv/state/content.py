@@ -91,7 +91,7 @@ class Content:
     @staticmethod
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
         """A snapshot; TypeError where the updater is a Python callable."""
-        state = impl.state(with_keys)
+        state = impl.gather_state(with_keys)
         format, type, kind, int_keys, str_keys, values, versions, updater, rest = state
         assert format == _FORMAT
         name, groups, gradient, *keyed, steps, accumulated, states = rest
@@ -156,7 +156,10 @@ class Content:
         # Before the work: a closed, forked or updating store cannot be used.
         impl.barrier()
         before = impl.optimizer()
-        impl.take(self.make(impl.type))
+        if impl.num_workers() > 1:
+            impl.load(self._as_tuple(impl.type))
+        else:
+            impl.take(self.make(impl.type))
         return after_load(impl, before, self.extras)
 
     @property

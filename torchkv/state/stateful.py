@@ -50,6 +50,9 @@ class Stateful:
         key is saved as of one moment, while other threads may push. Of what schedulers
         add to the optimizer's groups, numbers are saved.
 
+        All ranks of a ``dist`` store make the call, and rank 0 writes; a store on one
+        machine, or of any number of ranks, loads it.
+
         Args:
             path: the folder, created if needed. Other files in it are left alone.
 
@@ -57,7 +60,11 @@ class Stateful:
             TypeError: the updater is a Python callable, which cannot be saved.
                 Nothing has been written.
         """
-        folder.save(self._impl, path)
+        if self._impl.rank() == 0:
+            folder.save(self._impl, path)
+        else:
+            self._impl.gather_state()  # rank 0 writes what all servers hold
+        self._impl.barrier()
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replaces keys, values, updater and optimizer by those that were saved.
@@ -67,6 +74,9 @@ class Stateful:
         the saved optimizer is of the same kind as this store's, the optimizer object
         continues with the saved numbers, and so do its schedulers. Updates that other
         threads make meanwhile are lost. :func:`torchkv.load` makes a new store.
+
+        A ``dist`` store must not have keys; all its ranks make the call, and rank 0's
+        values count. Versions begin at 0 there.
 
         Args:
             path: what :meth:`save` was given.
@@ -81,6 +91,9 @@ class Stateful:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the whole store, of dicts, lists, tensors, numbers and str.
+
+        All ranks of a ``dist`` store make the call; on those other than 0 the result
+        has no keys.
 
         ``torch.save`` takes it, ``torch.load`` reads it with ``weights_only=True``, and
         ``torch.distributed.checkpoint`` takes the store itself.

@@ -67,6 +67,8 @@ class Weights:
             store.assign(list(assigned), list(assigned.values()))
         if new:
             store.init(list(new), list(new.values()))
+        if keys and store.num_workers > 1:  # rank 0's values count
+            store.pull(keys, [self._parameters[key] for key in keys])
         self.note_written(keys)
 
     def _store_again(self, values: Mapping[StoreKey, Tensor]) -> None:

@@ -14,7 +14,6 @@
 #include "../../core/gil.h"
 #include "../../core/text.h"
 #include "../../core/signals.h"
-#include "../../dist/errors.h"
 #include "../../dist/node.h"
 #include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"
@@ -119,12 +118,32 @@ py::object state(const BoundStore& self, py::handle with_keys_object) {
   }));
 }
 
-Self from_state(const py::object& object) {
+// For all ranks of a store on several machines.
+py::object gather_state(const BoundStore& self, py::handle with_keys_object) {
+  const bool with_keys = as_bool("save", "with_keys", with_keys_object);
+  return torch::jit::toPyObject(PythonCalls::without_gil([&] {
+    return c10::IValue(self->gather_state(with_keys).to_tuple());
+  }));
+}
+
+StoreState state_of(const py::object& object) {
   c10::IValue state =
       torch::jit::toIValue(object, c10::getTypePtr<StoreState::Tuple>());
   const py::gil_scoped_release no_gil;
-  auto tuple = std::exchange(state, c10::IValue()).to<StoreState::Tuple>();
-  return KVStore::from_state(StoreState::from_tuple(std::move(tuple)));
+  return StoreState::from_tuple(
+      std::exchange(state, c10::IValue()).to<StoreState::Tuple>());
+}
+
+void load(const BoundStore& self, const py::object& object) {
+  StoreState state = state_of(object);
+  const py::gil_scoped_release no_gil;
+  self->load(std::move(state));
+}
+
+Self from_state(const py::object& object) {
+  StoreState state = state_of(object);
+  const py::gil_scoped_release no_gil;
+  return KVStore::from_state(std::move(state));
 }
 
 // The names of the tensors that a rule keeps for each key.
@@ -336,6 +355,8 @@ PYBIND11_MODULE(_C, m) {
       .def("repr", &released<&KVStore::repr>)
       .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)
+      .def("gather_state", &gather_state, py::arg("with_keys") = true)
+      .def("load", &load)
       .def_static("from_state", &from_state)
       .def_static(
           "canonical_type",

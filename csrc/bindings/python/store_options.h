@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../../core/text.h"
 #include "../../dist/rendezvous.h"
@@ -105,7 +106,23 @@ inline StoreOptions parse_store_options(const py::dict& options) {
     } else if (name == "snapshot_every") {
       parse_snapshot_every(option_text("snapshot_every", value), result);
     } else {
-      TORCH_CHECK_TYPE(false, "create: unexpected option '", name, "'");
+      static const std::vector<std::string> known = {
+          "name",
+          "rank",
+          "world_size",
+          "store",
+          "timeout",
+          "heartbeat",
+          "security",
+          "snapshot_dir",
+          "snapshot_every"};
+      TORCH_CHECK_VALUE(
+          false,
+          "create: unknown option ",
+          quoted(name),
+          "; expected one of ",
+          listed(known),
+          did_you_mean(name, known));
     }
   }
   TORCH_CHECK_VALUE(

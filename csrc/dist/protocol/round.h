@@ -103,6 +103,7 @@ struct Manifest {
   int64_t number = 0;
   int64_t job = 0;
   int64_t step = 0;
+  int32_t num_servers = 0;
   std::vector<std::pair<Key, KeySpec>> keys;
 };
 

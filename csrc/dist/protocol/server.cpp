@@ -172,11 +172,6 @@ void Server::on_peer_lost(int32_t rank, Time now) {
   }
 }
 
-void Server::pump(Time now) {
-  now_ = now;
-  send_all_pieces();
-}
-
 void Server::send_all_pieces() {
   for (const auto& each : peers_) {
     if (each->has_pieces) {

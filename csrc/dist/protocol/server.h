@@ -43,8 +43,6 @@ class TORCHKV_API Server final : public Core {
       const RoundPtr& round,
       const std::optional<std::string>& error,
       Time now);
-  // Sends the values that wait, as take() does.
-  void pump(Time now);
 
   // For tests and simulators.
   struct LeaseView {

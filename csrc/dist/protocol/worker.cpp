@@ -41,7 +41,7 @@ std::optional<int64_t> Worker::version(const SliceId& slice) const {
     return std::nullopt;
   }
   const auto& table = *key->tables[static_cast<size_t>(slice.index)];
-  return table.ready ? std::optional(table.base) : std::nullopt;
+  return table.ready ? std::optional(std::max(table.base, table.known)) : std::nullopt;
 }
 
 void Worker::flush() {
@@ -170,6 +170,7 @@ void Worker::write_manifest(const WorkerCall& call) {
   manifest.number = call.number;
   manifest.job = config().job;
   manifest.step = call.request.step;
+  manifest.num_servers = config().num_servers;
   for (const auto& [key, state] : keys_) {
     manifest.keys.emplace_back(key, state.spec);
   }

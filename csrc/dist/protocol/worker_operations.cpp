@@ -228,6 +228,9 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
         table.round = result.round;
         table.base = result.version;
         break;
+      case Kind::kPush:
+        table.known = std::max(table.known, result.version);
+        break;
       case Kind::kNorm:
         measured(operation.step, operation.part, answer.partial);
         break;

@@ -86,7 +86,8 @@ struct WorkerTable {
   bool ready = false; // its init has been answered
   int64_t kid = 0;
   int64_t round = 0; // of the last push
-  int64_t base = 0; // the latest version that has been seen
+  int64_t base = 0; // the latest version that has been pulled
+  int64_t known = 0; // the latest version that has been heard of
   int64_t last = 0; // operation
   int32_t num_regions = 0;
   std::deque<RegionPtr> free_regions; // those that no operation has

@@ -8,23 +8,20 @@ namespace torchkv::dist {
 void Routes::heard(
     int32_t rank,
     int64_t incarnation,
-    std::string_view identity) {
+    std::string_view identity,
+    Time now) {
   auto& incarnations = routes_[rank];
   Route& route = incarnations[incarnation];
+  const bool is_free =
+      route.identity.empty() || now - route.heard > kSilence;
+  const auto& gone = route.gone;
   if (route.identity == identity) {
-    return;
+    route.heard = now;
+  } else if (
+      is_free && std::find(gone.begin(), gone.end(), identity) == gone.end()) {
+    route.identity = identity;
+    route.heard = now;
   }
-  auto& replaced = route.replaced;
-  if (std::find(replaced.begin(), replaced.end(), identity) != replaced.end()) {
-    return;
-  }
-  if (!route.identity.empty()) {
-    replaced.push_back(std::move(route.identity));
-    if (replaced.size() > kMaxReplaced) {
-      replaced.erase(replaced.begin());
-    }
-  }
-  route.identity = identity;
   if (incarnations.size() > kMaxIncarnations) {
     incarnations.erase(incarnations.begin()); // perhaps this one
   }
@@ -50,9 +47,9 @@ void Routes::erase(int32_t rank, int64_t incarnation) {
   const auto found = known->second.find(incarnation);
   if (found != known->second.end()) {
     Route& route = found->second;
-    route.replaced.push_back(std::move(route.identity));
-    if (route.replaced.size() > kMaxReplaced) {
-      route.replaced.erase(route.replaced.begin());
+    route.gone.push_back(std::move(route.identity));
+    if (route.gone.size() > kMaxGone) {
+      route.gone.erase(route.gone.begin());
     }
     route.identity.clear();
   }

@@ -119,7 +119,8 @@ bool ZeromqTransport::receive(uint64_t source, int32_t rank, Handler& handler) {
     if (frame) {
       const Header& header = frame->front().header;
       const int32_t sender = header.rank;
-      routes_.heard(sender, header.inc, zeromq::text_of(parts.front()));
+      routes_.heard(
+          sender, header.inc, zeromq::text_of(parts.front()), monotonic_now());
       handler.on_frame(sender, Direction::kRequest, std::move(*frame));
     }
     return true;

@@ -74,7 +74,7 @@ class ForwardingStore final : public Store {
   void expect_keys(const Keys& keys) override {
     forward([&] { inner_->expect_keys(keys); });
   }
-  std::vector<KeyState> optimizer_states(const Keys& keys) const override {
+  std::vector<KeyState> optimizer_states(const Keys& keys) override {
     return forward([&] { return inner_->optimizer_states(keys); });
   }
   void set_optimizer_states(

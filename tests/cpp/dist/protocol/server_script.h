@@ -210,10 +210,6 @@ class ServerScript {
     server.on_timer(now);
     collect();
   }
-  void pump() {
-    server.pump(now);
-    collect();
-  }
   void collect() {
     for (auto& action : server.take()) {
       if (const auto* made = std::get_if<MakeSlots>(&action)) {

@@ -129,7 +129,6 @@ TEST(ServerTest, OperationsThatOvertakeAreHeld) {
   EXPECT_EQ(s.last(1, Kind::kWait).opno, third.opno);
   s.send_parts(first, {1, 1, 1, 1});
   s.apply_all();
-  s.pump();
   EXPECT_EQ(s.begun().size(), 2);
   EXPECT_EQ(s.value(1, third.opno), (Values{11, 11, 11, 11}));
 }
@@ -190,15 +189,12 @@ TEST(ServerTest, APullSeesOwnPushesAndTheVersionItAsksFor) {
   s.push(1, 1);
   const int64_t own = s.pull(1);
   const int64_t late = s.pull(2, 2);
-  s.pump();
   EXPECT_TRUE(s.messages(1, Kind::kValue).empty());
   s.apply_all();
-  s.pump();
   EXPECT_EQ(s.value(1, own), (Values{1, 1, 1, 1}));
   EXPECT_TRUE(s.messages(2, Kind::kValue).empty());
   s.push(1, 2);
   s.apply_all();
-  s.pump();
   EXPECT_EQ(s.value(2, late), (Values{2, 2, 2, 2}));
 }
 
@@ -210,7 +206,6 @@ TEST(ServerTest, ASyncPullSeesExactlyItsRound) {
   s.push(1, 2);
   const int64_t second = s.pull(1);
   s.apply_all();
-  s.pump();
   EXPECT_EQ(s.value(0, pushed), (Values{2, 2, 2, 2}));
   EXPECT_EQ(s.value(1, second), (Values{4, 4, 4, 4}));
   EXPECT_FALSE(s.has(0, Kind::kDone, pushed));
@@ -223,7 +218,6 @@ TEST(ServerTest, ValuesOfOthersLeaveAtOnce) {
   EXPECT_TRUE(s.messages(1, Kind::kValue).empty());
   s.apply_all();
   EXPECT_EQ(s.messages(1, Kind::kValue).size(), 2);
-  s.pump();
   EXPECT_EQ(s.messages(1, Kind::kValue).size(), 2);
   EXPECT_EQ(s.value(1, pull), (Values{1, 1, 1, 1}));
 }
@@ -245,7 +239,6 @@ TEST(ServerTest, AnUpdaterThatThrowsCounts) {
   EXPECT_EQ(s.value(1, pull), (Values{2, 2, 2, 2})); // what it left
   EXPECT_EQ(s.last(1, Kind::kValue).version, 1);
   EXPECT_TRUE(s.messages(1, Kind::kFatal).empty());
-  s.pump();
   EXPECT_TRUE(s.value(1, both).empty());
 }
 
@@ -292,11 +285,9 @@ TEST(ServerTest, TheStalenessBoundHoldsPushesAndPulls) {
   s.push(1, 1);
   s.apply_all();
   EXPECT_EQ(s.view()->version, 4);
-  s.pump();
   EXPECT_TRUE(s.value(0, pull).empty()); // needs 3, and 1 is too far behind
   s.push(1, 2);
   s.apply_all();
-  s.pump();
   EXPECT_EQ(s.value(0, pull), (Values{5, 5, 5, 5}));
 }
 

@@ -328,7 +328,7 @@ void App::delivered(const Blob& piece) {
   delivered_[piece.data()] = checksum(piece);
 }
 
-void App::returned(Return result) {
+void App::returned(const Return& result) {
   const auto at = rows_.find(result.call);
   if (at == rows_.end()) {
     simulation_.problem("a call has ended twice");
@@ -339,7 +339,7 @@ void App::returned(Return result) {
   row.t1 = simulation_.now_;
   row.end = simulation_.tick();
   row.error = result.error;
-  for (SliceResult& from : result.results) {
+  for (const SliceResult& from : result.results) {
     for (const Blob& piece : from.pieces) {
       const auto known = delivered_.find(piece.data());
       if (known != delivered_.end() && known->second != checksum(piece)) {
@@ -370,7 +370,7 @@ void App::returned(Return result) {
     simulation_.log("returned " + text_of(row));
   }
   if (row.succeeded() && row.instruction.kind == Kind::kDelete) {
-    const Key key = *row.key();
+    const Key key = row.instruction.items[0].key;
     keys_.erase(
         std::remove_if(
             keys_.begin(),

@@ -22,7 +22,7 @@ class App {
       std::deque<Instruction> prelude);
 
   void run();
-  void returned(Return result);
+  void returned(const Return& result);
   // Checks that pieces do not change between their delivery and the end of the
   // call.
   void delivered(const Blob& piece);

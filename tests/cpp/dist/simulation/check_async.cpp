@@ -138,7 +138,7 @@ void Checker::async_values(size_t store, Entries entries) {
       }
       observed.emplace_back(part->version, contents);
     }
-    std::stable_sort(
+    std::sort(
         observed.begin(), observed.end(), [](const auto& a, const auto& b) {
           return a.first < b.first;
         });

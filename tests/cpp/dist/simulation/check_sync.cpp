@@ -21,8 +21,8 @@ struct PushOf {
 // What the programs say.
 class Expected {
  public:
-  explicit Expected(const std::vector<Program>& programs)
-      : num_workers_(programs.size()) {
+  Expected(const std::vector<Program>& programs, int num_servers)
+      : num_workers_(programs.size()), num_servers_(num_servers) {
     for (size_t rank = 0; rank < programs.size(); ++rank) {
       read(static_cast<int>(rank), programs[rank]);
     }
@@ -74,8 +74,8 @@ class Expected {
   At at(int rank, int64_t pc, const Key& key) const {
     return before_.at({rank, pc, {key, 0}});
   }
-  int numel(const At& at) const {
-    return numels_.at(at.first);
+  int64_t numel(const At& at) const {
+    return specs_.at(at.first).total;
   }
 
  private:
@@ -88,22 +88,35 @@ class Expected {
     if (step == steps_.end()) {
       return 1;
     }
-    double total = 0;
+    std::map<SliceId, double> partials;
     for (const At& member : step->second) {
       Element sum;
       for (const auto& [rank, push] : rounds_.at(member)) {
         add(sum, pushed(push.uid, push.weight, push.poison), 1, 1);
       }
-      total += measure(sum) * numels_.at(member.first);
+      const Key& key = member.first.key;
+      const auto split = kSplitElements * int64_t{sizeof(Element)};
+      const KeySpec& spec = specs_.at(member.first);
+      for (const Place& at : place(key, spec, num_servers_, split)) {
+        double& partial = partials[{key, at.index}];
+        for (int64_t i = at.begin; i < at.end; ++i) {
+          partial += measure(sum);
+        }
+      }
+    }
+    double total = 0;
+    for (const auto& [slice, partial] : partials) {
+      total += partial;
     }
     return factor_of(total);
   }
 
   const size_t num_workers_;
+  const int num_servers_;
   std::map<At, std::map<int, PushOf>> rounds_; // by rank
   std::map<At, int64_t> rates_;
   std::map<At, std::vector<At>> steps_; // rounds that are clipped together
-  std::map<SliceId, int> numels_;
+  std::map<SliceId, KeySpec> specs_;
   std::map<Point, At> before_;
   std::map<At, Halves> values_;
 };
@@ -122,7 +135,11 @@ void Expected::read(int rank, const Program& program) {
       if (instruction.kind == Kind::kInit) {
         ++init;
         number = 0;
-        numels_.try_emplace({item.key, init}, item.numel);
+        KeySpec spec;
+        spec.total = item.numel;
+        spec.item_bytes = sizeof(Element);
+        spec.whole = item.whole;
+        specs_.try_emplace({item.key, init}, spec);
       }
       number += instruction.is_push() ? 1 : 0;
       const At at{{item.key, init}, number};
@@ -147,7 +164,7 @@ void Expected::read(int rank, const Program& program) {
 } // namespace
 
 void Checker::sync_values(size_t store, const Entries& entries) {
-  Expected expected(plan_.programs[store]);
+  Expected expected(plan_.programs[store], plan_.num_servers);
   std::map<At, Error> told; // a round's outcome is the same for all ranks
   for (const Entry& entry : entries) {
     const Row& row = *entry.row;
@@ -171,7 +188,7 @@ void Checker::sync_values(size_t store, const Entries& entries) {
           bad("updater: " + text_of(row));
         }
       } else if (!row.error && threw != Poison::kNone) {
-        bad("swallowed: " + text_of(threw) + ": " + text_of(row));
+        bad(std::string("swallowed: ") + text_of(threw) + ": " + text_of(row));
       }
     }
     if (!entry.has_values()) {

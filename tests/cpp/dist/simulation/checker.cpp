@@ -208,7 +208,8 @@ bool Checker::is_right(
       if (servers.count(who) == 0 && !gave_up) {
         return false;
       }
-      if (!error.slice || !row.key()) {
+      const auto key = row.key();
+      if (!error.slice || !key) {
         return true;
       }
       KeySpec spec;
@@ -216,7 +217,7 @@ bool Checker::is_right(
       spec.total = numel != 0 ? numel : 9;
       spec.item_bytes = sizeof(Element);
       const auto places = place(
-          *row.key(),
+          *key,
           spec,
           plan_.num_servers,
           kSplitElements * static_cast<int64_t>(sizeof(Element)));
@@ -234,7 +235,7 @@ bool Checker::is_right(
 
 bool Checker::is_right_misuse(const Error& error, const std::set<int>& culprits)
     const {
-  const Misuse& wrong = *plan_.misuse;
+  const Misuse wrong = plan_.misuse.value_or(Misuse());
   const bool skips = wrong.kind == Misuse::Kind::kSkip;
   if (error.code == ErrorCode::kTimeout) {
     // A ring of ranks that wait: one of them names the cause.
@@ -272,10 +273,14 @@ void Checker::versions(size_t store, const Entries& entries) {
     const Row* row;
     const Part* part;
   };
-  std::map<std::tuple<SliceId, int64_t, int64_t>, uint64_t> known;
+  // By job, too: what came after a snapshot may come again with other numbers.
+  std::map<std::tuple<int64_t, SliceId, int64_t, int64_t>, uint64_t> known;
   for (const auto& [at, node] : simulation_.servers()) {
-    if (at.first == store) {
-      known.insert(node->sums.begin(), node->sums.end());
+    for (const auto& [id, sum] : node->sums) {
+      if (at.first == store) {
+        const auto& [slice, kid, version] = id;
+        known[{simulation_.job(), slice, kid, version}] = sum;
+      }
     }
   }
   std::map<std::pair<std::pair<int64_t, int>, SliceId>, std::vector<Seen>> done;
@@ -286,7 +291,8 @@ void Checker::versions(size_t store, const Entries& entries) {
     const Row& row = *entry.row;
     for (const Part* part : entry.parts) {
       const auto [at, is_new] = known.try_emplace(
-          std::make_tuple(part->slice, part->kid, part->version), part->sum);
+          std::make_tuple(row.job, part->slice, part->kid, part->version),
+          part->sum);
       if (!is_new && at->second != part->sum) {
         bad("diverged: " + text_of(row));
       }
@@ -316,28 +322,38 @@ void Checker::versions(size_t store, const Entries& entries) {
 
 // A push is as old as the latest version that its worker had seen, or less.
 void Checker::ages(const Entries& entries) {
+  // Of a session, by slice: (kid, version) of what has ended.
+  struct Ended {
+    int64_t end;
+    const Part* part;
+  };
+  std::map<std::tuple<int64_t, int, int64_t, SliceId>, std::vector<Ended>> seen;
+  const auto session = [](const Row& row, const SliceId& slice) {
+    return std::make_tuple(row.job, row.rank, row.inc, slice);
+  };
+  for (const Entry& entry : entries) {
+    const bool attaches = entry.kind == Kind::kInit && entry.row->succeeded();
+    if (attaches || entry.has_values()) {
+      for (const Part* part : entry.parts) {
+        seen[session(*entry.row, part->slice)].push_back(
+            {entry.row->end, part});
+      }
+    }
+  }
   for (const Entry& entry : entries) {
     if (entry.kind != Kind::kPush || !entry.row->succeeded()) {
       continue;
     }
     for (const Part* part : entry.parts) {
-      int64_t base = 0;
-      for (const Entry& other : entries) {
-        const Row& row = *other.row;
-        if (!other.has_values() || row.rank != entry.row->rank ||
-            row.inc != entry.row->inc || row.job != entry.row->job ||
-            row.end >= entry.row->start) {
-          continue;
-        }
-        for (const Part* pulled : other.parts) {
-          if (pulled->slice == part->slice && pulled->kid == part->kid) {
-            base = std::max(base, pulled->version);
-          }
+      std::pair<int64_t, int64_t> base{0, 0};
+      for (const auto& [end, known] : seen[session(*entry.row, part->slice)]) {
+        if (end < entry.row->start) {
+          base = std::max(base, {known->kid, known->version});
         }
       }
-      if (part->age < 0 || part->age > part->version - 1 - base) {
+      if (part->age < 0 || part->age > part->version - 1 - base.second) {
         bad("age: " + std::to_string(part->age) + " from version " +
-            std::to_string(base) + ": " + text_of(*entry.row));
+            std::to_string(base.second) + ": " + text_of(*entry.row));
       }
     }
   }

@@ -31,11 +31,11 @@ struct Performer {
     const Time delay = std::max(action.at - simulation.now_, 0.0) + 1e-6;
     simulation.at(delay, [*this] { simulation.wake(process, node); });
   }
-  void operator()(WriteShard& action) const {
-    simulation.write(process, node, std::move(action.shard));
+  void operator()(const WriteShard& action) const {
+    simulation.write(process, node, action.shard);
   }
-  void operator()(WriteManifest& action) const {
-    simulation.write(process, node, std::move(action.manifest));
+  void operator()(const WriteManifest& action) const {
+    simulation.write(process, node, action.manifest);
   }
   void operator()(const Measure& action) const {
     simulation.measure(process, node, action.round);
@@ -63,16 +63,15 @@ struct Performer {
   void operator()(const CopyOut& action) const {
     simulation.copy_out(process, node, action);
   }
-  void operator()(Return& action) const {
+  void operator()(const Return& action) const {
     if (process.has(node)) {
-      node.app->returned(std::move(action));
+      node.app->returned(action);
     }
   }
 };
 
 void Simulation::perform(Process& process, Node& node) {
   if (node.server && random_.chance(0.8)) {
-    node.server->pump(now_);
   }
   for (Action& action : node.core().take()) {
     std::visit(Performer{*this, process, node}, action);
@@ -83,12 +82,12 @@ void Simulation::heavy(
     Process& process,
     Node& node,
     double longest,
-    std::function<void(int half)> work,
-    std::function<void()> end) {
+    const std::function<void(int half)>& work,
+    const std::function<void()>& end) {
   work(0);
   const double some = random_.uniform(0, longest);
   const Time delay = random_.choose({0.0, longest / 10, some});
-  at(delay, [=, this, &process, &node, work = std::move(work)] {
+  at(delay, [=, this, &process, &node] {
     const auto rest = [=, this, &process, &node] {
       if (!process.alive || !process.has(node)) {
         return;
@@ -286,7 +285,7 @@ void Simulation::make_slots(const MakeSlots& action) {
 void Simulation::apply(Process& process, Node& node, const RoundPtr& round) {
   Segment* target = nullptr;
   if (round->target) {
-    target = &segment(round->target->region.value());
+    target = &segment(round->target->region.value_or(Region()));
   }
   const auto update = std::make_shared<Update>(round, target);
   if (logs_) {
@@ -391,7 +390,7 @@ void Simulation::note_round(Node& node, const Round& round, bool has_thrown) {
   statistics_[Count::kInPlace] += round.result == round.source ? 1 : 0;
 }
 
-void Simulation::write(Process& process, Node& node, Shard shard) {
+void Simulation::write(Process& process, Node& node, const Shard& shard) {
   std::vector<uint64_t> sums;
   for (const auto& [slice, shot] : shard.slices) {
     sums.push_back(checksum(shot->value->pieces));
@@ -414,7 +413,7 @@ void Simulation::write(Process& process, Node& node, Shard shard) {
   });
 }
 
-void Simulation::write(Process& process, Node& node, Manifest manifest) {
+void Simulation::write(Process& process, Node& node, const Manifest& manifest) {
   const size_t store = node.id.store;
   const int64_t number = manifest.number;
   written(process, node, number, [this, store, manifest] {

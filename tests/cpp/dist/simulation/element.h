@@ -16,7 +16,7 @@ namespace torchkv::dist::simulation {
 // the slice, or after all of it.
 enum class Poison : int32_t { kNone, kBefore, kHalf, kAfter };
 // "threw half"
-std::string text_of(Poison poison);
+const char* text_of(Poison poison);
 
 constexpr int kMaxPushes = 94;
 
@@ -47,9 +47,10 @@ constexpr int64_t kSplitElements = 5;
 Element pushed(int uid, int weight, Poison poison);
 // value += rate * factor * push
 void add(Element& value, const Element& push, int64_t rate, int64_t factor);
-// What the element adds to the measure of its round: an integer below 2^20.
+// What the element adds to the measure of its round.
 double measure(const Element& sum);
-// Of all measures of a step.
+// Of all measures of a step: 0 to 3, by the last bits of their sum, so that it
+// shows in which order they were added.
 double factor_of(double sum);
 
 // {number of a push: what it has added}

@@ -85,6 +85,7 @@ class Campaign {
   int run() {
     const auto begin = std::chrono::steady_clock::now();
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(options_.jobs));
     for (int i = 0; i < options_.jobs; ++i) {
       threads.emplace_back([this] { work(); });
     }

@@ -69,7 +69,7 @@ void Simulation::send(Process& process, Node& source, Send action) {
 void Simulation::send_between(
     Process& process,
     const NodeId& target,
-    FramePtr frame) {
+    const FramePtr& frame) {
   Link& link = links_[{process.number, target}];
   Time delay = random_.uniform(0.0002, random_.chance(0.2) ? jitter_ : 0.002);
   const int to = host_name(target);

@@ -41,8 +41,8 @@ class ProgramMaker {
 
   template <class F>
   void each(F make) {
-    for (size_t rank = 0; rank < programs_.size(); ++rank) {
-      programs_[rank].push_back(make());
+    for (Program& program : programs_) {
+      program.push_back(make());
     }
   }
   void all(Kind kind) {
@@ -84,11 +84,14 @@ class ProgramMaker {
   }
   std::vector<Key> some_keys() {
     std::vector<Key> names;
+    names.reserve(keys_.size());
     for (const auto& [key, unused] : keys_) {
       names.push_back(key);
     }
     return random_.sample(
-        names, static_cast<size_t>(random_.integer(1, int(names.size()))));
+        names,
+        static_cast<size_t>(
+            random_.integer(1, static_cast<int>(names.size()))));
   }
 
   Item push_item(size_t rank, const Key& key, double* timeout);
@@ -172,8 +175,8 @@ void ProgramMaker::add_list(
 
 // Deletes a key and makes it anew.
 void ProgramMaker::replace_key() {
-  const size_t i =
-      static_cast<size_t>(random_.integer(0, int(keys_.size()) - 1));
+  const size_t i = static_cast<size_t>(
+      random_.integer(0, static_cast<int>(keys_.size()) - 1));
   const Key key = keys_[i].first;
   all(Kind::kWait);
   all_on(Kind::kDelete, key);
@@ -245,7 +248,7 @@ void ProgramMaker::step(double pauses) {
 std::vector<Program> ProgramMaker::make() {
   const bool int_keys = random_.chance(0.3);
   const std::vector<Key> names = int_keys
-      ? std::vector<Key>{3, int64_t{1} << 40U, -1, 0}
+      ? std::vector<Key>{3, int64_t{1099511627776}, -1, 0}
       : std::vector<Key>{"a", "b", "c", "d"};
   const int num_keys = random_.integer(1, 4);
   for (int i = 0; i < num_keys; ++i) {

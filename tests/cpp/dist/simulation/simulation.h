@@ -237,15 +237,15 @@ class Simulation {
       Process& process,
       Node& node,
       double longest,
-      std::function<void(int half)> work,
-      std::function<void()> end);
+      const std::function<void(int half)>& work,
+      const std::function<void()>& end);
   void measure(Process& process, Node& node, const RoundPtr& round);
   void apply(Process& process, Node& node, const RoundPtr& round);
   void note_round(Node& node, const Round& round, bool has_thrown);
   void make_slots(const MakeSlots& action);
   void copy_out(Process& process, Node& node, const CopyOut& action);
-  void write(Process& process, Node& node, Shard shard);
-  void write(Process& process, Node& node, Manifest manifest);
+  void write(Process& process, Node& node, const Shard& shard);
+  void write(Process& process, Node& node, const Manifest& manifest);
   void written(
       Process& process,
       Node& node,
@@ -265,7 +265,10 @@ class Simulation {
 
   // The network.
   void send(Process& process, Node& source, Send action);
-  void send_between(Process& process, const NodeId& target, FramePtr frame);
+  void send_between(
+      Process& process,
+      const NodeId& target,
+      const FramePtr& frame);
   void break_link(Link& link);
   void deliver(const NodeId& target, const FramePtr& frame);
   void handle(Process& process, const NodeId& target, const FramePtr& frame);

@@ -223,15 +223,29 @@ void FuzzSession::deliver(const Packet& packet) {
   if (!frame) {
     fuzz_failed("a core has sent what decode refuses");
   }
-  const bool is_quiet = is_calm_ || now_ < begin_;
-  if (is_quiet || !random_.chance(16)) {
+  if (is_calm_ || now_ < begin_) {
     hand_over(packet.to, *frame);
-  }
-  if (is_quiet) {
     return;
   }
-  const Frame* other = nullptr;
-  for (int i = 0; i < 4 && other == nullptr && !seen_.empty(); ++i) {
+  const bool is_first = random_.chance(2);
+  if (is_first) {
+    hand_over(packet.to, *frame);
+  }
+  inject_like(packet, *frame);
+  if (!is_first && !random_.chance(8)) {
+    hand_over(packet.to, *frame);
+  }
+  if (seen_.size() < kMaxSeen) {
+    seen_.push_back(*frame);
+  } else {
+    seen_[random_.below(kMaxSeen)] = *frame;
+  }
+}
+
+void FuzzSession::inject_like(const Packet& packet, const Frame& frame) {
+  const Direction direction = direction_to(packet.to);
+  const Frame* other = &frame;
+  for (int i = 0; i < 4 && other == &frame && !seen_.empty(); ++i) {
     const Frame& any = seen_[random_.below(seen_.size())];
     if (direction_of(any.front().kind) == direction) {
       other = &any;
@@ -241,15 +255,8 @@ void FuzzSession::deliver(const Packet& packet) {
   for (uint64_t i = 0; i < copies && num_inputs_ < max_inputs_; ++i) {
     inject(
         {packet.to,
-         random_.chance(20)
-             ? mutator_.noise(direction)
-             : mutator_.mutated(
-                   *frame, other == nullptr ? *frame : *other, direction)});
-  }
-  if (seen_.size() < kMaxSeen) {
-    seen_.push_back(*frame);
-  } else {
-    seen_[random_.below(kMaxSeen)] = *frame;
+         random_.chance(20) ? mutator_.noise(direction)
+                            : mutator_.mutated(frame, *other, direction)});
   }
 }
 
@@ -283,7 +290,6 @@ void FuzzSession::hand_over(const Address& to, const Frame& frame) {
 void FuzzSession::perform_all() {
   for (int32_t sid = 0; sid < config_.num_servers; ++sid) {
     Server& server = *servers_[index(sid)];
-    server.pump(now_);
     perform({Address::Role::kServer, sid}, server.take());
   }
   for (int32_t rank = 0; rank < config_.num_workers; ++rank) {

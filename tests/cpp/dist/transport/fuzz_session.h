@@ -97,6 +97,7 @@ class FuzzSession {
   void begin_calls();
   void work_on(size_t at);
   void deliver(const Packet& packet);
+  void inject_like(const Packet& packet, const Frame& frame);
   void inject(const Packet& packet);
   void hand_over(const Address& to, const Frame& frame);
   void perform(const Address& of, Actions actions);

@@ -1,0 +1,119 @@
+"""A worker of MXNet's distributed mode: what dist_rank.py does for torchkv and Gloo.
+
+The environment (DMLC_*) says where the scheduler is; it and the servers are processes
+that only import mxnet. See serve.py for the commands' form.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from pattern import replica_pattern, sum_pattern
+from serve import serve
+
+
+class Rank:
+    """The store, and the arrays of the prepared case."""
+
+    def __init__(self) -> None:
+        """Without a store: that is made, and waits for the others, in `prepare`."""
+        self.kv: Any = None
+        self.next_key = 0
+        self.optimized = False
+
+    def versions(self) -> dict[str, Any]:
+        """The versions of this environment."""
+        return {
+            "mxnet": mx.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        }
+
+    def prepare(self, type: str, shapes: list[list[int]], lr: float | None) -> None:
+        """Makes arrays and keys; `lr` is of SGD on the servers, None for plain sums.
+
+        Keys cannot be deleted, nor can the optimizer be removed: cases without come
+        first.
+        """
+        if self.kv is None:
+            self.kv = mx.kv.create(type)
+        assert lr is not None or not self.optimized
+        if lr is not None and not self.optimized:
+            self.kv.set_optimizer(mx.optimizer.SGD(learning_rate=lr))
+            self.optimized = True
+        self.lr, self.steps, self.shapes = lr, 0, shapes
+        self.keys = [self.next_key + i for i in range(len(shapes))]
+        self.next_key += len(shapes)
+        self.values = [
+            mx.nd.array(self.pattern(i, replica_pattern(i, self.kv.rank)))
+            for i in range(len(shapes))
+        ]
+        self.outs = [mx.nd.zeros(tuple(shape)) for shape in shapes]
+        self.kv.init(self.keys, self.outs)
+        mx.nd.waitall()
+        self.kv._barrier()
+
+    def pattern(self, i: int, pattern: list[float]) -> np.ndarray:
+        """The pattern repeated to the shape of key `i`."""
+        tile = np.tile(np.array(pattern, "float32"), 1024)
+        return np.resize(tile, self.shapes[i])
+
+    def run(self, steps: int, way: str) -> dict[str, Any]:
+        """Makes so many steps and one before; the seconds of each.
+
+        Each has its own copy of the values, because MXNet pulls into the arrays that
+        were pushed, too.
+        """
+        keys: Any = self.keys
+        outs: Any = self.outs
+        copies: Any = [[v.copy() for v in self.values] for _ in range(1 + steps)]
+        if len(keys) == 1:
+            keys, outs, copies = keys[0], outs[0], [copy[0] for copy in copies]
+        mx.nd.waitall()
+
+        def push_pull(values: Any) -> None:
+            self.kv.push(keys, values)
+            self.kv.pull(keys, out=outs)
+            mx.nd.waitall()
+
+        def pushpull(values: Any) -> None:
+            self.kv.pushpull(keys, values, out=outs)
+            mx.nd.waitall()
+
+        step = {"push, pull": push_pull, "pushpull": pushpull}[way]
+        self.kv._barrier()
+        step(copies[0])
+        seconds = []
+        for values in copies[1:]:
+            start = time.perf_counter()
+            step(values)
+            seconds.append(time.perf_counter() - start)
+        self.steps += 1 + steps
+        return {"seconds": seconds}
+
+    def check(self) -> dict[str, Any]:
+        """Whether the values are those after all steps of both workers."""
+        self.kv._barrier()
+        self.kv.pull(self.keys, out=self.outs)
+        factor = 1.0 if self.lr is None else -self.lr * self.steps
+        agrees = all(
+            np.array_equal(
+                out.asnumpy(),
+                self.pattern(i, [factor * value for value in sum_pattern(i, 2)]),
+            )
+            for i, out in enumerate(self.outs)
+        )
+        self.kv._barrier()
+        return {"agrees": agrees}
+
+    def drop(self) -> None:
+        """Frees the arrays."""
+        self.values, self.outs = [], []
+
+
+if __name__ == "__main__":
+    serve(Rank())

@@ -1,0 +1,192 @@
+"""assign, and what is saved and loaded by all ranks together."""
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+
+SIZES = {"a": (3,), "b": (40, 50), "c": (300, 301)}
+
+
+def make(type="dist_sync", **options):
+    kv = torchkv.create(type, **options)
+    generator = torch.Generator().manual_seed(0)
+    for key, size in SIZES.items():
+        kv.init(key, torch.randn(size, generator=generator))
+    return kv
+
+
+def step(kv, number, rank):
+    generator = torch.Generator()
+    gradients = []
+    for size in SIZES.values():
+        generator.manual_seed(100 * number + rank)
+        gradients.append(torch.randn(size, generator=generator))
+    out = [torch.empty(size) for size in SIZES.values()]
+    kv.pushpull(list(SIZES), gradients, out=out)
+    return out
+
+
+def outcome(function):
+    """What a call raises: its type's name and text."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def equal(values, others):
+    return all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
+
+
+def save(rank, folder):
+    kv = make()
+    kv.set_optimizer("adam", learning_rate=0.01)
+    for number in range(3):
+        step(kv, number, rank)
+    kv.save(folder)
+    state = kv.state_dict()
+    last = [step(kv, number, rank) for number in range(3, 6)][-1]
+    kv.barrier()
+    kv.close()
+    return last, len(state["keys"]), kv.rank
+
+
+def load(rank, folder):
+    kv = torchkv.load(folder)
+    assert kv.type == "dist_sync" and kv.keys() == list(SIZES)
+    assert kv.optimizer.lr == 0.01
+    last = [step(kv, number, rank) for number in range(3, 6)][-1]
+    kv.barrier()
+    kv.close()
+    return last
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("saved") / "store")
+    (last, num_keys, _), (_, other_keys, _) = ranks.run(save, 2, folder)
+    assert num_keys == 3 and other_keys == 0  # the state is rank 0's
+    return folder, last
+
+
+def test_a_saved_store_goes_on_with_the_same_bits(saved):
+    folder, last = saved
+    for values in ranks.run(load, 2, folder):
+        assert equal(values, last)
+
+
+def test_it_loads_on_one_machine(saved):
+    folder, last = saved
+    kv = torchkv.create("local")
+    kv.load(folder)
+    for number in range(3, 6):
+        gradients = []
+        for size in SIZES.values():
+            gradients.append([])
+            for rank in range(2):
+                generator = torch.Generator().manual_seed(100 * number + rank)
+                gradients[-1].append(torch.randn(size, generator=generator))
+        kv.push(list(SIZES), gradients)
+    assert equal([kv.pull(key) for key in SIZES], last)
+
+
+def optimizer_states(rank, path):
+    kv = make()
+    kv.set_optimizer("adam", learning_rate=0.01)
+    step(kv, 0, rank)
+    kv.save_optimizer_states(f"{path}/{rank}")
+    before = kv.optimizer.state_dict()["state"]["c"]["exp_avg"].clone()
+    expected = step(kv, 1, rank)
+    kv.assign(list(SIZES), [torch.zeros(size) for size in SIZES.values()])
+    zero = [kv.pull(key).abs().max().item() for key in SIZES]
+    kv.barrier()
+    kv.load_optimizer_states(f"{path}/{rank}")
+    after = kv.optimizer.state_dict()["state"]["c"]["exp_avg"]
+    kv.barrier()
+    kv.close()
+    return zero, torch.equal(before, after), expected
+
+
+def test_optimizer_states_and_assign(tmp_path):
+    for zero, same, _ in ranks.run(optimizer_states, 2, str(tmp_path)):
+        assert zero == [0.0] * 3
+        assert same
+
+
+def assign(rank, type):
+    kv = torchkv.create(type)
+    kv.init(["w", "x"], [torch.zeros(3), torch.zeros(100_000)])
+    kv.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
+    kv.barrier()
+    kv.push(["w", "x"], [torch.ones(3), torch.ones(100_000)])
+    kv.barrier()
+    # Rank 0's values count.
+    kv.assign(["w", "x"], [torch.full((3,), 5.0 - rank), torch.full((100_000,), 7.0 - rank)])
+    values = [kv.pull(key).unique().tolist() for key in ("w", "x")]
+    kv.barrier()
+    kv.push("w", torch.zeros(3))  # momentum is kept
+    kv.barrier()
+    momentum = kv.pull("w")[0].item()
+    refused = outcome(lambda: kv.assign("w", torch.zeros(2)))
+    kv.barrier()
+    kv.close()
+    return values, momentum, refused
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
+def test_assign_takes_rank_0s_values(type):
+    for values, momentum, refused in ranks.run(assign, 2, type):
+        assert values == [[5.0], [7.0]]
+        assert momentum < 5.0
+        assert refused[0] == "ValueError" and "(key 'w')" in refused[1]
+
+
+def nonempty(rank, folder):
+    kv = make()
+    result = outcome(lambda: kv.load(folder))
+    kv.close()
+    return result
+
+
+def test_load_needs_a_store_without_keys(saved):
+    for kind, text in ranks.run(nonempty, 2, saved[0]):
+        assert kind == "ValueError" and "without keys" in text
+
+
+def python_updater(rank, folder):
+    kv = torchkv.create("dist_sync")
+    kv.set_updater(lambda key, input, stored: stored.add_(input))
+    result = outcome(lambda: kv.save(folder))
+    kv.barrier()
+    kv.close()
+    return result
+
+
+def test_a_python_updater_is_not_saved(tmp_path):
+    for kind, text in ranks.run(python_updater, 2, str(tmp_path / "store")):
+        assert kind == "TypeError" and "built-in optimizer" in text
+
+
+def train_with_trainer(rank):
+    torch.manual_seed(rank)  # rank 0's weights count
+    model = torch.nn.Linear(8, 4)
+    trainer = torchkv.Trainer(model, "adamw", {"learning_rate": 0.1}, kvstore="dist_sync")
+    first = [p.detach().clone() for p in model.parameters()]
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        model(torch.randn(5, 8, generator=generator)).square().sum().backward()
+        trainer.step(10)
+    with torch.no_grad():
+        model.weight.zero_()
+    model(torch.randn(5, 8, generator=generator)).square().sum().backward()
+    trainer.step(10)
+    trainer.kvstore.barrier()
+    return first, [p.detach() for p in model.parameters()]
+
+
+def test_a_trainer_works_on_several_machines():
+    (first, last), (other_first, other_last) = ranks.run(train_with_trainer, 2)
+    assert equal(first, other_first) and equal(last, other_last)
+    assert last[0].abs().max() < 0.2  # one step after the zeros
