@@ -203,11 +203,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // ones. Throws where the updater cannot be copied (a Python callable).
   // Without keys: only what concerns all of them.
   StoreState state(bool with_keys = true) const;
-  // The same of a store on several machines, on rank 0; the other ranks make the
-  // call, too, and get a state without keys.
+  // The same of a store on several machines, on rank 0; the other ranks make
+  // the call, too, and get a state without keys.
   StoreState gather_state(bool with_keys = true);
-  // Fills a store without keys. On several machines all ranks make the call, and
-  // rank 0's state counts.
+  // Fills a store without keys. On several machines all ranks make the call,
+  // and rank 0's state counts.
   void load(StoreState state);
   static c10::intrusive_ptr<KVStore> from_state(StoreState state);
 

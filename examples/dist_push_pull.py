@@ -1,4 +1,6 @@
-"""Push and pull between processes: torchrun --nproc-per-node 2 examples/dist_push_pull.py.
+"""Push and pull between processes.
+
+    torchrun --nproc-per-node 2 examples/dist_push_pull.py
 
 MXNet's tutorial of its KVStore, part "run on multiple machines", with torchkv.
 """

@@ -1,4 +1,4 @@
-"""What stores on several machines need of Python: ZeroMQ, the process group, the exit."""
+"""What stores on several machines need of Python: ZeroMQ, process groups, the exit."""
 
 from __future__ import annotations
 

@@ -199,9 +199,7 @@ class KVStore(Stateful):
             ValueError: ``async_op`` without ``out``; in a store on one machine, a
                 value with a lower version than ``min_version``.
         """
-        return self._impl.pull(
-            key, out, priority, ignore_sparse, async_op, min_version
-        )
+        return self._impl.pull(key, out, priority, ignore_sparse, async_op, min_version)
 
     def pushpull(
         self,
@@ -474,12 +472,12 @@ def create(type: str = "local", **options: Any) -> KVStore:
               ``TORCHKV_TIMEOUT``.
             * ``heartbeat`` (float): period of the signs of life in seconds; 1. A
               process that is silent for four of them is lost.
-            * ``snapshot_dir`` (str), ``snapshot_every`` (``"100 rounds"`` or ``"30s"``):
-              of ``dist_sync``: rank 0 lets the servers write what they hold to a
-              folder, between two of its steps, while training goes on. A store
-              that is created where there is a snapshot begins with it: ``init`` keeps
-              the values, and :meth:`version` says at which step to go on. The folder
-              is one for all hosts; the last two snapshots are kept.
+            * ``snapshot_dir`` (str), ``snapshot_every`` (``"100 rounds"`` or
+              ``"30s"``): of ``dist_sync``: rank 0 lets the servers write what they
+              hold to a folder, between two of its steps, while training goes on. A
+              store that is created where there is a snapshot begins with it: ``init``
+              keeps the values, and :meth:`KVStore.version` says at which step to go
+              on. The folder is one for all hosts; the last two snapshots are kept.
             * ``security``: between hosts, ``"curve"`` (the default: encrypted, with
               the job's secret) or ``"none"``.
 
@@ -490,7 +488,9 @@ def create(type: str = "local", **options: Any) -> KVStore:
             nothing says who the other processes are, or without ZeroMQ.
         StoreTimeoutError: the other processes do not create the store in time.
     """
-    return KVStore(type, **options)  # in TorchScript: torch.classes.torchkv.KVStore(type)
+    return KVStore(
+        type, **options
+    )  # in TorchScript: torch.classes.torchkv.KVStore(type)
 
 
 def load(path: str | os.PathLike[str]) -> KVStore:

@@ -159,11 +159,7 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def(
-          "init",
-          &ScriptCalls::init,
-          "",
-          {key, value, arg("whole") = false})
+      .def("init", &ScriptCalls::init, "", {key, value, arg("whole") = false})
       .def("push", &ScriptCalls::push, "", {key, value, priority, async_op})
       .def(
           "pull",
@@ -190,7 +186,8 @@ TORCH_LIBRARY(torchkv, m) {
       .def(
           "version",
           [](const Self& self, const IValue& key) {
-            return self->version(ArgumentParser<ScriptObjects>("version").key(key));
+            return self->version(
+                ArgumentParser<ScriptObjects>("version").key(key));
           },
           "",
           {key})

@@ -36,7 +36,7 @@ std::string read_secret(const std::string& path) {
       ::close(file);
     }
   } const closer{file};
-  struct stat status {};
+  struct stat status{};
   check(::fstat(file, &status) == 0, std::strerror(errno));
   check(S_ISREG(status.st_mode), "expected a regular file, but got");
   check(

@@ -48,8 +48,8 @@ class Applier {
   void apply(RoundPtr round);
   // Sets Round::partial. The value may not change before apply().
   void measure(RoundPtr round);
-  // Fills in the states of a snapshot's values, then calls `done`, after what is
-  // queued.
+  // Fills in the states of a snapshot's values, then calls `done`, after what
+  // is queued.
   void complete(Shard shard, std::function<void(Shard)> done);
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
@@ -84,8 +84,7 @@ class Applier {
     Updater updater;
     bool replaces = false;
   };
-  using Job =
-      std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
+  using Job = std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
   void enqueue(Job job);
   void loop();
   void apply_all(const std::vector<RoundPtr>& rounds);

@@ -114,7 +114,8 @@ void copy_pieces(const std::vector<Blob>& pieces, void* destination) {
     total += piece.size();
   }
   const auto copy = [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
+         ++i) {
       if (pieces[i].size() != 0) {
         std::memcpy(to + begins[i], pieces[i].data(), pieces[i].size());
       }

@@ -63,8 +63,8 @@ class ByteWriter {
 
  private:
   void end_text() {
-    auto owner =
-        std::make_shared<const std::string>(std::exchange(text_, std::string()));
+    auto owner = std::make_shared<const std::string>(
+        std::exchange(text_, std::string()));
     blobs_.emplace_back(owner, owner->data(), owner->size());
   }
 
@@ -78,9 +78,7 @@ class ByteReader {
   // `op` outlives the reader.
   ByteReader(Blob bytes, const char* op)
       : bytes_(std::move(bytes)),
-        rest_(
-            reinterpret_cast<const char*>(bytes_.data()),
-            bytes_.size()),
+        rest_(reinterpret_cast<const char*>(bytes_.data()), bytes_.size()),
         op_(op) {}
 
   template <class T>

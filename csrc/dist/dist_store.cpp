@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
-#include <map>
 #include <sstream>
 #include <utility>
 
@@ -61,16 +59,17 @@ Config config_of(
   config.join = timeout;
   // A server says whom it waits for when it is asked again.
   config.retry = std::clamp(timeout / 4, 0.05, config.retry);
-  config.digest = stable_hash(c10::str(
-      type,
-      '/',
-      node.num_ranks(),
-      '/',
-      kProtocolVersion,
-      '/',
-      config.piece_bytes,
-      '/',
-      config.split_bytes));
+  config.digest = stable_hash(
+      c10::str(
+          type,
+          '/',
+          node.num_ranks(),
+          '/',
+          kProtocolVersion,
+          '/',
+          config.piece_bytes,
+          '/',
+          config.split_bytes));
   return config;
 }
 
@@ -92,8 +91,7 @@ DistStore::DistStore(
   const std::string name = c10::str(type, '/', name_);
   const int64_t number = node_->num_made(stable_hash(name));
   const uint64_t id = stable_hash(c10::str(name, '/', number));
-  const Config config =
-      config_of(*node_, type, policy, id, options, timeout_);
+  const Config config = config_of(*node_, type, policy, id, options, timeout_);
   std::unique_ptr<SnapshotFiles> files;
   std::optional<Shard> restored;
   if (!options.snapshot_dir.empty()) {
@@ -126,8 +124,7 @@ std::optional<Shard> DistStore::latest_snapshot(
   }
   const std::string agreed = node_->agree(
       c10::str("snapshot/", config.store),
-      c10::str(
-          manifest.number, ' ', manifest.job, ' ', manifest.num_servers));
+      c10::str(manifest.number, ' ', manifest.job, ' ', manifest.num_servers));
   std::istringstream(agreed) >> manifest.number >> manifest.job >>
       manifest.num_servers;
   TORCH_CHECK_VALUE(
@@ -138,8 +135,7 @@ std::optional<Shard> DistStore::latest_snapshot(
       config.num_servers);
   return manifest.number == 0
       ? std::nullopt
-      : std::optional(
-            files.read(manifest, node_->rank(), config.piece_bytes));
+      : std::optional(files.read(manifest, node_->rank(), config.piece_bytes));
 }
 
 DistStore::~DistStore() {
@@ -154,10 +150,8 @@ DistStore::~DistStore() {
 
 // -- calls
 
-PendingPtr DistStore::begin(
-    const char* op,
-    Request request,
-    bool is_watched) const {
+PendingPtr DistStore::begin(const char* op, Request request, bool is_watched)
+    const {
   // Not in create: ranks may create stores in different orders.
   session_->join(op, timeout_);
   if (const auto error = session_->fatal()) {
@@ -301,7 +295,8 @@ WorkPtr DistStore::merge(const Call& call) {
   auto pending = begin(call.op, std::move(request), /*is_watched=*/!is_waited);
   snapshot_if_due(call.keys);
   return is_waited
-      ? finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
+      ? finish(
+            call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
       : nullptr;
 }
 
@@ -313,28 +308,6 @@ void DistStore::snapshot_if_due(const Keys& pushed) {
       snapshots_.begun(begin("push", std::move(request)));
     }
   }
-}
-
-std::vector<Place> DistStore::places_of(const Entry& entry) const {
-  bool is_whole = false;
-  {
-    const std::lock_guard lock(updater_mutex_);
-    is_whole = split_keys_.count(entry.key) == 0;
-  }
-  return place(
-      entry.key,
-      spec_of(entry.meta, is_whole),
-      session_->config().num_servers,
-      session_->config().split_bytes);
-}
-
-int64_t DistStore::version(const Key& key) {
-  constexpr auto* op = "version";
-  int64_t version = std::numeric_limits<int64_t>::max();
-  for (const Place& place : places_of(*table_.find(op, key)[0])) {
-    version = std::min(version, session_->version({key, place.index}));
-  }
-  return version;
 }
 
 WorkPtr DistStore::pull(const Call& call) {
@@ -388,164 +361,6 @@ void DistStore::erase(const Keys& keys) {
   }
   staging_.erase(keys);
 }
-
-void DistStore::barrier() {
-  constexpr auto* op = "barrier";
-  table_.check_open(op);
-  raise_deferred(op, nullptr);
-  const std::lock_guard barriers(barrier_mutex_);
-  run(op, Request(Request::Kind::kBarrier));
-  // All ranks have pushed equally often, so pushes end, perhaps with an error.
-  session_->flush();
-  raise_deferred(op, nullptr);
-}
-
-void DistStore::close() {
-  table_.close();
-  if (exchange_ != nullptr) {
-    exchange_->close();
-  }
-  session_->close(Node::kExitTimeout);
-  {
-    const std::lock_guard lock(updater_mutex_);
-    updater_ = Updater();
-  }
-  session_->flush();
-  raise_deferred("close", nullptr);
-}
-
-int64_t DistStore::rank() const {
-  return node_->rank();
-}
-
-int64_t DistStore::num_workers() const {
-  return node_->num_ranks();
-}
-
-// -- results
-
-DistStore::Outs DistStore::outs_of(const Call& call, const Entries& entries) {
-  Outs outs;
-  outs.keys.single = false;
-  std::unordered_map<Key, size_t, KeyHash> found;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Key& key = call.keys.list[i];
-    const auto [at, is_new] = found.try_emplace(key, outs.tensors.size());
-    if (is_new) {
-      outs.keys.list.push_back(key);
-      outs.tensors.emplace_back();
-      outs.metas.push_back(entries[i]->meta);
-    }
-    const auto of_key = call.outs->of(static_cast<int64_t>(i));
-    auto& tensors = outs.tensors[at->second];
-    tensors.insert(tensors.end(), of_key.begin(), of_key.end());
-  }
-  return outs;
-}
-
-// Writes a call's results to its outs, once, in whichever thread asks first.
-class DistStore::Receipt final : public Completion {
- public:
-  Receipt(
-      Runtime& runtime,
-      const char* op,
-      PendingPtr pending,
-      Outs outs,
-      std::shared_ptr<Session> session,
-      int64_t rank,
-      double timeout)
-      : runtime_(runtime),
-        op_(op),
-        pending_(std::move(pending)),
-        outs_(std::move(outs)),
-        session_(std::move(session)),
-        rank_(rank),
-        timeout_(timeout) {}
-
-  void wait() override {
-    const Return& result = pending_->wait();
-    auto error = result.error;
-    if (!error) {
-      const std::lock_guard lock(mutex_);
-      if (!outs_.tensors.empty()) {
-        // A push before this pull has been answered before it.
-        error = session_->deferred_error(&outs_.keys);
-      }
-      if (!error) {
-        write(result);
-      }
-    }
-    if (error) {
-      throw_error(op_.c_str(), *error, rank_, timeout_);
-    }
-  }
-
-  bool is_completed() override {
-    if (!pending_->is_finished()) {
-      return false;
-    }
-    const Return& result = pending_->wait();
-    if (!result.error) {
-      const std::lock_guard lock(mutex_);
-      write(result);
-    }
-    return true;
-  }
-
- private:
-  void write(const Return& result) {
-    if (outs_.tensors.empty()) {
-      return;
-    }
-    std::unordered_map<Key, std::vector<const SliceResult*>, KeyHash> slices;
-    for (const auto& slice : result.results) {
-      slices[slice.slice.key].push_back(&slice);
-    }
-    for (size_t i = 0; i < outs_.tensors.size(); ++i) {
-      auto& of_key = slices[outs_.keys.list[i]];
-      std::sort(of_key.begin(), of_key.end(), [](auto* a, auto* b) {
-        return a->slice.index < b->slice.index;
-      });
-      std::vector<Blob> pieces;
-      for (const auto* slice : of_key) {
-        pieces.insert(pieces.end(), slice->pieces.begin(), slice->pieces.end());
-      }
-      write_key(pieces, outs_.metas[i], outs_.tensors[i]);
-    }
-    outs_ = {};
-  }
-
-  void write_key(
-      const std::vector<Blob>& pieces,
-      const Meta& meta,
-      const std::vector<at::Tensor>& outs) {
-    at::Tensor value;
-    for (const auto& out : outs) {
-      if (out.is_cpu() && out.scalar_type() == meta.dtype &&
-          out.is_contiguous()) {
-        copy_pieces(pieces, out.unsafeGetTensorImpl()->mutable_data());
-      } else {
-        if (!value.defined()) {
-          value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);
-        }
-        runtime_.copy(out, value);
-      }
-      if (!out.is_inference()) {
-        out.unsafeGetTensorImpl()->bump_version();
-      }
-    }
-  }
-
-  Runtime& runtime_;
-  const std::string op_;
-  const PendingPtr pending_;
-  std::mutex mutex_; // guards outs_
-  Outs outs_;
-  const std::shared_ptr<Session> session_;
-  const int64_t rank_;
-  const double timeout_;
-  const Buffers buffers_;
-};
 
 WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {
   auto receipt = std::make_shared<Receipt>(

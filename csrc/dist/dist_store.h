@@ -12,6 +12,7 @@
 #include "../store/options.h"
 #include "../store/store.h"
 #include "node.h"
+#include "receipt.h"
 #include "session.h"
 #include "snapshot_schedule.h"
 #include "staging.h"
@@ -72,20 +73,11 @@ class DistStore final : public Store {
   void close() override;
 
  private:
-  class Receipt;
-
-  // Where a call's results go.
-  struct Outs {
-    Keys keys; // distinct
-    std::vector<std::vector<at::Tensor>> tensors; // of each key
-    std::vector<Meta> metas;
-  };
   Entries find(const Call& call) const;
   void check_updater_fits(const char* op, const Updater& next) const;
   void check_expected_keys(const char* op);
   void raise_deferred(const char* op, const Keys* keys) const;
   KeySpec spec_of(const Meta& meta, bool whole) const;
-  static Outs outs_of(const Call& call, const Entries& entries);
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;

@@ -47,8 +47,7 @@ void write_part(ByteWriter& out, const SliceId& slice, const Shot& shot) {
   out.add(shot.value->pieces);
   const auto* stored = dynamic_cast<const StoredValue*>(shot.value.get());
   write_state(
-      out,
-      stored != nullptr && stored->state ? *stored->state : KeyState());
+      out, stored != nullptr && stored->state ? *stored->state : KeyState());
 }
 
 std::unordered_map<Key, Parts, KeyHash> read_parts(
@@ -170,8 +169,7 @@ std::vector<at::Tensor> DistStore::gather(at::Tensor bytes, bool to_all) {
   keys.single = false;
   std::vector<at::Tensor> result;
   for (int64_t i = 0; i < ranks; ++i) {
-    const Tensors empty(
-        at::empty({sizes.data_ptr<int64_t>()[i]}, at::kByte));
+    const Tensors empty(at::empty({sizes.data_ptr<int64_t>()[i]}, at::kByte));
     store.insert({kSave, Key(i), &empty});
     keys.list.push_back(Key(i));
   }
@@ -222,9 +220,9 @@ StoreState DistStore::gather_state(bool with_keys) {
   if (!with_keys || keys.list.empty()) {
     return state;
   }
-  const auto parts =
-      read_parts(gather(own_parts(keys), /*to_all=*/false));
-  for (const auto& entry : parts.empty() ? Entries() : table_.find(kSave, keys)) {
+  const auto parts = read_parts(gather(own_parts(keys), /*to_all=*/false));
+  for (const auto& entry :
+       parts.empty() ? Entries() : table_.find(kSave, keys)) {
     const Key& key = entry->key;
     const Parts& of_key = parts.at(key);
     if (key.kind() == KeyKind::kInt) {

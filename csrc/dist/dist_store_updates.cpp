@@ -1,7 +1,9 @@
-// DistStore's updater, and what it knows of its keys.
+// DistStore's updater, what it knows of its keys, and the other ranks.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "../core/errors.h"
@@ -9,6 +11,7 @@
 #include "../store/registry.h"
 #include "../update/script_updater.h"
 #include "dist_store.h"
+#include "errors.h"
 
 namespace torchkv::dist {
 namespace {
@@ -43,6 +46,28 @@ std::vector<Key> DistStore::keys() const {
 std::optional<Meta> DistStore::meta(const char* op, const Key& key) const {
   const EntryPtr entry = table_.find_one(op, key);
   return entry == nullptr ? std::nullopt : std::optional(entry->meta);
+}
+
+std::vector<Place> DistStore::places_of(const Entry& entry) const {
+  bool is_whole = false;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    is_whole = split_keys_.count(entry.key) == 0;
+  }
+  return place(
+      entry.key,
+      spec_of(entry.meta, is_whole),
+      session_->config().num_servers,
+      session_->config().split_bytes);
+}
+
+int64_t DistStore::version(const Key& key) {
+  constexpr auto* op = "version";
+  int64_t version = std::numeric_limits<int64_t>::max();
+  for (const Place& place : places_of(*table_.find(op, key)[0])) {
+    version = std::min(version, session_->version({key, place.index}));
+  }
+  return version;
 }
 
 StoreStatus DistStore::status() const {
@@ -105,8 +130,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
     spec.kind = UpdateSpec::Kind::kOptimizer;
     spec.optimizer = *optimizer;
   } else if (
-      const auto* opaque =
-          std::get_if<std::shared_ptr<OpaqueUpdater>>(&next)) {
+      const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&next)) {
     is_python = dynamic_cast<const ScriptUpdater*>(opaque->get()) == nullptr;
     spec.kind =
         is_python ? UpdateSpec::Kind::kPython : UpdateSpec::Kind::kScript;
@@ -180,9 +204,7 @@ uint64_t DistStore::set_optimizer(
   optimizer.generation = keep_state ? (*current)->generation : new_generation();
   const uint64_t generation = optimizer.generation;
   set_spec(
-      op,
-      std::make_shared<const Optimizer>(std::move(optimizer)),
-      keep_state);
+      op, std::make_shared<const Optimizer>(std::move(optimizer)), keep_state);
   const std::lock_guard lock(updater_mutex_);
   if (!keep_state) {
     expected_keys_.clear();
@@ -207,5 +229,38 @@ void DistStore::check_expected_keys(const char* op) {
 
 void DistStore::visit_sole_updater(
     c10::function_ref<void(const OpaqueUpdater&)> /*visit*/) const {}
+
+void DistStore::barrier() {
+  constexpr auto* op = "barrier";
+  table_.check_open(op);
+  raise_deferred(op, nullptr);
+  const std::lock_guard barriers(barrier_mutex_);
+  run(op, Request(Request::Kind::kBarrier));
+  // All ranks have pushed equally often, so pushes end, perhaps with an error.
+  session_->flush();
+  raise_deferred(op, nullptr);
+}
+
+void DistStore::close() {
+  table_.close();
+  if (exchange_ != nullptr) {
+    exchange_->close();
+  }
+  session_->close(Node::kExitTimeout);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    updater_ = Updater();
+  }
+  session_->flush();
+  raise_deferred("close", nullptr);
+}
+
+int64_t DistStore::rank() const {
+  return node_->rank();
+}
+
+int64_t DistStore::num_workers() const {
+  return node_->num_ranks();
+}
 
 } // namespace torchkv::dist

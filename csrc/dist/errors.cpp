@@ -15,7 +15,8 @@ std::string on_key(const Error& error) {
 }
 
 std::string listed_ranks(const std::vector<int32_t>& ranks) {
-  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+  return c10::str(
+      ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
 }
 
 std::string timeout_text(const Error& error, double timeout) {

@@ -50,7 +50,8 @@ std::string text_of(const Token& token) {
 Token token_of(const std::string& text) {
   Token token{};
   TORCH_CHECK(
-      text.size() == token.size(), "create: the rendezvous holds a wrong token");
+      text.size() == token.size(),
+      "create: the rendezvous holds a wrong token");
   std::memcpy(token.data(), text.data(), token.size());
   return token;
 }
@@ -150,8 +151,7 @@ Node::Node(
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
   job_ = static_cast<int64_t>(job & (kMaxCounter - 1));
-  incarnation_ =
-      rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
+  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   const Time end = now() + timeout;
   // One value of each rank.
   const auto exchange = [&](const char* name, const std::string& own) {
@@ -181,10 +181,7 @@ Node::Node(
   // dead, which is no proof that a rank is.
   config.lost = kDeadConnection;
   set_access(
-      config,
-      options,
-      exchange("host", own_process().host),
-      rendezvous_host());
+      config, options, exchange("host", own_process().host), rendezvous_host());
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
       exchange("address", encode_address(transport_->address()));

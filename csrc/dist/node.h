@@ -11,9 +11,9 @@
 
 #include <c10/macros/Macros.h>
 
+#include "../core/export.h"
 #include "../store/options.h"
 #include "protocol/config.h"
-#include "../core/export.h"
 #include "rendezvous.h"
 #include "transport/transport.h"
 

@@ -147,8 +147,9 @@ Shard Session::held(const Keys& keys) {
     }
   }
   std::promise<Shard> done;
-  applier_.complete(
-      std::move(shard), [&](Shard filled) { done.set_value(std::move(filled)); });
+  applier_.complete(std::move(shard), [&](Shard filled) {
+    done.set_value(std::move(filled));
+  });
   return done.get_future().get();
 }
 
@@ -288,8 +289,7 @@ void Session::perform_one(Return& action) {
   }
   // Bounded, should nobody ask.
   constexpr size_t kMaxDeferred = 64;
-  if (action.error && watched.is_watched &&
-      deferred_.size() < kMaxDeferred) {
+  if (action.error && watched.is_watched && deferred_.size() < kMaxDeferred) {
     deferred_.emplace_back(*action.error, watched.keys);
   }
   watched.pending->finish(std::move(action));

@@ -23,8 +23,8 @@ class Node;
 // out their actions. The node's mutex guards all of it but what says otherwise.
 class Session {
  public:
-  // `owner` as in Applier. `files` may be null: then snapshots fail. `restored`,
-  // if not null, is what the server begins with.
+  // `owner` as in Applier. `files` may be null: then snapshots fail.
+  // `restored`, if not null, is what the server begins with.
   Session(
       std::shared_ptr<Node> node,
       const Config& config,

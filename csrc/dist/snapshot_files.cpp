@@ -27,7 +27,13 @@ constexpr size_t kKept = 2;
 
 [[noreturn]] void throw_file(const char* what, const std::string& path) {
   TORCH_CHECK(
-      false, "snapshot: cannot ", what, " '", path, "': ", std::strerror(errno));
+      false,
+      "snapshot: cannot ",
+      what,
+      " '",
+      path,
+      "': ",
+      std::strerror(errno));
 }
 
 class File {
@@ -345,8 +351,7 @@ void SnapshotFiles::clean(int32_t server) const {
       }
     }
   }
-  const std::string prefix =
-      c10::str("shard-", store_, '-', server, '-');
+  const std::string prefix = c10::str("shard-", store_, '-', server, '-');
   std::vector<fs::path> old;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();

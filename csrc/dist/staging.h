@@ -24,9 +24,7 @@ class Staging {
   // value keeps its dtype; several are added left to right and have the
   // accumulation type of theirs and the stored dtype. `dtypes` has the stored
   // dtype of each key of the call. REQUIRES: a checked call.
-  std::vector<Sum> sum(
-      const Call& call,
-      c10::ArrayRef<c10::ScalarType> dtypes);
+  std::vector<Sum> sum(const Call& call, c10::ArrayRef<c10::ScalarType> dtypes);
   void erase(const Keys& keys);
 
  private:

@@ -55,9 +55,10 @@ Blob encode(const UpdateSpec& spec) {
   if (spec.kind == UpdateSpec::Kind::kOptimizer) {
     write(out, *spec.optimizer);
   } else if (spec.kind == UpdateSpec::Kind::kScript) {
-    out.add(std::string_view(
-        static_cast<const char*>(spec.archive.const_data_ptr()),
-        spec.archive.nbytes()));
+    out.add(
+        std::string_view(
+            static_cast<const char*>(spec.archive.const_data_ptr()),
+            spec.archive.nbytes()));
   }
   return out.take()[0];
 }
@@ -79,8 +80,7 @@ UpdateSpec decode_update_spec(const Blob& bytes) {
     spec.optimizer = std::make_shared<const Optimizer>(std::move(optimizer));
   } else if (spec.kind == UpdateSpec::Kind::kScript) {
     const std::string_view text = in.text();
-    spec.archive =
-        at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+    spec.archive = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
     std::memcpy(spec.archive.data_ptr(), text.data(), text.size());
   }
   in.end();

@@ -11,8 +11,8 @@
 
 namespace torchkv {
 
-// The types of stores: "local", "device", "nccl", "dist_sync", "dist_async", and
-// those that programs add.
+// The types of stores: "local", "device", "nccl", "dist_sync", "dist_async",
+// and those that programs add.
 
 using MakeStore = std::function<
     std::unique_ptr<Store>(Runtime& runtime, const StoreOptions& options)>;

@@ -81,8 +81,8 @@ class TORCHKV_API Store {
   virtual StoreState gather_state(bool with_keys) {
     return state(with_keys);
   }
-  // Fills a new store. On several machines all ranks make the call, and rank 0's
-  // state counts.
+  // Fills a new store. On several machines all ranks make the call, and rank
+  // 0's state counts.
   virtual void load(StoreState state) = 0;
   // REQUIRES: a store of the same type, which nobody else uses.
   virtual void take(Store& other) = 0;

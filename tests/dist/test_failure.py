@@ -37,7 +37,9 @@ def push_until_error(rank, type, victim, started):
         pass
     end = time.monotonic() + 30
     while time.monotonic() < end:
-        failed = outcome(lambda: kv.pushpull(["a", "b", "c", "d"], [full(1)] * 4, out=out))
+        failed = outcome(
+            lambda: kv.pushpull(["a", "b", "c", "d"], [full(1)] * 4, out=out)
+        )
         if failed[0]:
             # Sticky in dist_sync.
             return failed, outcome(kv.barrier)[0], outcome(lambda: kv.pull("a"))[0]
@@ -85,7 +87,9 @@ def use_other_keys(rank, started, proceed):
     if rank == 1:
         time.sleep(60)
     time.sleep(6 * HEARTBEAT_S)
-    errors = [outcome(lambda key=key: kv.pushpull(key, full(1), full(0)))[:2] for key in keys]
+    errors = [
+        outcome(lambda key=key: kv.pushpull(key, full(1), full(0)))[:2] for key in keys
+    ]
     return errors
 
 

@@ -123,7 +123,9 @@ def assign(rank, type):
     kv.push(["w", "x"], [torch.ones(3), torch.ones(100_000)])
     kv.barrier()
     # Rank 0's values count.
-    kv.assign(["w", "x"], [torch.full((3,), 5.0 - rank), torch.full((100_000,), 7.0 - rank)])
+    kv.assign(
+        ["w", "x"], [torch.full((3,), 5.0 - rank), torch.full((100_000,), 7.0 - rank)]
+    )
     values = [kv.pull(key).unique().tolist() for key in ("w", "x")]
     kv.barrier()
     kv.push("w", torch.zeros(3))  # momentum is kept
@@ -172,7 +174,9 @@ def test_a_python_updater_is_not_saved(tmp_path):
 def train_with_trainer(rank):
     torch.manual_seed(rank)  # rank 0's weights count
     model = torch.nn.Linear(8, 4)
-    trainer = torchkv.Trainer(model, "adamw", {"learning_rate": 0.1}, kvstore="dist_sync")
+    trainer = torchkv.Trainer(
+        model, "adamw", {"learning_rate": 0.1}, kvstore="dist_sync"
+    )
     first = [p.detach().clone() for p in model.parameters()]
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):

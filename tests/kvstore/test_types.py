@@ -13,7 +13,7 @@ CANONICAL = {
     "device": "device",
     "local_allreduce_device": "device",
 }
-NOT_YET = ["dist", "dist_sync", "dist_async", "dist_device_sync"]
+DISTRIBUTED = ["dist", "dist_sync", "dist_async"]
 SUGGESTIONS = {
     "LOCAL": "local",
     "Device": "device",
@@ -40,12 +40,33 @@ def test_default_type_is_local():
     assert isinstance(torchkv.create(), torchkv.KVStore)
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_distributed_types_are_not_implemented(name):
-    with pytest.raises(NotImplementedError, match=name):
-        torchkv.create(name)
-    with pytest.raises(NotImplementedError, match=name):
-        torch.classes.torchkv.KVStore(name)
+@pytest.mark.parametrize("create", [torchkv.create, torch.classes.torchkv.KVStore])
+def test_dist_device_sync_is_not_implemented(create):
+    with pytest.raises(NotImplementedError, match="dist_device_sync"):
+        create("dist_device_sync")
+
+
+@pytest.mark.parametrize("create", [torchkv.create, torch.classes.torchkv.KVStore])
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_distributed_types_need_a_launcher(name, create, monkeypatch):
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(RuntimeError, match="RANK, which torchrun sets"):
+        create(name)
+
+
+def test_options_are_for_stores_on_several_machines():
+    for name in ("local", "device"):
+        with pytest.raises(ValueError, match=f"unexpected options .* '{name}'"):
+            torchkv.create(name, timeout=3)
+    with pytest.raises(ValueError, match="unknown option 'time'.*did you mean"):
+        torchkv.create("dist_sync", time=3)
+    with pytest.raises(TypeError, match="expected an int as rank"):
+        torchkv.create("dist_sync", rank="0")
+    with pytest.raises(ValueError, match="positive number of seconds as timeout"):
+        torchkv.create("dist_sync", timeout=0)
+    with pytest.raises(ValueError, match="a rank from 0 to world_size - 1"):
+        torchkv.create("dist_sync", rank=2, world_size=2)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has NCCL")
@@ -73,7 +94,7 @@ def test_nccl_takes_values_of_the_cpu_too():
 def test_matching_is_exact_and_the_error_lists_the_valid_types(name):
     with pytest.raises(ValueError) as error:
         torchkv.create(name)
-    for valid in ["local", "device", "nccl", *NOT_YET]:
+    for valid in ["local", "device", "nccl", *DISTRIBUTED, "dist_device_sync"]:
         assert valid in str(error.value)
 
 

@@ -12,8 +12,8 @@
 
 #include "../../core/errors.h"
 #include "../../core/gil.h"
-#include "../../core/text.h"
 #include "../../core/signals.h"
+#include "../../core/text.h"
 #include "../../dist/node.h"
 #include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"

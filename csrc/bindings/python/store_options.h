@@ -93,8 +93,8 @@ inline StoreOptions parse_store_options(const py::dict& options) {
           py::isinstance<c10d::Store>(value),
           "create: expected a torch.distributed.Store as store, but got ",
           PythonObjects::type_name(value));
-      result.rendezvous = dist::make_rendezvous(
-          value.cast<c10::intrusive_ptr<c10d::Store>>());
+      result.rendezvous =
+          dist::make_rendezvous(value.cast<c10::intrusive_ptr<c10d::Store>>());
     } else if (name == "timeout") {
       result.timeout = option_seconds("timeout", value);
     } else if (name == "heartbeat") {

@@ -41,7 +41,8 @@ std::optional<int64_t> Worker::version(const SliceId& slice) const {
     return std::nullopt;
   }
   const auto& table = *key->tables[static_cast<size_t>(slice.index)];
-  return table.ready ? std::optional(std::max(table.base, table.known)) : std::nullopt;
+  return table.ready ? std::optional(std::max(table.base, table.known))
+                     : std::nullopt;
 }
 
 void Worker::flush() {

@@ -12,8 +12,7 @@ void Routes::heard(
     Time now) {
   auto& incarnations = routes_[rank];
   Route& route = incarnations[incarnation];
-  const bool is_free =
-      route.identity.empty() || now - route.heard > kSilence;
+  const bool is_free = route.identity.empty() || now - route.heard > kSilence;
   const auto& gone = route.gone;
   if (route.identity == identity) {
     route.heard = now;

@@ -35,7 +35,7 @@ LocalStore::Options sharded() {
 }
 
 at::Tensor value_of(LocalStore& store, const Key& key = 1) {
-  return store.pull(key)[0];
+  return store.pull(key, {})[0];
 }
 
 void init(LocalStore& store, const Keys& keys, const Tensors& values) {

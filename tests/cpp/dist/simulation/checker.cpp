@@ -187,7 +187,7 @@ bool Checker::is_right(
         ((!servers.empty() && waits) || row.instruction.kind == Kind::kClose)) {
       return true;
     }
-    return wrong && is_right_misuse(error, culprits);
+    return wrong && is_right_misuse(*wrong, error, culprits);
   }
   if (crash && workers.count(row.rank) != 0 &&
       (error.code != ErrorCode::kServerLost || !servers.empty() || sync)) {
@@ -229,13 +229,14 @@ bool Checker::is_right(
     case ErrorCode::kSuperseded:
       return !sync && (workers.count(row.rank) != 0 || servers.count(who) != 0);
     default:
-      return wrong && is_right_misuse(error, culprits);
+      return wrong && is_right_misuse(*wrong, error, culprits);
   }
 }
 
-bool Checker::is_right_misuse(const Error& error, const std::set<int>& culprits)
-    const {
-  const Misuse wrong = plan_.misuse.value_or(Misuse());
+bool Checker::is_right_misuse(
+    const Misuse& wrong,
+    const Error& error,
+    const std::set<int>& culprits) const {
   const bool skips = wrong.kind == Misuse::Kind::kSkip;
   if (error.code == ErrorCode::kTimeout) {
     // A ring of ranks that wait: one of them names the cause.

@@ -54,7 +54,10 @@ class Checker {
       const Row& row,
       const Error& error,
       const std::set<int>& culprits) const;
-  bool is_right_misuse(const Error& error, const std::set<int>& culprits) const;
+  bool is_right_misuse(
+      const Misuse& wrong,
+      const Error& error,
+      const std::set<int>& culprits) const;
   void programs_end();
   void versions(size_t store, const Entries& entries);
   void ages(const Entries& entries);

@@ -1,0 +1,118 @@
+#include "receipt.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "errors.h"
+
+namespace torchkv::dist {
+
+Outs outs_of(const Call& call, const Entries& entries) {
+  Outs outs;
+  outs.keys.single = false;
+  std::unordered_map<Key, size_t, KeyHash> found;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const auto [at, is_new] = found.try_emplace(key, outs.tensors.size());
+    if (is_new) {
+      outs.keys.list.push_back(key);
+      outs.tensors.emplace_back();
+      outs.metas.push_back(entries[i]->meta);
+    }
+    const auto of_key = call.outs->of(static_cast<int64_t>(i));
+    auto& tensors = outs.tensors[at->second];
+    tensors.insert(tensors.end(), of_key.begin(), of_key.end());
+  }
+  return outs;
+}
+
+Receipt::Receipt(
+    Runtime& runtime,
+    const char* op,
+    PendingPtr pending,
+    Outs outs,
+    std::shared_ptr<Session> session,
+    int64_t rank,
+    double timeout)
+    : runtime_(runtime),
+      op_(op),
+      pending_(std::move(pending)),
+      outs_(std::move(outs)),
+      session_(std::move(session)),
+      rank_(rank),
+      timeout_(timeout) {}
+
+void Receipt::wait() {
+  const Return& result = pending_->wait();
+  auto error = result.error;
+  if (!error) {
+    const std::lock_guard lock(mutex_);
+    if (!outs_.tensors.empty()) {
+      // A push before this pull has been answered before it.
+      error = session_->deferred_error(&outs_.keys);
+    }
+    if (!error) {
+      write(result);
+    }
+  }
+  if (error) {
+    throw_error(op_.c_str(), *error, rank_, timeout_);
+  }
+}
+
+bool Receipt::is_completed() {
+  if (!pending_->is_finished()) {
+    return false;
+  }
+  const Return& result = pending_->wait();
+  if (!result.error) {
+    const std::lock_guard lock(mutex_);
+    write(result);
+  }
+  return true;
+}
+
+void Receipt::write(const Return& result) {
+  if (outs_.tensors.empty()) {
+    return;
+  }
+  std::unordered_map<Key, std::vector<const SliceResult*>, KeyHash> slices;
+  for (const auto& slice : result.results) {
+    slices[slice.slice.key].push_back(&slice);
+  }
+  for (size_t i = 0; i < outs_.tensors.size(); ++i) {
+    auto& of_key = slices[outs_.keys.list[i]];
+    std::sort(of_key.begin(), of_key.end(), [](auto* a, auto* b) {
+      return a->slice.index < b->slice.index;
+    });
+    std::vector<Blob> pieces;
+    for (const auto* slice : of_key) {
+      pieces.insert(pieces.end(), slice->pieces.begin(), slice->pieces.end());
+    }
+    write_key(pieces, outs_.metas[i], outs_.tensors[i]);
+  }
+  outs_ = {};
+}
+
+void Receipt::write_key(
+    const std::vector<Blob>& pieces,
+    const Meta& meta,
+    const std::vector<at::Tensor>& outs) const {
+  at::Tensor value;
+  for (const auto& out : outs) {
+    if (out.is_cpu() && out.scalar_type() == meta.dtype &&
+        out.is_contiguous()) {
+      copy_pieces(pieces, out.unsafeGetTensorImpl()->mutable_data());
+    } else {
+      if (!value.defined()) {
+        value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);
+      }
+      runtime_.copy(out, value);
+    }
+    if (!out.is_inference()) {
+      out.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+} // namespace torchkv::dist

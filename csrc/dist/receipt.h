@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../device/work.h"
+#include "../memory/entry.h"
+#include "../store/arguments.h"
+#include "buffers.h"
+#include "session.h"
+
+namespace torchkv::dist {
+
+// Where the values that a call pulls go.
+struct Outs {
+  Keys keys; // distinct
+  std::vector<std::vector<at::Tensor>> tensors; // of each key
+  std::vector<Meta> metas;
+};
+Outs outs_of(const Call& call, const Entries& entries);
+
+// The end of a call: its error, or its values in the outs, which whichever
+// thread asks first writes, once. Thread-safe.
+class Receipt final : public Completion {
+ public:
+  // Of a call of `op` on this rank, which `pending` ends within `timeout`
+  // seconds. The runtime outlives it.
+  Receipt(
+      Runtime& runtime,
+      const char* op,
+      PendingPtr pending,
+      Outs outs,
+      std::shared_ptr<Session> session,
+      int64_t rank,
+      double timeout);
+
+  void wait() override;
+  bool is_completed() override;
+
+ private:
+  void write(const Return& result);
+  void write_key(
+      const std::vector<Blob>& pieces,
+      const Meta& meta,
+      const std::vector<at::Tensor>& outs) const;
+
+  Runtime& runtime_;
+  const std::string op_;
+  const PendingPtr pending_;
+  std::mutex mutex_; // guards outs_
+  Outs outs_;
+  const std::shared_ptr<Session> session_;
+  const int64_t rank_;
+  const double timeout_;
+  const Buffers buffers_;
+};
+
+} // namespace torchkv::dist

@@ -1,0 +1,260 @@
+"""Ranks on two hosts: secrets, and networks that come and go.
+
+The hosts are namespaces of Linux (see ranks.py); where this user may not make them, the
+tests are skipped.
+"""
+
+import os
+import time
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+
+SECRET = "0123456789abcdef0123456789abcdef"
+OTHER_SECRET = SECRET[::-1]
+HEARTBEAT_S = 0.5
+LOST_S = 4 * HEARTBEAT_S
+KEYS = ["small", "sharded"]
+SIZES = [(2, 3), (60_000,)]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    try:
+        made = ranks.Hosts(2)
+    except ranks.NoHosts as error:
+        pytest.skip(str(error))
+    with made:
+        yield made
+
+
+def outcome(function):
+    """What a call raises: its type's name and text, and the seconds it took."""
+    start = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return None, "", time.monotonic() - start
+
+
+# -- who may take part
+
+
+def train(rank, type, options):
+    """What is pulled in the end, and whether the ranks take each other for remote."""
+    kv = torchkv.create(type, timeout=30, **options)
+    kv.init(KEYS, [torch.zeros(size) for size in SIZES])
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    for _ in range(5):
+        kv.push(KEYS, [torch.full(size, rank + 1.0) for size in SIZES])
+    kv.barrier()
+    values = [kv.pull(key).unique().tolist() for key in KEYS]
+    kv.barrier()
+    kv.close()
+    return values
+
+
+def secret_file(folder, secret=SECRET, mode=0o600):
+    path = folder / "secret"
+    path.write_text(secret + "\n")
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "type, security",
+    [("dist_sync", "secret"), ("dist_async", "file"), ("dist_sync", "none")],
+)
+def test_ranks_on_two_hosts_train(hosts, tmp_path, type, security):
+    environment = {
+        "secret": {"TORCHKV_JOB_SECRET": SECRET},
+        "file": {"TORCHKV_JOB_SECRET_FILE": secret_file(tmp_path)},
+        "none": {},
+    }[security]
+    options = {"security": "none"} if security == "none" else {}
+    values = ranks.run(train, 2, type, options, hosts=hosts, environment=environment)
+    assert values == [[[-15.0], [-15.0]]] * 2
+
+
+def create(rank, options):
+    result = outcome(lambda: torchkv.create("dist_sync", **options).barrier())
+    if result[0] is None:
+        time.sleep(1.0)  # the other rank may need this one for its error
+    return result
+
+
+REFUSED = {
+    "none": ["TORCHKV_JOB_SECRET", "openssl rand -hex 32", "security='none'"],
+    "short": ["at least 16 bytes"],
+    "readable": ["TORCHKV_JOB_SECRET_FILE", "only this user may read", "chmod 600"],
+    "link": ["TORCHKV_JOB_SECRET_FILE", "link"],
+    "missing": ["TORCHKV_JOB_SECRET_FILE", "No such file"],
+}
+
+
+def refused_environment(case, folder):
+    """What sets a secret that is refused."""
+    if case == "none":
+        return {}
+    if case == "short":
+        return {"TORCHKV_JOB_SECRET": SECRET[:15]}
+    path = secret_file(folder, mode=0o644 if case == "readable" else 0o600)
+    if case == "link":
+        os.symlink(path, folder / "link")
+        path = str(folder / "link")
+    if case == "missing":
+        os.unlink(path)
+    return {"TORCHKV_JOB_SECRET_FILE": path}
+
+
+def check_refusal(hosts, folder, case):
+    results = ranks.run(
+        *(create, 2, {"timeout": 10}),
+        hosts=hosts,
+        environment=refused_environment(case, folder),
+    )
+    for kind, text, elapsed in results:
+        assert kind == "RuntimeError"
+        for expected in REFUSED[case]:
+            assert expected in text
+        assert elapsed < 5
+
+
+def test_without_a_secret_create_refuses_and_says_how(hosts, tmp_path):
+    check_refusal(hosts, tmp_path, "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in REFUSED if case != "none"])
+def test_secrets_that_are_none_are_refused(hosts, tmp_path, case):
+    check_refusal(hosts, tmp_path, case)
+
+
+def test_another_secret_on_one_rank_is_an_error_in_time(hosts):
+    results = ranks.run(
+        *(create, 2, {"timeout": 3}),
+        hosts=hosts,
+        environment={"TORCHKV_JOB_SECRET": SECRET},
+        environments={1: {"TORCHKV_JOB_SECRET": OTHER_SECRET}},
+    )
+    for kind, text, elapsed in results:
+        assert kind in ("RuntimeError", "StoreTimeoutError"), text
+        assert "rank" in text
+        assert elapsed < 3 + 3
+
+
+# -- partitions
+
+
+def gradient(step, rank):
+    return float((step * 7 + rank * 3) % 11 - 5)
+
+
+def steps(rank, folder, options):
+    """Trains and checks every weight until the file `stop`, or an error."""
+    kv = torchkv.create("dist_sync", timeout=30, **options)
+    out = [torch.zeros(size) for size in SIZES]
+    stop = torch.zeros(1)
+    kv.init([*KEYS, "stop"], [*out, stop])
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    expected, slowest, step = 0.0, 0.0, 0
+    open(os.path.join(folder, str(rank)), "w").close()
+    while stop.item() == 0:
+        number = gradient(step, rank)
+        stopping = float(rank == 0 and os.path.exists(os.path.join(folder, "stop")))
+        values = [torch.full(size, number) for size in SIZES]
+        values.append(torch.full((1,), stopping))
+        kind, text, elapsed = outcome(
+            lambda values=values: kv.pushpull([*KEYS, "stop"], values, out=[*out, stop])
+        )
+        if kind is not None:
+            return {"error": (kind, text), "at": time.monotonic(), "step": step}
+        expected -= gradient(step, 0) + gradient(step, 1)
+        for value in out:
+            assert value.eq(expected).all(), (step, value, expected)
+        slowest = max(slowest, elapsed)
+        step += 1
+        time.sleep(0.005)
+    kv.close()
+    return {"slowest": slowest, "step": step}
+
+
+def start_steps(hosts, folder, options):
+    return ranks.Ranks(
+        *(steps, 2, str(folder), options),
+        hosts=hosts,
+        environment={"TORCHKV_JOB_SECRET": SECRET},
+    )
+
+
+def wait_for_steps(job, folder):
+    end = time.monotonic() + 30
+    while len(os.listdir(folder)) < 2:
+        job.check()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.2)
+
+
+def check_survival(hosts, folder, options, partitions):
+    with start_steps(hosts, folder, options) as job:
+        wait_for_steps(job, folder)
+        for seconds in partitions:
+            hosts.connect(1, False)
+            time.sleep(seconds)
+            hosts.connect(1, True)
+            time.sleep(1.5 * seconds)  # TCP repeats what was lost at such intervals
+        (folder / "stop").touch()
+        for result in job.join():
+            assert "error" not in result, result
+            assert result["slowest"] > 0.8 * max(partitions)
+
+
+def check_loss(hosts, folder, options, lost_s):
+    try:
+        with start_steps(hosts, folder, options) as job:
+            wait_for_steps(job, folder)
+            start = time.monotonic()
+            hosts.connect(1, False)
+            results = job.join(lost_s + 20)
+    finally:
+        hosts.connect(1, True)
+    for rank, result in enumerate(results):
+        kind, text = result["error"]
+        assert kind in ("WorkerLostError", "ServerLostError"), text
+        assert f"rank {1 - rank} is lost" in text
+        # Silent for four heartbeats, the last of which came up to one ago.
+        assert lost_s * 3 / 4 - 0.2 < result["at"] - start < lost_s * 5 / 4 + 1.5
+
+
+def security_options(security):
+    return {"security": "none"} if security == "none" else {}
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_a_partition_of_a_second_is_survived(hosts, tmp_path, security):
+    options = {"heartbeat": HEARTBEAT_S, **security_options(security)}
+    check_survival(hosts, tmp_path, options, [1.0])
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_a_longer_partition_is_an_error_on_both_sides(hosts, tmp_path, security):
+    options = {"heartbeat": HEARTBEAT_S, **security_options(security)}
+    check_loss(hosts, tmp_path, options, LOST_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_many_partitions_of_two_seconds_are_survived(hosts, tmp_path, security):
+    check_survival(hosts, tmp_path, security_options(security), [2.0, 0.1, 2.0, 0.5])
+
+
+@pytest.mark.slow
+def test_a_partition_of_the_default_four_seconds_is_an_error(hosts, tmp_path):
+    check_loss(hosts, tmp_path, {}, 4.0)
