@@ -24,7 +24,7 @@ def _zeromq_library() -> str | None:
 
 def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a store, with the default process group's where none are given."""
-    if not type.startswith("dist"):
+    if not isinstance(type, str) or not type.startswith("dist"):
         return options
     # multiprocessing ends its processes without atexit, and clears what they inherit.
     Finalize(None, _C.close_all, exitpriority=100)

@@ -15,7 +15,7 @@ import torchkv
 
 SECRET = "0123456789abcdef0123456789abcdef"
 OTHER_SECRET = SECRET[::-1]
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.75
 LOST_S = 4 * HEARTBEAT_S
 KEYS = ["small", "sharded"]
 SIZES = [(2, 3), (60_000,)]
@@ -41,11 +41,14 @@ def outcome(function):
     return None, "", time.monotonic() - start
 
 
+def security_options(security):
+    return {"security": "none"} if security == "none" else {}
+
+
 # -- who may take part
 
 
 def train(rank, type, options):
-    """What is pulled in the end, and whether the ranks take each other for remote."""
     kv = torchkv.create(type, timeout=30, **options)
     kv.init(KEYS, [torch.zeros(size) for size in SIZES])
     kv.set_optimizer("sgd", learning_rate=1.0)
@@ -76,8 +79,11 @@ def test_ranks_on_two_hosts_train(hosts, tmp_path, type, security):
         "file": {"TORCHKV_JOB_SECRET_FILE": secret_file(tmp_path)},
         "none": {},
     }[security]
-    options = {"security": "none"} if security == "none" else {}
-    values = ranks.run(train, 2, type, options, hosts=hosts, environment=environment)
+    values = ranks.run(
+        *(train, 2, type, security_options(security)),
+        hosts=hosts,
+        environment=environment,
+    )
     assert values == [[[-15.0], [-15.0]]] * 2
 
 
@@ -231,10 +237,6 @@ def check_loss(hosts, folder, options, lost_s):
         assert f"rank {1 - rank} is lost" in text
         # Silent for four heartbeats, the last of which came up to one ago.
         assert lost_s * 3 / 4 - 0.2 < result["at"] - start < lost_s * 5 / 4 + 1.5
-
-
-def security_options(security):
-    return {"security": "none"} if security == "none" else {}
 
 
 @pytest.mark.parametrize("security", ["curve", "none"])
