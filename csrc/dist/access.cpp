@@ -28,6 +28,7 @@ std::string read_secret(const std::string& path) {
         ' ',
         quoted(path));
   };
+  // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
   const int file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   check(file >= 0, std::strerror(errno));
   struct Closer {

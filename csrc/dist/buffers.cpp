@@ -16,14 +16,14 @@ namespace torchkv::dist {
 namespace {
 
 // Copies of less are faster on one thread.
-constexpr size_t kCopyGrain = size_t{1} << 18;
+constexpr size_t kCopyGrain = size_t{1} << 18U;
 
 } // namespace
 
 struct Buffers::Pool {
   // Of the bytes that are free, at most as many as are in use are kept, and
   // kKept.
-  static constexpr size_t kKept = size_t{64} << 20;
+  static constexpr size_t kKept = size_t{64} << 20U;
 
   std::mutex mutex; // guards the rest
   std::unordered_map<size_t, std::vector<c10::DataPtr>> free;

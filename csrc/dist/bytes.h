@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -84,7 +83,7 @@ class ByteReader {
   template <class T>
   T number() {
     T value;
-    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    take(sizeof(T)).copy(reinterpret_cast<char*>(&value), sizeof(T));
     return value;
   }
   std::string_view text() {

@@ -94,7 +94,7 @@ class DistStore final : public Store {
   std::vector<Place> places_of(const Entry& entry) const;
   void settle(const char* op);
   DistStore& exchange_store();
-  std::vector<at::Tensor> gather(at::Tensor bytes, bool to_all);
+  std::vector<at::Tensor> gather(const at::Tensor& bytes, bool to_all);
   at::Tensor own_parts(const Keys& keys);
 
   Runtime& runtime_;

@@ -148,7 +148,9 @@ DistStore& DistStore::exchange_store() {
 }
 
 // Each rank's bytes, on rank 0 or on all.
-std::vector<at::Tensor> DistStore::gather(at::Tensor bytes, bool to_all) {
+std::vector<at::Tensor> DistStore::gather(
+    const at::Tensor& bytes,
+    bool to_all) {
   DistStore& store = exchange_store();
   const int64_t ranks = num_workers();
   // Int keys: the sizes, then each rank's bytes.

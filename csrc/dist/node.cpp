@@ -150,7 +150,7 @@ Node::Node(
   const Token token = token_of(token_text);
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
-  job_ = static_cast<int64_t>(job & (kMaxCounter - 1));
+  job_ = static_cast<int64_t>(job & (static_cast<uint64_t>(kMaxCounter) - 1));
   incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   const Time end = now() + timeout;
   // One value of each rank.

@@ -32,12 +32,15 @@ class Pending {
   const Return& wait() {
     constexpr auto kSignals = std::chrono::milliseconds(200);
     std::unique_lock lock(mutex_);
-    while (!finished_.wait_for(lock, kSignals, [this] { return !!result_; })) {
+    while (true) {
+      finished_.wait_for(lock, kSignals, [this] { return !!result_; });
+      if (result_) {
+        return *result_; // not written again
+      }
       lock.unlock();
       check_signals();
       lock.lock();
     }
-    return *result_; // not written again
   }
 
  private:

@@ -89,7 +89,7 @@ std::optional<Error> Session::deferred_error(const Keys* keys) {
   if (found == deferred_.end()) {
     return std::nullopt;
   }
-  const Error error = std::move(found->first);
+  Error error = std::move(found->first);
   deferred_.erase(found);
   return error;
 }

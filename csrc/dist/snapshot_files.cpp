@@ -38,8 +38,9 @@ constexpr size_t kKept = 2;
 
 class File {
  public:
+  // `flags` should have O_CLOEXEC.
   File(const std::string& path, int flags)
-      : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {
+      : path_(path), fd_(::open(path.c_str(), flags, 0600)) {
     if (fd_ < 0) {
       throw_file("open", path_);
     }
@@ -78,7 +79,8 @@ class File {
 void write_file(const std::string& path, const std::vector<Blob>& blobs) {
   const std::string temporary = path + ".new";
   {
-    const File file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+    // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
+    const File file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
     file.write(
         reinterpret_cast<const std::byte*>(kMagic.data()), kMagic.size());
     uint32_t crc = 0;
@@ -93,7 +95,9 @@ void write_file(const std::string& path, const std::vector<Blob>& blobs) {
     throw_file("rename", temporary);
   }
   // The new name, too.
-  File(fs::path(path).parent_path().string(), O_RDONLY | O_DIRECTORY).sync();
+  // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
+  const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+  File(fs::path(path).parent_path().string(), flags).sync();
 }
 
 // What is between; ValueError if the file is damaged.

@@ -223,9 +223,8 @@ class Sync(Checked):
         if self.name != "sum" and plan.random() < 0.3:
             self.rate = self.kv.optimizer.lr = plan.choice(RATES)
             self.counts["rates"] += 1
-        pushed = plan.choices(self.entries, k=plan.randint(1, 12))
-        if is_storm:
-            pushed = STORM * self.entries
+        some = plan.choices(self.entries, k=plan.randint(1, 12))
+        pushed = STORM * self.entries if is_storm else some
         # In the same order on all ranks, calls may wait for each other. Else the order
         # is each rank's own, and nothing is waited for until all is pushed.
         order = Random(plan.random())
@@ -238,7 +237,7 @@ class Sync(Checked):
             work.wait()
             for check in checks:
                 self.check(*check)
-        self.check_pull(self.own.sample(self.entries, self.own.randint(0, 4)))
+        self.check_pull(self.own.sample(self.entries, self.own.randint(1, 4)))
         if plan.random() < 0.2:
             self.kv.barrier()
             self.counts["barriers"] += 1
@@ -264,7 +263,8 @@ class Sync(Checked):
             waiting.append((work, []))
         elif form == "pushpull":
             self.kv.pushpull(keys, values, out=outs, priority=priority)
-            self.check_all(some, outs)
+            for check in self.checks(some, outs):
+                self.check(*check)
         else:
             work = self.kv.pushpull(
                 keys, values, out=outs, priority=priority, async_op=True
@@ -280,13 +280,9 @@ class Sync(Checked):
         values = [entry.value() for entry in entries]
         return list(zip(entries, outs, values, strict=True))
 
-    def check_all(self, entries: list[Entry], outs: list[torch.Tensor]) -> None:
-        for check in self.checks(entries, outs):
-            self.check(*check)
-
     def check_pull(self, entries: list[Entry]) -> None:
-        if entries:
-            self.check_all(entries, self.pull(entries))
+        for check in self.checks(entries, self.pull(entries)):
+            self.check(*check)
         for entry in entries:
             version = self.kv.version(entry.key)
             assert version == entry.num_pushes, (entry, version)
@@ -397,8 +393,8 @@ def work(rank: int, seed: int, stop: str) -> dict[str, Any]:
         control.pushpull("stop", stopping)
         if time.monotonic() > sampled + 0.1:
             sampled = time.monotonic()
-            memory.extend((resident_bytes(),))
-            files.extend((len(os.listdir("/proc/self/fd")),))
+            memory.append(resident_bytes())
+            files.append(len(os.listdir("/proc/self/fd")))
     counts: Counter[str] = Counter(phases=num_phases)
     for store in stores:
         store.kv.barrier()
@@ -424,8 +420,8 @@ class Report:
         )
         return (
             f"{NUM_RANKS} ranks, {self.seconds:.0f} s, stopped {self.stops} times:"
-            f" {counts}; all exact\nMB of memory after the start and at the end, per"
-            f" rank: {memory}\nopen files: {self.files}"
+            f" {counts}, of all ranks; all exact\nMB of memory after the start and"
+            f" at the end, per rank: {memory}"
         )
 
     def problems(self) -> list[str]:
@@ -453,13 +449,12 @@ def ends(samples: array.array[float]) -> tuple[float, float]:
 def disturb(job: ranks.Ranks, rng: Random) -> int:
     """Stops one or two ranks for up to two heartbeats; how many."""
     victims = rng.sample(range(NUM_RANKS), rng.choice([1, 1, 1, 2]))
-    try:
+    pause_s = rng.uniform(0.05, 2.0) * HEARTBEAT_S
+    for number, seconds in ((signal.SIGSTOP, pause_s), (signal.SIGCONT, 0.0)):
         for rank in victims:
-            job.kill(rank, signal.SIGSTOP)
-        time.sleep(rng.uniform(0.05, 2.0) * HEARTBEAT_S)
-    finally:
-        for rank in victims:
-            job.kill(rank, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # it has failed
+                job.kill(rank, number)
+        time.sleep(seconds)
     return len(victims)
 
 
@@ -468,9 +463,8 @@ def soak(seconds: float, seed: int) -> Report:
     rng, report = Random(seed), Report(seconds)
     with tempfile.TemporaryDirectory() as folder:
         stop = os.path.join(folder, "stop")
-        environment = {"OMP_NUM_THREADS": "1"}
         end = time.monotonic() + seconds
-        with ranks.Ranks(work, NUM_RANKS, seed, stop, environment=environment) as job:
+        with ranks.Ranks(work, NUM_RANKS, seed, stop) as job:
             with contextlib.suppress(ranks.RankFailed):  # join() names all of them
                 while time.monotonic() < end:
                     time.sleep(rng.uniform(0.5, 3.0) * HEARTBEAT_S)

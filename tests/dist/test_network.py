@@ -148,9 +148,10 @@ def test_another_secret_on_one_rank_is_an_error_in_time(hosts):
         environment={"TORCHKV_JOB_SECRET": SECRET},
         environments={1: {"TORCHKV_JOB_SECRET": OTHER_SECRET}},
     )
-    for kind, text, elapsed in results:
-        assert kind in ("RuntimeError", "StoreTimeoutError"), text
-        assert "rank" in text
+    for rank, (kind, text, elapsed) in enumerate(results):
+        # ServerLostError: the other rank has given up a little earlier.
+        assert kind in ("StoreTimeoutError", "ServerLostError"), text
+        assert f"rank {1 - rank}" in text
         assert elapsed < 3 + 3
 
 
