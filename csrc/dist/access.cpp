@@ -18,6 +18,7 @@ namespace torchkv::dist {
 namespace {
 
 constexpr size_t kMinSecretBytes = 16;
+constexpr mode_t kOthers = 0077; // the rights of group and others
 
 std::string read_secret(const std::string& path) {
   const auto check = [&](bool condition, const char* what) {
@@ -28,7 +29,6 @@ std::string read_secret(const std::string& path) {
         ' ',
         quoted(path));
   };
-  // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
   const int file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   check(file >= 0, std::strerror(errno));
   struct Closer {
@@ -41,8 +41,7 @@ std::string read_secret(const std::string& path) {
   check(::fstat(file, &status) == 0, std::strerror(errno));
   check(S_ISREG(status.st_mode), "expected a regular file, but got");
   check(
-      (status.st_mode & (S_IRWXG | S_IRWXO)) == 0 &&
-          status.st_uid == ::geteuid(),
+      (status.st_mode & kOthers) == 0 && status.st_uid == ::geteuid(),
       "expected a file that only this user may read (chmod 600), but got");
   std::string secret;
   std::array<char, 4096> buffer{};

@@ -79,7 +79,6 @@ class File {
 void write_file(const std::string& path, const std::vector<Blob>& blobs) {
   const std::string temporary = path + ".new";
   {
-    // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
     const File file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC);
     file.write(
         reinterpret_cast<const std::byte*>(kMagic.data()), kMagic.size());
@@ -95,7 +94,6 @@ void write_file(const std::string& path, const std::vector<Blob>& blobs) {
     throw_file("rename", temporary);
   }
   // The new name, too.
-  // NOLINTNEXTLINE(bugprone-signed-bitwise): the system's flags are ints
   const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
   File(fs::path(path).parent_path().string(), flags).sync();
 }
