@@ -43,7 +43,7 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
-  simulate mutants fuzz lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -58,6 +58,8 @@ help:
 	@echo 'make demo-dist   the same with two processes'
 	@echo 'make simulate    the parameter server in a simulated network, 100,000 runs'
 	@echo 'make mutants     the simulation with planted bugs'
+	@echo 'make soak        random operations of four processes for 30 minutes'
+	@echo 'make hostile     messages of strangers to a job that trains'
 	@echo 'make fuzz        10 million inputs for the decoder of messages'
 	@echo 'make bench       all benchmarks: tables, and JSON and plots in $(BENCH_OUT)'
 	@echo 'make host-time   the host time of a call, on a fake GPU'
@@ -168,6 +170,14 @@ fuzz: $(BUILT)
 	$(call configure,$(CPP)/address,address)
 	cmake --build $(CPP)/address --target torchkv_frame_fuzz
 	$(CPP)/address/tests/cpp/torchkv_frame_fuzz $(FUZZ_INPUTS)
+
+# Four ranks do random operations, checked against a model, while some are stopped.
+soak: $(BUILT)
+	$(BIN)/python tests/dist/soak.py $(SOAK_ARGS)
+
+# A job trains while strangers send it recorded, damaged and random messages.
+hostile: $(BUILT)
+	$(BIN)/python tests/dist/hostile.py --frames 100000 $(HOSTILE_ARGS)
 
 demo-dist: $(BUILT)
 	for type in dist_sync dist_async; do \

@@ -445,7 +445,10 @@ _know_in_scripts(KVStore)
 torch.jit.ignore(KVStore)  # type: ignore[no-untyped-call]  # its source cannot be compiled
 
 
-def create(type: str = "local", **options: Any) -> KVStore:
+def create(
+    type: str = "local",
+    **options: Any,  # in TorchScript: torch.classes.torchkv.KVStore(type)
+) -> KVStore:
     """Makes an empty store.
 
     Args:

@@ -59,7 +59,8 @@ std::string read_secret(const std::string& path) {
 // Empty if there is none.
 std::string job_secret() {
   std::string secret;
-  if (const char* text = std::getenv("TORCHKV_JOB_SECRET")) {
+  if (const char* text = std::getenv("TORCHKV_JOB_SECRET");
+      text != nullptr && *text != '\0') {
     secret = text;
   } else if (const char* path = std::getenv("TORCHKV_JOB_SECRET_FILE")) {
     secret = read_secret(path);
