@@ -59,8 +59,8 @@ def test_options_are_for_stores_on_several_machines():
     for name in ("local", "device"):
         with pytest.raises(ValueError, match=f"unexpected options .* '{name}'"):
             torchkv.create(name, timeout=3)
-    with pytest.raises(ValueError, match="unknown option 'timeot'.*did you mean"):
-        torchkv.create("dist_sync", timeot=3)
+    with pytest.raises(ValueError, match="unknown option 'heartbeats'.*did you mean"):
+        torchkv.create("dist_sync", heartbeats=3)
     with pytest.raises(TypeError, match="expected an int as rank"):
         torchkv.create("dist_sync", rank="0")
     with pytest.raises(ValueError, match="positive number of seconds as timeout"):
