@@ -49,9 +49,11 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     at::manual_seed(3);
-    register_store("whole or sharded", [](Runtime& runtime, const StoreOptions& /*options*/) {
-      return std::make_unique<LocalStore>(runtime, options(GetParam()));
-    });
+    register_store(
+        "whole or sharded",
+        [](Runtime& runtime, const StoreOptions& /*options*/) {
+          return std::make_unique<LocalStore>(runtime, options(GetParam()));
+        });
     init(c10::kFloat);
   }
   void TearDown() override {

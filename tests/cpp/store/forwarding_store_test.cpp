@@ -27,9 +27,10 @@ using testing::updater_of;
 class ForwardingStoreTest : public ::testing::Test {
  protected:
   ForwardingStoreTest() {
-    register_store("forwarding", [](Runtime& runtime, const StoreOptions& /*options*/) {
-      return std::make_unique<LocalStore>(runtime, LocalStore::Options());
-    });
+    register_store(
+        "forwarding", [](Runtime& runtime, const StoreOptions& /*options*/) {
+          return std::make_unique<LocalStore>(runtime, LocalStore::Options());
+        });
     testing::forward_stores_of("forwarding");
   }
   ~ForwardingStoreTest() override {
