@@ -249,7 +249,8 @@ TEST(SocketFolderTest, WhatACrashHasLeftIsRemoved) {
 TEST(SocketFolderTest, AFolderThatIsTooLongIsNotUsed) {
   const char* const known = std::getenv("TMPDIR");
   const std::string old = known == nullptr ? "" : known;
-  const std::string base = "/tmp/torchkv-test-" + std::string(80, 'x');
+  const std::string base =
+      ::testing::TempDir() + "torchkv-test-" + std::string(80, 'x');
   mkdir(base.c_str(), 0700);
   setenv("TMPDIR", base.c_str(), 1);
   SocketFolder folder;
