@@ -1,6 +1,5 @@
 #include "peer.h"
 
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -16,13 +15,11 @@ Peer::Peer(
     : address_(address),
       patience_(options.patience),
       dealer_(std::move(dealer)),
-      monitor_(context, zmq::kPair) {
-  const std::string endpoint = "inproc://monitor-" + options.name;
-  dealer_->monitor(
-      endpoint, zmq::kClosed + zmq::kDisconnected + zmq::kHandshakeSucceeded);
-  monitor_.set(zmq::kLinger, 0);
-  monitor_.set(zmq::kRcvHwm, 0); // a full one would block the I/O thread
-  monitor_.connect(endpoint);
+      monitor_(
+          context,
+          *dealer_,
+          "inproc://monitor-" + options.name,
+          zmq::kClosed + zmq::kDisconnected + zmq::kHandshakeSucceeded) {
   if (options.same_host) {
     watch_ = std::make_unique<ProcessWatch>(address);
   }
@@ -30,13 +27,7 @@ Peer::Peer(
 }
 
 bool Peer::observe(Time now) {
-  zmq::Parts event; // number and value; endpoint
-  while (monitor_.receive(event, 2)) {
-    uint16_t number = 0;
-    if (event[0].size() < sizeof(number)) {
-      continue;
-    }
-    std::memcpy(&number, event[0].data(), sizeof(number));
+  while (const auto number = monitor_.next()) {
     if (number == zmq::kHandshakeSucceeded) {
       state_ = State::kUp;
     } else if (number == zmq::kDisconnected && state_ == State::kUp) {

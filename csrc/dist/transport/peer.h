@@ -35,7 +35,7 @@ class Peer {
   zeromq::Socket& dealer() {
     return *dealer_;
   }
-  const zeromq::Socket& monitor() const {
+  const zeromq::Monitor& monitor() const {
     return monitor_;
   }
   const ProcessWatch* watch() const { // null: on another host
@@ -65,7 +65,7 @@ class Peer {
   const PeerAddress address_;
   const Time patience_;
   std::unique_ptr<zeromq::Socket> dealer_;
-  zeromq::Socket monitor_;
+  zeromq::Monitor monitor_;
   std::unique_ptr<ProcessWatch> watch_;
   State state_ = State::kNew;
   Time since_ = 0; // of kDown

@@ -96,13 +96,6 @@ void Socket::connect(const std::string& endpoint) {
       endpoint);
 }
 
-void Socket::monitor(const std::string& endpoint, int events) {
-  check(
-      functions().socket_monitor(native_, endpoint.c_str(), events) == 0,
-      "zmq_socket_monitor at",
-      endpoint);
-}
-
 std::string Socket::last_endpoint() const {
   std::array<char, 512> text{};
   size_t size = text.size();
@@ -190,6 +183,51 @@ bool Socket::receive(Parts& parts, size_t limit) {
     }
   }
   return true;
+}
+
+Monitor::Monitor(
+    Context& context,
+    Socket& watched,
+    const std::string& endpoint,
+    int events)
+    : watched_(watched), socket_(context, kPair) {
+  socket_.set(kLinger, 0);
+  socket_.set(kRcvHwm, 0); // a full one would block the I/O thread
+  check(
+      functions().socket_monitor(watched.native_, endpoint.c_str(), events) ==
+          0,
+      "zmq_socket_monitor at",
+      endpoint);
+  try {
+    socket_.connect(endpoint);
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+Monitor::~Monitor() {
+  stop();
+}
+
+// Before the receiving end is closed: an event without one would block the I/O
+// thread, and with it all sockets (github.com/zeromq/libzmq/issues/3575).
+void Monitor::stop() noexcept {
+  if (watched_.forks_ == fork_count()) {
+    functions().socket_monitor(watched_.native_, nullptr, 0);
+  }
+}
+
+std::optional<int> Monitor::next() {
+  Parts event; // number and value; endpoint
+  while (socket_.receive(event, 2)) {
+    uint16_t number = 0;
+    if (event[0].size() >= sizeof(number)) {
+      std::memcpy(&number, event[0].data(), sizeof(number));
+      return number;
+    }
+  }
+  return std::nullopt;
 }
 
 } // namespace torchkv::dist::zeromq

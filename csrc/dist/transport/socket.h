@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "../../core/export.h"
 #include "../protocol/blob.h"
 #include "zeromq.h"
 
@@ -19,7 +21,7 @@ inline std::string_view text_of(const Blob& part) {
 }
 
 // zmq_ctx_t, with one I/O thread.
-class Context {
+class TORCHKV_API Context {
  public:
   Context();
   Context(const Context&) = delete;
@@ -38,7 +40,7 @@ class Context {
 };
 
 // zmq socket. Used by one thread at a time, with a mutex between them.
-class Socket {
+class TORCHKV_API Socket {
  public:
   Socket(Context& context, SocketType type);
   Socket(const Socket&) = delete;
@@ -60,9 +62,6 @@ class Socket {
   }
   void bind(const std::string& endpoint);
   void connect(const std::string& endpoint);
-  // Events of this socket arrive at a pair socket that is connected to
-  // `endpoint`.
-  void monitor(const std::string& endpoint, int events);
   // Of the latest bind.
   std::string last_endpoint() const;
   // Becomes readable when input may have come, unless a call of any function of
@@ -82,12 +81,40 @@ class Socket {
   static constexpr size_t kSharedBytes = 16384;
 
  private:
+  friend class Monitor;
   void set(Option option, const void* value, size_t size);
   bool try_set(Option option, const void* value, size_t size);
   bool send(const Blob& part, bool more);
 
   void* native_;
   uint64_t forks_;
+};
+
+// Receives the events of a socket. REQUIRES: it ends before the socket.
+class TORCHKV_API Monitor {
+ public:
+  // `endpoint` is of the inproc transport and unique in the context.
+  Monitor(
+      Context& context,
+      Socket& watched,
+      const std::string& endpoint,
+      int events);
+  Monitor(const Monitor&) = delete;
+  Monitor& operator=(const Monitor&) = delete;
+  // Does nothing in a forked child.
+  ~Monitor();
+
+  int fd() const {
+    return socket_.fd();
+  }
+  // Without waiting: the number of the next event.
+  std::optional<int> next();
+
+ private:
+  void stop() noexcept;
+
+  Socket& watched_;
+  Socket socket_;
 };
 
 } // namespace torchkv::dist::zeromq
