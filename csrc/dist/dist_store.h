@@ -112,6 +112,8 @@ class DistStore final : public Store {
   std::mutex gather_mutex_; // held by calls that use the exchange store
   std::unique_ptr<DistStore> exchange_;
 
+  // Held by calls that change the updater, over the messages to the servers.
+  std::mutex setting_mutex_;
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;
   UpdateSpec spec_; // without an archive on ranks other than 0

@@ -137,6 +137,7 @@ DistStore& DistStore::exchange_store() {
     options.rank = rank();
     options.world_size = num_workers();
     options.rendezvous = node_->rendezvous();
+    options.security = node_->security();
     options.timeout = timeout_;
     options.heartbeat = session_->config().heartbeat;
     Policy policy;
@@ -156,7 +157,6 @@ std::vector<at::Tensor> DistStore::gather(
   // Int keys: the sizes, then each rank's bytes.
   const Tensors no_sizes(at::zeros({ranks}, at::kLong));
   store.insert({kSave, Key(-1), &no_sizes});
-  at::Tensor sizes = at::zeros({ranks}, at::kLong);
   for (int64_t i = 0; i < ranks; ++i) { // one at a time: ASSIGN keeps the last
     if (i == rank()) {
       const Tensors current = Tensors::one_each(store.pull(Key(-1), {}));
@@ -166,7 +166,7 @@ std::vector<at::Tensor> DistStore::gather(
     }
     store.barrier();
   }
-  sizes = store.pull(Key(-1), {})[0];
+  const at::Tensor sizes = store.pull(Key(-1), {})[0];
   Keys keys(Key(-1));
   keys.single = false;
   std::vector<at::Tensor> result;
@@ -312,9 +312,7 @@ void DistStore::load(StoreState state) {
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
   keys.list.append(state.str_keys.begin(), state.str_keys.end());
   keys.single = false;
-  if (state.optimizer && epoch() == 0) {
-    set_optimizer(*state.optimizer, false, /*check_keys=*/false);
-  } else if (state.optimizer) {
+  if (state.optimizer) {
     set_optimizer(*std::move(state.optimizer), false, /*check_keys=*/false);
   }
   if (keys.list.empty()) {
@@ -341,7 +339,9 @@ void DistStore::assign(const Call& call) {
     restore = spec_;
     replace.epoch = spec_.epoch;
   }
+  const std::lock_guard setting(setting_mutex_);
   send_spec(call.op, replace);
+  PendingPtr pending;
   if (is_sync_ || rank() == 0) {
     Request request(Request::Kind::kPush);
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -356,9 +356,13 @@ void DistStore::assign(const Call& call) {
       item.item_bytes = static_cast<int32_t>(value.element_size());
       request.items.push_back(std::move(item));
     }
-    run(call.op, std::move(request));
+    pending = begin(call.op, std::move(request));
   }
+  // Not after the push, which may fail: later ones are no assignments.
   send_spec(call.op, restore);
+  if (pending != nullptr) {
+    wait(call.op, *pending);
+  }
   barrier();
 }
 

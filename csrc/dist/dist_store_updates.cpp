@@ -36,16 +36,11 @@ std::unique_ptr<Store> make_dist(
 } // namespace
 
 std::vector<Key> DistStore::keys() const {
-  std::vector<Key> result;
-  for (const auto& entry : table_.entries("keys")) {
-    result.push_back(entry->key);
-  }
-  return result;
+  return table_.keys("keys");
 }
 
 std::optional<Meta> DistStore::meta(const char* op, const Key& key) const {
-  const EntryPtr entry = table_.find_one(op, key);
-  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
+  return table_.meta(op, key);
 }
 
 std::vector<Place> DistStore::places_of(const Entry& entry) const {
@@ -138,17 +133,21 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
       spec.archive = serialize_updater(**opaque);
     }
   }
-  {
-    const std::lock_guard lock(updater_mutex_);
-    spec.epoch = spec_.epoch + (keep_state ? 0 : 1);
-    if (is_python) {
-      session_->applier().set_python_updater(
-          spec.epoch, std::get<std::shared_ptr<OpaqueUpdater>>(next));
-    }
-    updater_.swap(next); // the old one is freed after the lock is released
-    spec_ = spec;
+  const std::lock_guard setting(setting_mutex_);
+  spec.epoch = epoch() + (keep_state ? 0 : 1);
+  if (is_python) {
+    session_->applier().set_python_updater(
+        spec.epoch, std::get<std::shared_ptr<OpaqueUpdater>>(next));
   }
   send_spec(op, spec);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    updater_.swap(next); // the old one is freed after the lock is released
+    spec_ = spec;
+    if (!keep_state) {
+      expected_keys_.clear();
+    }
+  }
   if (is_python && !is_sync_) {
     // A push may reach a server whose rank has not set its updater yet.
     barrier();
@@ -159,10 +158,6 @@ void DistStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   Updater next;
   if (updater != nullptr) {
     next = std::move(updater);
-  }
-  {
-    const std::lock_guard lock(updater_mutex_);
-    expected_keys_.clear();
   }
   set_spec("set_updater", std::move(next), /*keep_state=*/false);
 }
@@ -191,24 +186,14 @@ uint64_t DistStore::set_optimizer(
       "'");
   std::vector<Key> unknown;
   if (check_keys) {
-    for (const auto& [key, options] : optimizer.keys) {
-      if (!keep_state || (*current)->keys.count(key) == 0) {
-        unknown.push_back(key);
-      }
-    }
-    if (table_.summary().num_keys != 0) {
-      check_known(op, table_, unknown);
-      unknown.clear();
-    }
+    unknown = unknown_option_keys(
+        op, table_, optimizer, keep_state ? current->get() : nullptr);
   }
   optimizer.generation = keep_state ? (*current)->generation : new_generation();
   const uint64_t generation = optimizer.generation;
   set_spec(
       op, std::make_shared<const Optimizer>(std::move(optimizer)), keep_state);
   const std::lock_guard lock(updater_mutex_);
-  if (!keep_state) {
-    expected_keys_.clear();
-  }
   expected_keys_.insert(expected_keys_.end(), unknown.begin(), unknown.end());
   return generation;
 }
@@ -243,8 +228,11 @@ void DistStore::barrier() {
 
 void DistStore::close() {
   table_.close();
-  if (exchange_ != nullptr) {
-    exchange_->close();
+  {
+    const std::lock_guard calls(gather_mutex_);
+    if (exchange_ != nullptr) {
+      exchange_->close();
+    }
   }
   session_->close(Node::kExitTimeout);
   {

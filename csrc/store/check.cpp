@@ -289,6 +289,25 @@ void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
   }
 }
 
+std::vector<Key> unknown_option_keys(
+    const char* op,
+    const KeyTable& table,
+    const Optimizer& optimizer,
+    const Optimizer* known) {
+  std::vector<Key> unknown;
+  for (const auto& [key, options] : optimizer.keys) {
+    if (known == nullptr || known->keys.count(key) == 0) {
+      unknown.push_back(key);
+    }
+  }
+  table.check_open(op);
+  if (table.summary().num_keys != 0) {
+    check_known(op, table, unknown);
+    unknown.clear();
+  }
+  return unknown;
+}
+
 void check_optimizable(const char* op, const Entry& entry) {
   const Where where{op, entry.key};
   const c10::ScalarType dtype = entry.meta.dtype;

@@ -5,6 +5,7 @@
 #include "../core/errors.h"
 #include "../core/rule.h"
 #include "../memory/key_state.h"
+#include "../update/optimizer.h"
 #include "arguments.h"
 #include "key_table.h"
 
@@ -44,6 +45,15 @@ void check_known(
     const char* op,
     const KeyTable& table,
     c10::ArrayRef<Key> keys);
+
+// The keys with options of their own that the next push has to find, without
+// those that `known`, which may be null, had; those of a table with keys are
+// checked at once, as by check_known.
+std::vector<Key> unknown_option_keys(
+    const char* op,
+    const KeyTable& table,
+    const Optimizer& optimizer,
+    const Optimizer* known);
 
 // TypeError unless the dtype of the key's value is floating-point or complex,
 // as optimizers require.

@@ -141,6 +141,19 @@ std::vector<EntryPtr> KeyTable::entries(const char* op) const {
   return sorted_entries();
 }
 
+std::vector<Key> KeyTable::keys(const char* op) const {
+  std::vector<Key> result;
+  for (const auto& entry : entries(op)) {
+    result.push_back(entry->key);
+  }
+  return result;
+}
+
+std::optional<Meta> KeyTable::meta(const char* op, const Key& key) const {
+  const EntryPtr entry = find_one(op, key);
+  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
+}
+
 std::vector<EntryPtr> KeyTable::take(const char* op, KeyTable& other) {
   const std::scoped_lock lock(mutex_, other.mutex_);
   expect_open(op, summary_.is_open);

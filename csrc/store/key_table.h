@@ -49,6 +49,11 @@ class TORCHKV_API KeyTable {
   // Every entry, in order of insertion.
   std::vector<EntryPtr> entries(const char* op) const;
 
+  // Their keys.
+  std::vector<Key> keys(const char* op) const;
+  // As find_one: of the entry.
+  std::optional<Meta> meta(const char* op, const Key& key) const;
+
   // Replaces all entries by those of `other`, which is left empty, and returns
   // them for the caller to free. TypeError where the kinds of keys differ.
   // REQUIRES: no other thread uses `other`.

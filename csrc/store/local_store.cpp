@@ -299,16 +299,11 @@ int64_t LocalStore::version(const Key& key) {
 }
 
 std::vector<Key> LocalStore::keys() const {
-  std::vector<Key> result;
-  for (const auto& entry : table_.entries("keys")) {
-    result.push_back(entry->key);
-  }
-  return result;
+  return table_.keys("keys");
 }
 
 std::optional<Meta> LocalStore::meta(const char* op, const Key& key) const {
-  const EntryPtr entry = table_.find_one(op, key);
-  return entry == nullptr ? std::nullopt : std::optional(entry->meta);
+  return table_.meta(op, key);
 }
 
 StoreStatus LocalStore::status() const {

@@ -127,10 +127,6 @@ class TORCHKV_API LocalStore final : public Store {
   // REQUIRES: updater_mutex_.
   void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
-  std::vector<Key> unknown_option_keys(
-      const char* op,
-      const Optimizer& optimizer,
-      bool keep_state) const;
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
 
   // These have synchronization of their own; a const call may move values.

@@ -39,27 +39,6 @@ void LocalStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   replace_updater("set_updater", std::move(next), new_generation());
 }
 
-// The keys with options of their own that the next push has to find; those of a
-// store with keys are checked at once.
-std::vector<Key> LocalStore::unknown_option_keys(
-    const char* op,
-    const Optimizer& optimizer,
-    bool keep_state) const {
-  const OptimizerPtr known = keep_state ? current_optimizer() : nullptr;
-  std::vector<Key> unknown;
-  for (const auto& [key, options] : optimizer.keys) {
-    if (known == nullptr || known->keys.count(key) == 0) {
-      unknown.push_back(key);
-    }
-  }
-  table_.check_open(op);
-  if (table_.summary().num_keys != 0) {
-    check_known(op, table_, unknown);
-    unknown.clear();
-  }
-  return unknown;
-}
-
 uint64_t LocalStore::set_optimizer(
     Optimizer optimizer,
     bool keep_state,
@@ -68,7 +47,8 @@ uint64_t LocalStore::set_optimizer(
   check_optimizer(op, optimizer);
   std::vector<Key> unknown;
   if (check_keys) {
-    unknown = unknown_option_keys(op, optimizer, keep_state);
+    const OptimizerPtr known = keep_state ? current_optimizer() : nullptr;
+    unknown = unknown_option_keys(op, table_, optimizer, known.get());
   }
   if (!keep_state) {
     optimizer.generation = new_generation();
