@@ -8,6 +8,7 @@
 
 #include "../core/process.h"
 #include "../core/signals.h"
+#include "../core/text.h"
 #include "access.h"
 #include "errors.h"
 #include "session.h"
@@ -131,6 +132,12 @@ std::shared_ptr<Node> Node::join(
       launch.rank,
       " of ",
       launch.world_size);
+  TORCH_CHECK_VALUE(
+      options.security == node->security_,
+      "create: expected the security of this process's earlier stores, ",
+      quoted(node->security_),
+      ", but got ",
+      quoted(options.security));
   return node;
 }
 
@@ -146,12 +153,12 @@ Node::Node(
       num_ranks_(static_cast<int32_t>(launch.world_size)),
       rendezvous_(std::move(rendezvous)),
       prefix_(std::move(prefix)),
+      security_(options.security),
       timeout_(timeout) {
   const Token token = token_of(token_text);
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
   job_ = static_cast<int64_t>(job & (static_cast<uint64_t>(kMaxCounter) - 1));
-  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   const Time end = now() + timeout;
   // One value of each rank.
   const auto exchange = [&](const char* name, const std::string& own) {
@@ -185,6 +192,8 @@ Node::Node(
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
       exchange("address", encode_address(transport_->address()));
+  // Only now: a create that has failed may be repeated by the same process.
+  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   for (int32_t rank = 0; rank < num_ranks_; ++rank) {
     if (rank != rank_) {
       const auto& text = addresses[static_cast<size_t>(rank)];
@@ -265,9 +274,19 @@ void Node::on_frame(int32_t /*rank*/, Direction direction, Frame frame) {
   const auto found = sessions_.find(store);
   if (found != sessions_.end()) {
     found->second->on_frame(direction, frame);
-  } else if (
-      direction == Direction::kRequest && frame[0].kind == Kind::kHello &&
-      early_.size() < kMaxEarly) {
+    return;
+  }
+  if (direction != Direction::kRequest || frame[0].kind != Kind::kHello) {
+    return;
+  }
+  const auto same =
+      std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
+        return early.store == store &&
+            early.frame[0].header.rank == frame[0].header.rank;
+      });
+  if (same != early_.end()) {
+    same->frame = std::move(frame);
+  } else if (early_.size() < kMaxEarly) {
     early_.push_back({store, std::move(frame)});
   }
 }

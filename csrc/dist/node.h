@@ -70,6 +70,9 @@ class Node final : public Transport::Handler {
   std::mutex& mutex() {
     return mutex_;
   }
+  const std::string& security() const {
+    return security_;
+  }
   const std::shared_ptr<Rendezvous>& rendezvous() const {
     return rendezvous_;
   }
@@ -82,6 +85,9 @@ class Node final : public Transport::Handler {
 
   // These need the mutex.
 
+  bool is_stopping() const {
+    return stopping_;
+  }
   // To a server or a worker of `rank`; see Transport.
   void send(int32_t rank, Direction direction, Frame frame);
   // Hands over frames that have reached this rank.
@@ -106,6 +112,7 @@ class Node final : public Transport::Handler {
   const int32_t num_ranks_;
   const std::shared_ptr<Rendezvous> rendezvous_;
   const std::string prefix_; // of its keys
+  const std::string security_; // as StoreOptions
   const double timeout_;
   int64_t job_ = 0;
   int64_t incarnation_ = 0;
@@ -114,7 +121,7 @@ class Node final : public Transport::Handler {
   std::unique_ptr<Transport> transport_;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_;
   std::unordered_map<uint64_t, int64_t> num_made_;
-  // Requests for stores that this rank has not made yet.
+  // Of each rank, its latest hello to a store that this rank has not made yet.
   struct Early {
     uint64_t store;
     Frame frame;

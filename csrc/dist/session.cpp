@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "../core/errors.h"
@@ -60,13 +61,15 @@ void Session::join(const char* op, double timeout) {
 
 PendingPtr Session::call(Request request, double timeout, bool is_watched) {
   auto pending = std::make_shared<Pending>();
-  Watched watched{pending, {}, is_watched, /*is_close=*/false};
+  const bool is_push = request.kind == Request::Kind::kPush ||
+      request.kind == Request::Kind::kPushPull;
+  Watched watched{pending, {}, is_watched, is_push, /*is_close=*/false};
   for (const auto& item : request.items) {
     watched.keys.push_back(item.key);
   }
-  TORCH_CHECK(
-      !node_->is_stopped(), "the store is closed, as the process is ending");
   const std::lock_guard lock(node_->mutex());
+  TORCH_CHECK(
+      !node_->is_stopping(), "the store is closed, as the process is ending");
   const CallId id = worker_.call(std::move(request), node_->now(), timeout);
   calls_.emplace(id, std::move(watched));
   perform(worker_.take());
@@ -105,7 +108,8 @@ void Session::close(double timeout) {
 // The call may begin when the servers are known; on_timer() tries again.
 void Session::begin_close() {
   if (closing_ && close_timeout_ && worker_.ready()) {
-    Watched watched{std::make_shared<Pending>(), {}, false, /*is_close=*/true};
+    Watched watched{
+        std::make_shared<Pending>(), {}, false, false, /*is_close=*/true};
     calls_.emplace(
         worker_.call(
             Request(Request::Kind::kClose), node_->now(), *close_timeout_),
@@ -117,26 +121,28 @@ void Session::begin_close() {
 }
 
 void Session::flush() {
-  while (true) {
-    {
-      const std::lock_guard lock(node_->mutex());
-      const bool is_closing = closing_ && !closed_ && !close_timeout_;
-      if (calls_.size() == (is_closing ? 1 : 0)) {
-        return;
+  std::vector<PendingPtr> pushes;
+  {
+    const std::lock_guard lock(node_->mutex());
+    for (const auto& [id, call] : calls_) {
+      if (call.is_push) {
+        pushes.push_back(call.pending);
       }
     }
-    check_signals();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& push : pushes) {
+    push->wait();
   }
 }
 
 Shard Session::held(const Keys& keys) {
   Shard shard;
+  const std::unordered_set<Key, KeyHash> wanted(
+      keys.list.begin(), keys.list.end());
   {
     const std::lock_guard lock(node_->mutex());
     for (const auto& view : server_.slices()) {
-      if (std::find(keys.list.begin(), keys.list.end(), view.slice.key) ==
-          keys.list.end()) {
+      if (wanted.count(view.slice.key) == 0) {
         continue;
       }
       auto shot = std::make_shared<Shot>();
@@ -146,11 +152,14 @@ Shard Session::held(const Keys& keys) {
       shard.slices.emplace_back(view.slice, std::move(shot));
     }
   }
-  std::promise<Shard> done;
-  applier_.complete(std::move(shard), [&](Shard filled) {
-    done.set_value(std::move(filled));
-  });
-  return done.get_future().get();
+  // Shared, so that it is broken if the applier fails.
+  auto done = std::make_shared<std::promise<Shard>>();
+  auto result = done->get_future();
+  applier_.complete(
+      std::move(shard), [done = std::exchange(done, nullptr)](Shard filled) {
+        done->set_value(std::move(filled));
+      });
+  return result.get();
 }
 
 int64_t Session::version(const SliceId& slice) {

@@ -69,7 +69,7 @@ class Session {
   // The latest version of the slice that this rank knows, or -1. Without the
   // node's mutex.
   int64_t version(const SliceId& slice);
-  // Waits until no call but close is in flight. Without the node's mutex.
+  // Waits for the pushes that are in flight. Without the node's mutex.
   void flush();
 
   // For the node:
@@ -85,6 +85,7 @@ class Session {
     PendingPtr pending;
     std::vector<Key> keys;
     bool is_watched;
+    bool is_push;
     bool is_close;
   };
   void begin_close();
