@@ -69,19 +69,15 @@ void Applier::complete(Shard shard, std::function<void(Shard)> done) {
   auto shared = std::make_shared<Shard>(std::move(shard));
   enqueue([this, shared, done = std::move(done)] {
     for (const auto& [slice, shot] : shared->slices) {
-      const auto held = held_.find(slice.key);
       auto* stored = dynamic_cast<StoredValue*>(shot->value.get());
-      // Without one, the value is still the current one.
-      const auto given = restored_.find(slice.key);
-      if (held == held_.end() && given != restored_.end()) {
+      if (stored == nullptr) { // as init has brought it
         auto value = std::make_shared<StoredValue>();
         value->pieces = shot->value->pieces;
-        value->state = given->second;
+        stored = value.get();
         shot->value = std::move(value);
-      } else if (
-          stored != nullptr && !stored->state && held != held_.end() &&
-          held->second.kid == shot->kid) {
-        stored->state = store_.state_of(slice.key, held->second.updater);
+      }
+      if (!stored->state) { // the value is still the current one
+        stored->state = state_of(slice, shot->kid);
       }
     }
     done(std::move(*shared));
@@ -143,11 +139,19 @@ void Applier::loop() {
       } else if (const auto* measured = std::get_if<Measured>(&job)) {
         measure_one(measured->round);
       } else {
-        std::get<std::function<void()>>(job)();
+        run(std::get<std::function<void()>>(job));
       }
     }
     jobs.clear();
     apply_all(std::exchange(rounds, {}));
+  }
+}
+
+void Applier::run(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    TORCH_WARN("torchkv: ", describe(error));
   }
 }
 
@@ -186,45 +190,61 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
   }
 }
 
-// Puts the value that init, or a snapshot, has brought into the store.
+// Puts the value that init, or a snapshot, has brought into the store. A state
+// that is to be restored waits for an update that has an optimizer.
 void Applier::prepare(const Round& round, const Update& update) {
   const Key& key = round.slice.key;
   const auto found = held_.find(key);
-  if (found != held_.end() && found->second.kid == round.kid) {
-    if (!update.replaces) {
-      found->second.updater = update.updater;
+  if (found == held_.end() || found->second.kid != round.kid) {
+    if (found != held_.end()) {
+      store_.erase(key);
+      held_.erase(found);
     }
+    const Tensors value(tensor_of(
+        round.source->pieces,
+        sizes_of(round),
+        static_cast<c10::ScalarType>(round.spec->dtype),
+        buffers_));
+    store_.insert({"init", key, &value});
+    held_[key] = {round.kid, {}};
+    const auto* stored = dynamic_cast<const StoredValue*>(round.source.get());
+    if (stored != nullptr && stored->state) {
+      restored_.emplace(key, *stored->state);
+    }
+  }
+  if (update.replaces) {
     return;
   }
-  if (found != held_.end()) {
-    store_.erase(key);
-    held_.erase(found);
-  }
-  const Tensors value(tensor_of(
-      round.source->pieces,
-      sizes_of(round),
-      static_cast<c10::ScalarType>(round.spec->dtype),
-      buffers_));
-  store_.insert({"init", key, &value});
-  held_[key] = {round.kid, update.updater};
-  const auto* restored = dynamic_cast<const StoredValue*>(round.source.get());
-  if (restored != nullptr && restored->state) {
-    store_.set_state_of(key, update.updater, *restored->state);
-  }
+  held_[key].updater = update.updater;
   const auto given = restored_.find(key);
   if (given != restored_.end()) {
-    store_.set_state_of(key, update.updater, given->second);
+    // Reported once if it does not fit.
+    const KeyState state = std::move(given->second);
     restored_.erase(given);
+    store_.set_state_of(key, update.updater, state);
   }
+}
+
+// What the optimizer keeps for the key now.
+std::optional<KeyState> Applier::state_of(const SliceId& slice, int64_t kid) {
+  const auto held = held_.find(slice.key);
+  if (held != held_.end() && held->second.kid != kid) {
+    return std::nullopt; // of another incarnation
+  }
+  const auto given = restored_.find(slice.key);
+  if (given != restored_.end()) {
+    return given->second;
+  }
+  return held == held_.end()
+      ? std::nullopt
+      : std::optional(store_.state_of(slice.key, held->second.updater));
 }
 
 // Before the state of a value that a snapshot refers to is written.
 void Applier::keep_state(const Round& round) {
   auto* stored = dynamic_cast<StoredValue*>(round.source.get());
-  const auto held = held_.find(round.slice.key);
-  if (round.in_snapshot && stored != nullptr && !stored->state &&
-      held != held_.end() && held->second.kid == round.kid) {
-    stored->state = store_.state_of(round.slice.key, held->second.updater);
+  if (round.in_snapshot && stored != nullptr && !stored->state) {
+    stored->state = state_of(round.slice, round.kid);
   }
 }
 
@@ -254,8 +274,7 @@ void Applier::measure_one(const RoundPtr& round) {
     prepare(*round, update);
     append_values(*round, round->pushes.size(), keys, values);
     round->partial = store_.measure({"push", keys, &values}, update.updater);
-  } catch (const std::exception&) {
-    // apply() will meet the same error, and report it.
+  } catch (...) { // apply() has the same error, and reports it
     round->partial = 0;
   }
   done_({{round, std::nullopt, /*is_measured=*/true}});
@@ -272,6 +291,8 @@ std::optional<std::string> Applier::apply_batch(
     // The first push is rank 0's.
     append_values(
         *round, update.replaces ? 1 : round->pushes.size(), keys, values);
+  }
+  for (const auto& round : rounds) {
     round->source.reset(); // or the value would not be written in place
   }
   std::optional<std::string> error;
@@ -317,8 +338,12 @@ Applier::Update Applier::update_of(const Round& round) {
       updater = spec.optimizer;
       break;
     case UpdateSpec::Kind::kScript:
-      updater = std::static_pointer_cast<OpaqueUpdater>(
-          ScriptUpdater::load(spec.archive));
+      // Its own state outlives assign, which ends with the same updater.
+      if (script_ == nullptr || script_epoch_ != spec.epoch) {
+        script_ = ScriptUpdater::load(spec.archive);
+        script_epoch_ = spec.epoch;
+      }
+      updater = script_;
       break;
     case UpdateSpec::Kind::kPython: {
       const std::lock_guard lock(mutex_);
@@ -345,6 +370,7 @@ void Applier::forget(const Erased& erased) {
   if (held != held_.end() && held->second.kid == erased.kid) {
     store_.erase(erased.slice.key);
     held_.erase(held);
+    restored_.erase(erased.slice.key);
   }
 }
 

@@ -93,6 +93,8 @@ class Applier {
       const Update& update);
   void measure_one(const RoundPtr& round);
   void prepare(const Round& round, const Update& update);
+  void run(const std::function<void()>& function);
+  std::optional<KeyState> state_of(const SliceId& slice, int64_t kid);
   void keep_state(const Round& round);
   // Its first pushes as tensors, appended as a group.
   void append_values(
@@ -114,7 +116,9 @@ class Applier {
   // Of the applier's thread.
   std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
   std::map<int64_t, Update> updates_; // by generation
-  std::unordered_map<Key, KeyState, KeyHash> restored_; // of keys not in held_
+  std::unordered_map<Key, KeyState, KeyHash> restored_;
+  std::shared_ptr<OpaqueUpdater> script_; // the latest
+  int64_t script_epoch_ = 0;
 
   std::mutex mutex_; // guards the rest
   std::condition_variable wake_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../memory/layout.h"
 #include "errors.h"
 
 namespace torchkv::dist {
@@ -100,7 +101,7 @@ void Receipt::write_key(
     const std::vector<at::Tensor>& outs) const {
   at::Tensor value;
   for (const auto& out : outs) {
-    if (out.is_cpu() && out.scalar_type() == meta.dtype &&
+    if (is_plain_cpu(out) && out.scalar_type() == meta.dtype &&
         out.is_contiguous()) {
       copy_pieces(pieces, out.unsafeGetTensorImpl()->mutable_data());
     } else {

@@ -122,6 +122,18 @@ Blob read_file(const std::string& path) {
   return {text, text->data() + kMagic.size(), size - rest};
 }
 
+void write_slice(ByteWriter& out, const SliceId& slice) {
+  out.add(slice.key);
+  out.add(slice.index);
+}
+
+SliceId read_slice(ByteReader& in) {
+  SliceId slice;
+  slice.key = in.key();
+  slice.index = in.number<int32_t>();
+  return slice;
+}
+
 void write_spec(ByteWriter& out, const KeySpec& spec) {
   out.add(spec.total);
   out.add(spec.dtype);
@@ -211,8 +223,7 @@ void SnapshotFiles::write(const Shard& shard) const {
   out.add(shard.gen);
   out.add(static_cast<uint64_t>(shard.slices.size()));
   for (const auto& [slice, shot] : shard.slices) {
-    out.add(slice.key);
-    out.add(slice.index);
+    write_slice(out, slice);
     write_spec(out, shot->spec);
     out.add(shot->version);
     out.add(shot->gen);
@@ -227,8 +238,7 @@ void SnapshotFiles::write(const Shard& shard) const {
   }
   out.add(static_cast<uint64_t>(shard.births.size()));
   for (const auto& [slice, kid] : shard.births) {
-    out.add(slice.key);
-    out.add(slice.index);
+    write_slice(out, slice);
     out.add(kid);
   }
   out.add(static_cast<uint64_t>(shard.options.size()));
@@ -254,9 +264,7 @@ Shard SnapshotFiles::read(
       shard.number == manifest.number && shard.job == manifest.job &&
       shard.server == server);
   for (uint64_t i = in.count(); i > 0; --i) {
-    SliceId slice;
-    slice.key = in.key();
-    slice.index = in.number<int32_t>();
+    SliceId slice = read_slice(in);
     auto shot = std::make_shared<Shot>();
     shot->spec = read_spec(in);
     shot->version = in.number<int64_t>();
@@ -271,9 +279,7 @@ Shard SnapshotFiles::read(
     shard.slices.emplace_back(std::move(slice), std::move(shot));
   }
   for (uint64_t i = in.count(); i > 0; --i) {
-    SliceId slice;
-    slice.key = in.key();
-    slice.index = in.number<int32_t>();
+    SliceId slice = read_slice(in);
     shard.births.emplace_back(std::move(slice), in.number<int64_t>());
   }
   for (uint64_t i = in.count(); i > 0; --i) {
