@@ -22,12 +22,18 @@ def _zeromq_library() -> str | None:
     return next((str(path) for path in sorted(folder.glob("libzmq-*.so*"))), None)
 
 
+_finalizer: Finalize | None = None
+
+
 def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a store, with the default process group's where none are given."""
     if not isinstance(type, str) or not type.startswith("dist"):
         return options
-    # multiprocessing ends its processes without atexit, and clears what they inherit.
-    Finalize(None, _C.close_all, exitpriority=100)
+    global _finalizer
+    if _finalizer is None or not _finalizer.still_active():
+        # multiprocessing ends its processes without atexit, and clears what they
+        # inherit.
+        _finalizer = Finalize(None, _C.close_all, exitpriority=100)
     distributed = torch.distributed
     if (
         "store" in options

@@ -1,6 +1,6 @@
 """What a store of several processes promises beside push and pull."""
 
-import os
+import threading
 
 import pytest
 import torch
@@ -89,6 +89,36 @@ def test_a_torchscript_updater_gets_whole_values():
     assert ranks.run(script_updater, 2) == [[6.0]] * 2
 
 
+class CountingUpdater(torch.nn.Module):
+    """Adds the number of its call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, key: int, input: torch.Tensor, stored: torch.Tensor):
+        self.calls += 1
+        stored.add_(self.calls)
+
+
+def script_updater_after_assign(rank):
+    kv = create()
+    kv.set_updater(torch.jit.script(CountingUpdater()))
+    kv.init(3, torch.zeros(2))
+    kv.push(3, torch.ones(2))
+    kv.barrier()
+    kv.assign(3, torch.zeros(2))
+    kv.push(3, torch.ones(2))
+    out = kv.pull(3)[0].item()
+    kv.barrier()
+    kv.close()
+    return out
+
+
+def test_assign_keeps_the_state_of_a_torchscript_updater():
+    assert ranks.run(script_updater_after_assign, 2) == [2.0] * 2
+
+
 def raising_updater(rank):
     kv = create()
 
@@ -170,7 +200,7 @@ def train(rank, num_ranks, optimizer, options, steps):
         if step == steps // 2:
             kv.optimizer.lr = 0.5 * kv.optimizer.lr
         gradients = []
-        for key, size in sizes.items():
+        for size in sizes.values():
             generator.manual_seed(step * 100 + rank)
             gradients.append(torch.randn(size, generator=generator))
         kv.pushpull(list(sizes), gradients, out=list(out.values()))
@@ -369,6 +399,41 @@ def test_a_pushed_tensor_may_be_overwritten():
     assert ranks.run(overwritten, 2) == [[2.0]] * 2
 
 
+def negated(rank):
+    kv = create()
+    kv.init("w", torch.tensor([1.0, 2.0]))
+    out = torch._neg_view(torch.zeros(2))
+    assert out.is_neg()
+    kv.pull("w", out=out)
+    kv.close()
+    return out.tolist()
+
+
+def test_an_out_may_have_the_negative_bit():
+    assert ranks.run(negated, 2) == [[1.0, 2.0]] * 2
+
+
+def barrier_beside_a_pull(rank):
+    kv = create(timeout=20)
+    kv.init("w", full(0))
+    values = []
+    thread = threading.Thread(
+        target=lambda: values.append(kv.pull("w", min_version=1)[0, 0].item())
+    )
+    thread.start()
+    kv.barrier()  # for pushes, not for what waits for one
+    assert not values
+    kv.push("w", full(1))
+    thread.join()
+    kv.barrier()
+    kv.close()
+    return values
+
+
+def test_a_barrier_does_not_wait_for_a_pull_of_another_thread():
+    assert ranks.run(barrier_beside_a_pull, 2) == [[2.0]] * 2
+
+
 # -- errors before anything is sent
 
 
@@ -399,99 +464,3 @@ def test_wrong_calls_are_refused_as_on_one_machine():
         outcome(lambda: kv.push("w", [])),
     ]
     assert ranks.run(refused, 2) == [(expected, 2.0)] * 2
-
-
-# -- life
-
-
-def several_stores(rank):
-    first, second = create(name="a"), create("dist_async", name="b")
-    if rank == 1:
-        pair = [create(name="d"), create(name="c")][::-1]
-    else:
-        pair = [create(name="c"), create(name="d")]
-    values = []
-    for i, kv in enumerate([first, second, *pair]):
-        kv.init("w", full(i))
-        values.append(kv.pull("w")[0, 0].item())
-    for kv in [first, second, *pair]:
-        kv.close()
-    return values
-
-
-def test_stores_match_by_type_and_name():
-    assert ranks.run(several_stores, 2) == [[0.0, 1.0, 2.0, 3.0]] * 2
-
-
-def again_and_again(rank):
-    values = []
-    for i in range(8):
-        kv = create()
-        kv.init("w", full(i))
-        kv.push("w", full(i))
-        values.append(kv.pull("w")[0, 0].item())
-        if i % 2:
-            kv.close()
-    return values
-
-
-def test_stores_are_created_and_closed_repeatedly():
-    assert ranks.run(again_and_again, 2) == [[2.0 * i for i in range(8)]] * 2
-
-
-def without_close(rank):
-    kv = create()
-    kv.init("w", torch.zeros(100_000))
-    kv.push("w", torch.ones(100_000))
-    return kv.pull("w")[0].item()
-
-
-def forked_child(rank):
-    kv = create()
-    kv.init("w", full(1))
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        text = " ".join(
-            str(outcome(call))
-            for call in (
-                lambda: kv.pull("w"),
-                lambda: kv.barrier(),
-                lambda: torchkv.create("dist_sync"),
-            )
-        )
-        os.write(write, text.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    kv.barrier()
-    text = os.read(read, 10_000).decode()
-    kv.close()
-    return text
-
-
-def test_a_forked_child_cannot_use_the_store():
-    for text in ranks.run(forked_child, 2):
-        assert text.count("RuntimeError") == 3
-        assert "forked" in text
-
-
-def refused_copies(rank):
-    import copy
-    import pickle
-
-    kv = create()
-    kv.init("w", full(1))
-    results = [outcome(lambda: copy.deepcopy(kv)), outcome(lambda: pickle.dumps(kv))]
-    kv.close()
-    return results
-
-
-def test_copies_are_refused_with_a_hint():
-    for results in ranks.run(refused_copies, 2):
-        for kind, text in results:
-            assert kind == "NotImplementedError"
-            assert "save" in text
-
-
-def test_a_store_need_not_be_closed():
-    assert ranks.run(without_close, 2) == [2.0, 2.0]

@@ -156,7 +156,7 @@ class Content:
         # Before the work: a closed, forked or updating store cannot be used.
         impl.barrier()
         before = impl.optimizer()
-        if impl.num_workers() > 1:
+        if impl.type.startswith("dist"):
             impl.load(self._as_tuple(impl.type))
         else:
             impl.take(self.make(impl.type))

@@ -1,0 +1,148 @@
+"""Stores of several processes are created, matched, closed, copied and forked."""
+
+import os
+import time
+
+import torch
+
+import ranks
+import torchkv
+
+
+def full(value):
+    return torch.full((2, 3), float(value))
+
+
+def outcome(function):
+    """What a call raises: its type's name and text."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def create(type="dist_sync", **options):
+    return torchkv.create(type, **options)
+
+
+def several_stores(rank):
+    first, second = create(name="a"), create("dist_async", name="b")
+    if rank == 1:
+        pair = [create(name="d"), create(name="c")][::-1]
+    else:
+        pair = [create(name="c"), create(name="d")]
+    values = []
+    for i, kv in enumerate([first, second, *pair]):
+        kv.init("w", full(i))
+        values.append(kv.pull("w")[0, 0].item())
+    for kv in [first, second, *pair]:
+        kv.close()
+    return values
+
+
+def test_stores_match_by_type_and_name():
+    assert ranks.run(several_stores, 2) == [[0.0, 1.0, 2.0, 3.0]] * 2
+
+
+def again_and_again(rank):
+    values = []
+    for i in range(8):
+        kv = create()
+        kv.init("w", full(i))
+        kv.push("w", full(i))
+        values.append(kv.pull("w")[0, 0].item())
+        if i % 2:
+            kv.close()
+    return values
+
+
+def test_stores_are_created_and_closed_repeatedly():
+    assert ranks.run(again_and_again, 2) == [[2.0 * i for i in range(8)]] * 2
+
+
+def without_close(rank):
+    kv = create()
+    kv.init("w", torch.zeros(100_000))
+    kv.push("w", torch.ones(100_000))
+    return kv.pull("w")[0].item()
+
+
+def forked_child(rank):
+    kv = create()
+    kv.init("w", full(1))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = " ".join(
+            str(outcome(call))
+            for call in (
+                lambda: kv.pull("w"),
+                lambda: kv.barrier(),
+                lambda: torchkv.create("dist_sync"),
+            )
+        )
+        os.write(write, text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    kv.barrier()
+    text = os.read(read, 10_000).decode()
+    kv.close()
+    return text
+
+
+def test_a_forked_child_cannot_use_the_store():
+    for text in ranks.run(forked_child, 2):
+        assert text.count("RuntimeError") == 3
+        assert "forked" in text
+
+
+def refused_copies(rank):
+    import copy
+    import pickle
+
+    kv = create()
+    kv.init("w", full(1))
+    results = [outcome(lambda: copy.deepcopy(kv)), outcome(lambda: pickle.dumps(kv))]
+    kv.close()
+    return results
+
+
+def test_copies_are_refused_with_a_hint():
+    for results in ranks.run(refused_copies, 2):
+        for kind, text in results:
+            assert kind == "NotImplementedError"
+            assert "save" in text
+
+
+def test_a_store_need_not_be_closed():
+    assert ranks.run(without_close, 2) == [2.0, 2.0]
+
+
+def late(rank):
+    if rank == 1:
+        time.sleep(2)
+        first = None
+    else:
+        first = outcome(lambda: create(timeout=1.0))[0]
+    kv = create()
+    kv.init("w", full(1))
+    value = kv.pull("w")[0, 0].item()
+    kv.close()
+    return first, value
+
+
+def test_create_may_be_repeated_after_a_time_out():
+    assert ranks.run(late, 2) == [("StoreTimeoutError", 1.0), (None, 1.0)]
+
+
+def other_security(rank):
+    kv = create()
+    result = outcome(lambda: create(security="none", name="other"))
+    kv.close()
+    return result
+
+
+def test_stores_of_a_process_have_one_security():
+    for kind, text in ranks.run(other_security, 2):
+        assert kind == "ValueError"
+        assert "create: expected the security of this process's earlier stores" in text
