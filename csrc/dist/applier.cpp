@@ -23,13 +23,15 @@ Applier::Applier(
     const Store* owner,
     int64_t rank,
     size_t piece_bytes,
+    Buffers buffers,
     Done done)
     : runtime_(runtime),
       owner_(owner),
       rank_(rank),
       piece_bytes_(piece_bytes),
       done_(std::move(done)),
-      store_(runtime_, LocalStore::Options()) {}
+      buffers_(std::move(buffers)),
+      store_(runtime_, store_options(buffers_)) {}
 
 Applier::~Applier() {
   {

@@ -33,13 +33,14 @@ class Applier {
   // Called on the applier's thread, without locks.
   using Done = std::function<void(const std::vector<Finished>&)>;
 
-  // `owner` is in use (InProgress) while an updater runs. The runtime and the
-  // owner outlive this.
+  // Values are in `buffers`. `owner` is in use (InProgress) while an updater
+  // runs. The runtime and the owner outlive this.
   Applier(
       Runtime& runtime,
       const Store* owner,
       int64_t rank,
       size_t piece_bytes,
+      Buffers buffers,
       Done done);
   // Finishes what is queued. REQUIRES: not in a forked child.
   ~Applier();

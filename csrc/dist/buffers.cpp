@@ -25,10 +25,31 @@ struct Buffers::Pool {
   // kKept.
   static constexpr size_t kKept = size_t{64} << 20U;
 
+  explicit Pool(std::shared_ptr<SharedMemory> shared)
+      : memory(std::move(shared)) {}
+
+  const std::shared_ptr<SharedMemory> memory; // may be null
+
   std::mutex mutex; // guards the rest
   std::unordered_map<size_t, std::vector<c10::DataPtr>> free;
   size_t num_free = 0; // bytes
   size_t num_used = 0;
+
+  c10::DataPtr allocate(size_t size) const {
+    if (memory != nullptr && size >= SharedMemory::kAlignment) {
+      if (auto block = memory->allocate(size)) {
+        void* const data = block.get();
+        return {
+            data,
+            new std::shared_ptr<void>(std::move(block)),
+            [](void* held) {
+              delete static_cast<std::shared_ptr<void>*>(held);
+            },
+            c10::Device(c10::DeviceType::CPU)};
+      }
+    }
+    return c10::GetCPUAllocator()->allocate(size);
+  }
 
   c10::DataPtr take(size_t size) {
     {
@@ -42,7 +63,7 @@ struct Buffers::Pool {
         return data;
       }
     }
-    c10::DataPtr data = c10::GetCPUAllocator()->allocate(size);
+    c10::DataPtr data = allocate(size);
     const std::lock_guard lock(mutex);
     num_used += size;
     return data;
@@ -58,7 +79,8 @@ struct Buffers::Pool {
   }
 };
 
-Buffers::Buffers() : pool_(std::make_shared<Pool>()) {}
+Buffers::Buffers(std::shared_ptr<SharedMemory> memory)
+    : pool_(std::make_shared<Pool>(std::move(memory))) {}
 
 at::Tensor Buffers::empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const {
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
@@ -85,6 +107,12 @@ Allocator Buffers::allocator() const {
     return buffers.empty({c10::multiply_integers(sizes)}, dtype)
         .as_strided(sizes, strides);
   };
+}
+
+LocalStore::Options store_options(const Buffers& buffers) {
+  LocalStore::Options options;
+  options.allocator = buffers.allocator();
+  return options;
 }
 
 Blob blob_of(const at::Tensor& tensor) {
@@ -137,14 +165,13 @@ at::Tensor tensor_of(
   const size_t item = c10::elementSize(dtype);
   bool is_one = reinterpret_cast<uintptr_t>(pieces[0].data()) % item == 0;
   for (size_t i = 1; is_one && i < pieces.size(); ++i) {
-    is_one = pieces[i].data() == pieces[i - 1].data() + pieces[i - 1].size() &&
-        pieces[i].owner() == pieces[0].owner();
+    is_one = pieces[i].data() == pieces[i - 1].data() + pieces[i - 1].size();
   }
   if (is_one && pieces[0].size() != 0) {
     return at::from_blob(
         const_cast<std::byte*>(pieces[0].data()),
         sizes,
-        [owner = pieces[0].owner()](void* /*data*/) mutable { owner.reset(); },
+        [owners = pieces](void* /*data*/) mutable { owners.clear(); },
         dtype);
   }
   at::Tensor result = buffers.empty(sizes, dtype);

@@ -4,8 +4,9 @@
 
 #include <memory>
 
-#include "../memory/slices.h"
+#include "../store/local_store.h"
 #include "protocol/blob.h"
+#include "transport/shared_memory.h"
 
 namespace torchkv::dist {
 
@@ -14,7 +15,8 @@ namespace torchkv::dist {
 // memory; what is not in use when the last copy is gone is freed. Thread-safe.
 class Buffers {
  public:
-  Buffers();
+  // Of `memory`, where it has some; null: as torch's tensors.
+  explicit Buffers(std::shared_ptr<SharedMemory> memory = nullptr);
 
   // A contiguous tensor with uninitialised memory, to which nothing else
   // refers.
@@ -26,6 +28,9 @@ class Buffers {
   struct Pool;
   std::shared_ptr<Pool> pool_;
 };
+
+// Of a store whose values are in buffers.
+LocalStore::Options store_options(const Buffers& buffers);
 
 // The tensor's memory. REQUIRES: contiguous, on the CPU.
 Blob blob_of(const at::Tensor& tensor);

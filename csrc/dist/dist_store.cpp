@@ -56,6 +56,10 @@ Config config_of(
       "create: expected a positive heartbeat, but got ",
       config.heartbeat);
   config.lost = 4 * config.heartbeat;
+  if (node.shares_memory()) {
+    // Payloads are named, not sent: nothing long holds up what is urgent.
+    config.frame_bytes = size_t{64} << 20U;
+  }
   config.join = timeout;
   // A server says whom it waits for when it is asked again.
   config.retry = std::clamp(timeout / 4, 0.05, config.retry);
@@ -85,7 +89,7 @@ DistStore::DistStore(
       timeout_(timeout_of(options)),
       is_sync_(policy.is_sync()),
       node_(Node::join(options, environment_launch(options), timeout_)),
-      staging_(runtime),
+      staging_(runtime, Buffers(node_->memory())),
       snapshots_(options),
       name_(options.name) {
   const std::string name = c10::str(type, '/', name_);
@@ -273,6 +277,10 @@ WorkPtr DistStore::merge(const Call& call) {
   c10::SmallVector<c10::ScalarType, 4> dtypes;
   for (const auto& entry : entries) {
     dtypes.push_back(entry->meta.dtype);
+  }
+  {
+    const std::lock_guard lock(node_->mutex());
+    node_->reclaim(); // so that sums are written in place
   }
   const bool pulls = call.outs != nullptr;
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <utility>
 
 #include "../core/process.h"
@@ -55,6 +56,23 @@ Token token_of(const std::string& text) {
       "create: the rendezvous holds a wrong token");
   std::memcpy(token.data(), text.data(), token.size());
   return token;
+}
+
+// Null: this process does without.
+std::shared_ptr<SharedMemory> shared_memory() {
+  const char* const setting = std::getenv("TORCHKV_SHARED_MEMORY");
+  if (setting != nullptr && std::string_view(setting) == "0") {
+    return nullptr;
+  }
+  try {
+    return SharedMemory::create();
+  } catch (const c10::Error& error) {
+    TORCH_WARN(
+        "torchkv: values travel over sockets, as the system has no memory to "
+        "share: ",
+        error.what_without_backtrace());
+    return nullptr;
+  }
 }
 
 // "<host>\n<ipc>\n<tcp>\n<pid>\n<started>"
@@ -187,8 +205,15 @@ Node::Node(
   // The cores have heartbeats of their own. These find connections that are
   // dead, which is no proof that a rank is.
   config.lost = kDeadConnection;
-  set_access(
-      config, options, exchange("host", own_process().host), rendezvous_host());
+  const std::string own_host = own_process().host;
+  const auto hosts = exchange("host", own_host);
+  set_access(config, options, hosts, rendezvous_host());
+  const auto here = std::count(hosts.begin(), hosts.end(), own_host);
+  if (here > 1) {
+    memory_ = shared_memory();
+  }
+  shares_memory_ = memory_ != nullptr && here == num_ranks_;
+  config.memory = memory_;
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
       exchange("address", encode_address(transport_->address()));
@@ -254,6 +279,12 @@ void Node::wake_at(Time time) {
   }
 }
 
+void Node::reclaim() {
+  if (!stopping_) {
+    transport_->reclaim();
+  }
+}
+
 void Node::add(uint64_t store, std::shared_ptr<Session> session) {
   Session& added = *session;
   sessions_[store] = std::move(session);
@@ -305,6 +336,7 @@ void Node::loop() {
     const Time time = now();
     if (time >= next_timer_) {
       next_timer_ = time + kTick;
+      transport_->reclaim();
       for (auto it = sessions_.begin(); it != sessions_.end();) {
         it->second->on_timer(time);
         if (it->second->is_closed() && it->second.use_count() == 1) {

@@ -15,6 +15,7 @@
 #include "../store/options.h"
 #include "protocol/config.h"
 #include "rendezvous.h"
+#include "transport/shared_memory.h"
 #include "transport/transport.h"
 
 namespace torchkv::dist {
@@ -73,6 +74,14 @@ class Node final : public Transport::Handler {
   const std::string& security() const {
     return security_;
   }
+  // For values that travel to other ranks of this host; null: none.
+  const std::shared_ptr<SharedMemory>& memory() const {
+    return memory_;
+  }
+  // Whether all ranks are on this host, with it.
+  bool shares_memory() const {
+    return shares_memory_;
+  }
   const std::shared_ptr<Rendezvous>& rendezvous() const {
     return rendezvous_;
   }
@@ -93,6 +102,8 @@ class Node final : public Transport::Handler {
   // Hands over frames that have reached this rank.
   void deliver();
   void wake_at(Time time);
+  // See Transport.
+  void reclaim();
   void add(uint64_t store, std::shared_ptr<Session> session);
   // The node keeps a session until its close call has ended.
 
@@ -114,6 +125,8 @@ class Node final : public Transport::Handler {
   const std::string prefix_; // of its keys
   const std::string security_; // as StoreOptions
   const double timeout_;
+  std::shared_ptr<SharedMemory> memory_;
+  bool shares_memory_ = false;
   int64_t job_ = 0;
   int64_t incarnation_ = 0;
 

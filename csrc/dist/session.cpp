@@ -31,6 +31,7 @@ Session::Session(
           owner,
           node_->rank(),
           config.piece_bytes,
+          Buffers(node_->memory()),
           [this](const auto& finished) { on_applied(finished); }) {}
 
 Session::~Session() = default;
@@ -221,6 +222,11 @@ void Session::perform_one(const Other& /*action*/) {
 }
 
 void Session::perform(Actions actions) {
+  if (std::any_of(actions.begin(), actions.end(), [](const auto& action) {
+        return std::holds_alternative<Apply>(action);
+      })) {
+    node_->reclaim(); // so that values are written in place
+  }
   for (auto& action : actions) {
     std::visit([this](auto& one) { perform_one(one); }, action);
   }

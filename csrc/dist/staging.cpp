@@ -7,18 +7,8 @@
 #include <utility>
 
 namespace torchkv::dist {
-namespace {
-
-LocalStore::Options staging_options(const Buffers& buffers) {
-  LocalStore::Options options;
-  options.allocator = buffers.allocator();
-  return options;
-}
-
-} // namespace
-
-Staging::Staging(Runtime& runtime)
-    : store_(runtime, staging_options(buffers_)) {}
+Staging::Staging(Runtime& runtime, Buffers buffers)
+    : buffers_(std::move(buffers)), store_(runtime, store_options(buffers_)) {}
 
 std::vector<Staging::Sum> Staging::sum(
     const Call& call,

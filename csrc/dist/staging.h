@@ -18,7 +18,7 @@ class Staging {
     at::Tensor value; // contiguous, on the CPU; not written while it exists
   };
 
-  explicit Staging(Runtime& runtime);
+  Staging(Runtime& runtime, Buffers buffers);
 
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the

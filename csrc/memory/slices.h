@@ -20,7 +20,8 @@
 namespace torchkv {
 
 // Provides the memory of stored values; as Runtime::allocate. The tensor must
-// be the only owner of a storage that it fills from its first byte.
+// be the only owner of a storage that it fills from its first byte; it may
+// outlive the store.
 using Allocator = std::function<at::Tensor(
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides,
@@ -107,12 +108,6 @@ class TORCHKV_API Slices {
   // Copies tensors of one shape; one of them may be a slice's. REQUIRES: as
   // merge_buffer, or both are in CPU memory.
   void copy(const at::Tensor& destination, const at::Tensor& source);
-
-  // Whether values must stay in the allocator's memory: an updater's
-  // replacement would be elsewhere.
-  bool has_allocator() const {
-    return allocator_ != nullptr;
-  }
 
  private:
   at::Tensor allocate_value(

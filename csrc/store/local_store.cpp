@@ -224,17 +224,7 @@ void LocalStore::update_one_by_one(
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
       const InProgress<Store> updating(this);
-      if (!slices_.has_allocator()) {
-        apply_updater(opaque, entry.key, input, stored);
-        return;
-      }
-      // An updater may keep the tensor that it is given, which then cannot
-      // be the allocator's memory.
-      at::Tensor copy =
-          slices_.empty_like(entry, stored.scalar_type(), stored.device());
-      slices_.copy(copy, stored);
-      apply_updater(opaque, entry.key, input, copy);
-      slices_.copy(stored, copy);
+      apply_updater(opaque, entry.key, input, stored);
     });
     ++entry.version;
   }

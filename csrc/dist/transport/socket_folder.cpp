@@ -23,6 +23,8 @@ namespace {
 constexpr std::string_view kFolderPrefix = "torchkv-ipc-";
 constexpr const char* kLockName = "lock";
 constexpr const char* kSocketName = "socket";
+constexpr const char* kDescriptorName = "memory"; // not longer
+constexpr std::string_view kIpcPrefix = "ipc://";
 constexpr size_t kMaxSocketPath = 100; // sockaddr_un has room for 108
 
 // A folder without a lock is being made, or was left at that moment.
@@ -37,6 +39,7 @@ using OpenFolder = std::unique_ptr<DIR, CloseFolder>;
 
 void remove_contents(int folder) {
   unlinkat(folder, kSocketName, 0);
+  unlinkat(folder, kDescriptorName, 0);
   unlinkat(folder, kLockName, 0);
 }
 
@@ -160,7 +163,13 @@ SocketFolder::~SocketFolder() {
 }
 
 std::string SocketFolder::endpoint() const {
-  return "ipc://" + path_ + '/' + kSocketName;
+  return std::string(kIpcPrefix) + path_ + '/' + kSocketName;
+}
+
+std::string SocketFolder::descriptor_path(const std::string& endpoint) {
+  const size_t begin = kIpcPrefix.size();
+  return endpoint.substr(begin, endpoint.rfind('/') + 1 - begin) +
+      kDescriptorName;
 }
 
 void SocketFolder::remove() {

@@ -22,6 +22,8 @@ class TORCHKV_API SocketFolder {
     return path_;
   }
   std::string endpoint() const;
+  // For the DescriptorSocket of the process that has such an endpoint.
+  static std::string descriptor_path(const std::string& endpoint);
 
   void remove();
 

@@ -87,6 +87,9 @@ class Transport {
       std::unique_lock<std::mutex>& lock,
       Time timeout,
       Handler& handler) = 0;
+  // Releases payloads that no receiver reads any more, which may otherwise be
+  // kept until more is sent. To be called now and then, too.
+  virtual void reclaim() {}
   // Ends poll() or, if none runs, the next one. Any thread, with or without the
   // mutex, but not after close().
   virtual void wake() = 0;

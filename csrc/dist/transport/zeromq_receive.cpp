@@ -87,6 +87,9 @@ size_t ZeromqTransport::serve(uint64_t source, Handler& handler) {
     case Source::kAuthenticator:
       authenticator_->answer();
       return 0;
+    case Source::kMemory:
+      links_->take_descriptors();
+      return 0;
     case Source::kState:
       observe(rank, handler);
       return 1;
@@ -145,11 +148,16 @@ std::optional<Frame> ZeromqTransport::decoded(
     size_t first,
     Direction direction) {
   std::optional<Frame> frame;
-  if (parts.size() > first && parts.size() <= kMaxParts) {
-    const std::vector<Blob> payloads(
-        parts.begin() + static_cast<std::ptrdiff_t>(first) + 1, parts.end());
-    frame = decode(
-        parts[first], payloads, direction, config_.token, config_.limits);
+  const bool has_names = links_ != nullptr && parts.size() > first &&
+      MemoryLinks::is_names(parts[first]);
+  const size_t head = first + (has_names ? 1 : 0);
+  if (parts.size() > head && parts.size() <= kMaxParts) {
+    std::vector<Blob> payloads(
+        parts.begin() + static_cast<std::ptrdiff_t>(head) + 1, parts.end());
+    if (!has_names || links_->resolve(parts[first], payloads)) {
+      frame = decode(
+          parts[head], payloads, direction, config_.token, config_.limits);
+    }
   }
   num_refused_ += frame ? 0 : 1;
   return frame;
@@ -168,6 +176,9 @@ void ZeromqTransport::observe(int32_t rank, Handler& handler) {
     broken_.erase(rank);
   }
   if (peer.has_ended()) {
+    if (links_ != nullptr) {
+      links_->ended(rank);
+    }
     forget(found);
   }
   if (lost) {

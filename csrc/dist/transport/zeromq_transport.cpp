@@ -31,6 +31,17 @@ void raise_trim_threshold() {
   std::free(block);
 }
 
+// A short one is copied when it is sent.
+Blob part_of(std::vector<std::byte>& bytes) {
+  if (bytes.size() < zeromq::Socket::kSharedBytes) {
+    return {nullptr, bytes.data(), bytes.size()};
+  }
+  auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  const auto* const data = owner->data();
+  const size_t size = owner->size();
+  return {std::move(owner), data, size};
+}
+
 int ms_of(Time seconds) {
   return static_cast<int>(seconds * 1000);
 }
@@ -92,6 +103,25 @@ void ZeromqTransport::bind() {
     address_.tcp = router_->last_endpoint();
   }
   poller_.add(router_->fd(), number_of(Source::kRouter));
+  if (config_.memory != nullptr) {
+    share_memory();
+  }
+}
+
+void ZeromqTransport::share_memory() {
+  try {
+    links_ = std::make_unique<MemoryLinks>(
+        config_.rank,
+        config_.token,
+        config_.memory,
+        SocketFolder::descriptor_path(address_.ipc));
+    poller_.add(links_->fd(), number_of(Source::kMemory));
+  } catch (const c10::Error& error) {
+    TORCH_WARN(
+        "torchkv: values travel over sockets, as this process cannot share "
+        "memory: ",
+        error.what_without_backtrace());
+  }
 }
 
 ZeromqTransport::~ZeromqTransport() {
@@ -166,6 +196,9 @@ void ZeromqTransport::connect(int32_t rank, const PeerAddress& address) {
   Peer& peer =
       peers_.try_emplace(rank, *context_, std::move(dealer), address, options)
           .first->second;
+  if (links_ != nullptr && options.same_host && !address.ipc.empty()) {
+    links_->connect(rank, address, SocketFolder::descriptor_path(address.ipc));
+  }
   poller_.add(peer.dealer().fd(), number_of(Source::kDealer, rank));
   poller_.add(peer.monitor().fd(), number_of(Source::kState, rank));
   if (peer.watch() != nullptr && peer.watch()->fd() >= 0) {
@@ -204,6 +237,7 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
     const auto peer = peers_.find(rank);
     if (peer != peers_.end() && peer->second.takes_messages()) {
       send_frame(
+          rank,
           peer->second.dealer(),
           number_of(Source::kDealer, rank),
           nullptr,
@@ -216,12 +250,18 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
   const std::string* const identity = routes_.find(rank, incarnation);
   if (identity != nullptr &&
       !send_frame(
-          *router_, number_of(Source::kRouter), identity, frame, direction)) {
+          rank,
+          *router_,
+          number_of(Source::kRouter),
+          identity,
+          frame,
+          direction)) {
     routes_.erase(rank, incarnation);
   }
 }
 
 bool ZeromqTransport::send_frame(
+    int32_t rank,
     zeromq::Socket& socket,
     uint64_t source,
     const std::string* first,
@@ -229,19 +269,18 @@ bool ZeromqTransport::send_frame(
     Direction direction) {
   Encoded encoded = encode(frame, direction, config_.token);
   zeromq::Parts parts;
-  parts.reserve(2 + encoded.payloads.size());
+  std::vector<std::byte> names;
+  if (links_ != nullptr) {
+    names = links_->name(rank, encoded.payloads);
+  }
+  parts.reserve(3 + encoded.payloads.size());
   if (first != nullptr) {
     parts.emplace_back(nullptr, first->data(), first->size());
   }
-  // A short one is copied at once.
-  std::shared_ptr<const std::vector<std::byte>> owner;
-  const auto* head = &encoded.head;
-  if (head->size() >= zeromq::Socket::kSharedBytes) {
-    owner =
-        std::make_shared<const std::vector<std::byte>>(std::move(encoded.head));
-    head = owner.get();
+  if (!names.empty()) {
+    parts.push_back(part_of(names));
   }
-  parts.emplace_back(owner, head->data(), head->size());
+  parts.push_back(part_of(encoded.head));
   for (auto& payload : encoded.payloads) {
     parts.push_back(std::move(payload));
   }
@@ -252,6 +291,12 @@ bool ZeromqTransport::send_frame(
     mark(source);
   }
   return sent;
+}
+
+void ZeromqTransport::reclaim() {
+  if (links_ != nullptr) {
+    links_->reclaim();
+  }
 }
 
 void ZeromqTransport::wake() {
@@ -268,6 +313,9 @@ void ZeromqTransport::close() {
   }
   poller_.remove(router_->fd());
   router_.reset();
+  if (links_ != nullptr) { // which keeps what others may still read
+    poller_.remove(links_->fd());
+  }
   if (authenticator_ != nullptr) {
     poller_.remove(authenticator_->socket().fd());
     authenticator_.reset();

@@ -15,6 +15,7 @@
 #include "../../core/export.h"
 #include "curve.h"
 #include "frame.h"
+#include "memory_links.h"
 #include "own_frames.h"
 #include "peer.h"
 #include "poller.h"
@@ -42,6 +43,9 @@ struct ZeromqConfig {
   std::string secret; // of the job: for kCurve
   // Of tcp_host(), for ranks on other hosts; empty: there are none.
   std::string tcp_host;
+  // Payloads in it are not copied between processes of this host; null: all
+  // are.
+  std::shared_ptr<SharedMemory> memory;
 
   int64_t max_part_bytes = int64_t{8} * 1024 * 1024; // of a head or a payload
   // A connection that is silent for `lost` is broken, `heartbeat` is the period
@@ -71,6 +75,7 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   void deliver(Handler& handler) override;
   void poll(std::unique_lock<std::mutex>& lock, Time timeout, Handler& handler)
       override;
+  void reclaim() override;
   void wake() override;
   void close() override;
 
@@ -81,16 +86,24 @@ class TORCHKV_API ZeromqTransport final : public Transport {
 
  private:
   // What may have something for deliver().
-  enum class Source : uint8_t { kRouter, kDealer, kState, kAuthenticator };
+  enum class Source : uint8_t {
+    kRouter,
+    kDealer,
+    kState,
+    kAuthenticator,
+    kMemory
+  };
   static uint64_t number_of(Source source, int32_t rank = 0);
 
   void bind();
+  void share_memory();
   void configure(zeromq::Socket& socket) const;
   std::string endpoint_of(int32_t rank, const PeerAddress& address) const;
   void forget(std::map<int32_t, Peer>::iterator peer);
 
   // A message of `first`, if not null, and the frame.
   bool send_frame(
+      int32_t rank,
       zeromq::Socket& socket,
       uint64_t source,
       const std::string* first,
@@ -124,6 +137,7 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   SocketFolder folder_;
   std::deque<uint64_t> ready_; // sources
   std::unordered_set<uint64_t> known_ready_;
+  std::unique_ptr<MemoryLinks> links_; // null: no shared memory
   OwnFrames own_;
   Routes routes_;
   std::set<int32_t> broken_; // ranks with a broken connection

@@ -214,45 +214,42 @@ TEST(LocalStoreAllocatorTest, HasAllStoredValues) {
   EXPECT_EQ(arena.num_tensors(), 0);
 }
 
-TEST(LocalStoreAllocatorTest, NoUpdaterMovesAValueOffIt) {
-  Arena arena;
-  LocalStore::Options options;
-  options.allocator = arena.allocator();
-  LocalStore store(default_runtime(), std::move(options));
-  init(store, 1, at::zeros(24));
-  const auto* const memory = store.lease(1).first.const_data_ptr();
-  const auto expect_stored = [&](double value) {
-    const at::Tensor stored = store.lease(1).first;
-    EXPECT_EQ(stored.const_data_ptr(), memory);
-    EXPECT_TRUE(arena.has(stored));
-    EXPECT_EQ(arena.num_tensors(), 1);
-    expect_equal(stored, at::full(24, value, at::kFloat));
-  };
-  at::Tensor kept;
-  store.set_updater(updater_of([&](auto& input, auto& stored) {
-    stored.add_(input);
-    kept = stored;
-  }));
-  push(store, 1, at::ones(24));
-  EXPECT_FALSE(arena.has(kept));
-  kept.zero_();
-  expect_stored(1);
-  store.set_updater(updater_of([](auto& input, auto& stored) {
-    stored.add_(input);
-    stored.set_data(at::full(24, 7.F));
-  }));
-  EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
-  expect_stored(1);
-  store.set_updater(updater_of([](auto& /*input*/, auto& stored) {
-    stored.zero_();
-    TORCH_CHECK(false, "thrown by the updater");
-  }));
-  EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
-  expect_stored(1);
-  store.set_updater(
-      updater_of([](auto& input, auto& stored) { stored.add_(input); }));
-  push(store, 1, at::ones(24));
-  expect_stored(2);
+TEST(LocalStoreAllocatorTest, UpdatersWorkAsWithoutIt) {
+  for (const bool has_allocator : {false, true}) {
+    SCOPED_TRACE(has_allocator);
+    Arena arena;
+    LocalStore::Options options;
+    if (has_allocator) {
+      options.allocator = arena.allocator();
+    }
+    LocalStore store(default_runtime(), std::move(options));
+    init(store, 1, at::zeros(24));
+    const auto expect_stored = [&](double value) {
+      expect_equal(value_of(store), at::full(24, value, at::kFloat));
+    };
+    at::Tensor kept;
+    store.set_updater(updater_of([&](auto& input, auto& stored) {
+      stored.add_(input);
+      kept = stored;
+    }));
+    push(store, 1, at::ones(24));
+    expect_stored(1);
+    expect_equal(kept, at::ones(24));
+    store.set_updater(updater_of([](auto& /*input*/, auto& stored) {
+      stored.zero_();
+      TORCH_CHECK(false, "thrown by the updater");
+    }));
+    EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
+    expect_stored(0);
+    store.set_updater(updater_of([](auto& /*input*/, auto& stored) {
+      stored.set_data(at::full(24, 7.F));
+    }));
+    EXPECT_THROW(push(store, 1, at::ones(24)), c10::Error);
+    expect_stored(0);
+    store.set_updater(nullptr);
+    push(store, 1, at::ones(24));
+    expect_equal(value_of(store), at::ones(24));
+  }
 }
 
 // --- Leases

@@ -105,6 +105,10 @@ class Node : public Transport::Handler {
     const std::lock_guard lock(mutex_);
     transport_.send(rank, direction, std::move(frame));
   }
+  void reclaim() {
+    const std::lock_guard lock(mutex_);
+    transport_.reclaim();
+  }
   int64_t num_refused() {
     const std::lock_guard lock(mutex_);
     return transport_.num_refused();

@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "../../error_text.h"
+#include "dist/transport/available_memory.h"
 #include "node.h"
 
 namespace torchkv::dist {
@@ -38,19 +38,6 @@ ZeromqConfig tcp_config(int32_t rank) {
   config.security = Security::kNone;
   config.tcp_host = "127.0.0.1";
   return config;
-}
-
-int64_t available_mb() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  int64_t kb = 0;
-  while (file >> name >> kb) {
-    if (name == "MemAvailable:") {
-      return kb / 1024;
-    }
-    file >> name; // the unit
-  }
-  return 0;
 }
 
 // Whether the test is over TCP.
@@ -96,7 +83,7 @@ TEST_P(ZeromqTransportTest, AnswersReachTheRankThatHasAsked) {
 }
 
 TEST_P(ZeromqTransportTest, ManyLargePiecesArriveInOrder) {
-  if (available_mb() < 1024) {
+  if (available_memory() < size_t{1024} << 20U) {
     GTEST_SKIP() << "too little memory";
   }
   constexpr size_t kPieces = 100;
@@ -158,6 +145,44 @@ TEST_P(ZeromqTransportTest, LargePayloadsAreReleasedWhenTheyHaveLeft) {
   server.received(1);
   worker.close();
   EXPECT_TRUE(memory.expired());
+}
+
+TEST(ZeromqTransportMemoryTest, PayloadsInSharedMemoryAreNotCopied) {
+  ZeromqConfig server_config = config_of(0);
+  ZeromqConfig worker_config = config_of(1);
+  server_config.memory = SharedMemory::create();
+  worker_config.memory = SharedMemory::create();
+  auto server = std::make_unique<Node>(server_config, echo);
+  Node worker(worker_config);
+  server->connect(1, worker.address());
+  worker.connect(0, server->address());
+  const auto used = [&] { return worker_config.memory->num_used(); };
+  const size_t size = size_t{1} << 20U;
+  auto block = worker_config.memory->allocate(size);
+  auto* const letters = static_cast<char*>(block.get());
+  std::memset(letters, 'a', size);
+  worker.send(
+      0,
+      Direction::kRequest,
+      push(1, 0, 1, Blob(std::move(block), letters, size)));
+  auto received = server->received(1);
+  ASSERT_EQ(received.size(), 1);
+  EXPECT_EQ(text_of(received[0].frame[0].payload), std::string(size, 'a'));
+  letters[0] = 'b'; // the server reads this memory
+  EXPECT_EQ(text_of(received[0].frame[0].payload)[0], 'b');
+  // Echoed from memory that is not the server's own.
+  const auto answers = worker.received(1);
+  ASSERT_EQ(answers.size(), 1);
+  EXPECT_EQ(text_of(answers[0].frame[0].payload).size(), size);
+  EXPECT_EQ(used(), size);
+  received.clear();
+  server->clear();
+  server.reset();
+  for (int i = 0; i < 2000 && used() != 0; ++i) {
+    worker.reclaim();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(used(), 0);
 }
 
 // Each thread waits for the answer to its request before the next one, so an

@@ -1,0 +1,78 @@
+#include "available_memory.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <string>
+
+namespace torchkv::dist {
+namespace {
+
+constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
+
+size_t system_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  size_t kilobytes = 0;
+  std::string rest;
+  while (file >> name >> kilobytes && std::getline(file, rest)) {
+    if (name == "MemAvailable:") {
+      return kilobytes * 1024;
+    }
+  }
+  return kUnlimited;
+}
+
+// The number in a file; `missing` where there is none, as "max" is none.
+size_t number_in(const std::string& path, size_t missing) {
+  std::ifstream file(path);
+  size_t number = 0;
+  return file >> number ? number : missing;
+}
+
+size_t left_in(const std::string& folder, const char* limit, const char* used) {
+  const size_t most = number_in(folder + limit, kUnlimited);
+  const size_t now = number_in(folder + used, 0);
+  return most == kUnlimited ? kUnlimited : most - std::min(most, now);
+}
+
+} // namespace
+
+size_t available_memory() {
+  size_t available = system_memory();
+  // "<number>:<controllers>:<path>"; a container sees its own as the root.
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(groups, line)) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) {
+      continue;
+    }
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    while (true) {
+      path = path == "/" ? "" : path;
+      if (controllers.empty()) {
+        available = std::min(
+            available,
+            left_in("/sys/fs/cgroup" + path, "/memory.max", "/memory.current"));
+      } else if (controllers == "memory") {
+        available = std::min(
+            available,
+            left_in(
+                "/sys/fs/cgroup/memory" + path,
+                "/memory.limit_in_bytes",
+                "/memory.usage_in_bytes"));
+      }
+      if (path.empty()) {
+        break;
+      }
+      path.resize(path.rfind('/')); // the groups that contain it limit it, too
+    }
+  }
+  return available;
+}
+
+} // namespace torchkv::dist
