@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string_view>
 
 #include "../core/text.h"
 #include "transport/host.h"
@@ -76,6 +78,23 @@ std::string job_secret() {
   return secret;
 }
 
+// Null: this process does without.
+std::shared_ptr<SharedMemory> shared_memory() {
+  const char* const setting = std::getenv("TORCHKV_SHARED_MEMORY");
+  if (setting != nullptr && std::string_view(setting) == "0") {
+    return nullptr;
+  }
+  try {
+    return SharedMemory::create();
+  } catch (const c10::Error& error) {
+    TORCH_WARN(
+        "torchkv: values travel over sockets, as the system has no memory to "
+        "share: ",
+        error.what_without_backtrace());
+    return nullptr;
+  }
+}
+
 } // namespace
 
 void set_access(
@@ -88,6 +107,10 @@ void set_access(
       security.empty() || security == "curve" || security == "none",
       "create: expected security 'curve' or 'none', but got ",
       quoted(security));
+  const auto here = std::count(hosts.begin(), hosts.end(), own_process().host);
+  if (here > 1) {
+    config.memory = shared_memory();
+  }
   if (std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) {
         return host == hosts[0];
       })) {

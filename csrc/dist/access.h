@@ -13,6 +13,8 @@ namespace torchkv::dist {
 // without a secret (TORCHKV_JOB_SECRET, or the file TORCHKV_JOB_SECRET_FILE,
 // which only its owner may read) unless StoreOptions::security is "none", about
 // which it warns. `rendezvous_host` is reached through the interface to use.
+// Ranks of one host share memory, unless TORCHKV_SHARED_MEMORY is "0" or the
+// system has none, which is a warning.
 void set_access(
     ZeromqConfig& config,
     const StoreOptions& options,

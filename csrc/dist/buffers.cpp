@@ -1,25 +1,16 @@
 #include "buffers.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace torchkv::dist {
-namespace {
-
-// Copies of less are faster on one thread.
-constexpr size_t kCopyGrain = size_t{1} << 18U;
-
-} // namespace
-
 struct Buffers::Pool {
   // Of the bytes that are free, at most as many as are in use are kept, and
   // kKept.
@@ -134,26 +125,26 @@ std::vector<Blob> cut(const Blob& blob, size_t piece_bytes) {
 }
 
 void copy_pieces(const std::vector<Blob>& pieces, void* destination) {
-  auto* to = static_cast<std::byte*>(destination);
-  std::vector<size_t> begins;
-  size_t total = 0;
+  kernels::cpu::CopyBatch batch;
+  add_copies(batch, pieces, destination);
+  batch.run();
+}
+
+void add_copies(
+    kernels::cpu::CopyBatch& batch,
+    const std::vector<Blob>& pieces,
+    c10::ArrayRef<void*> destinations) {
+  size_t begin = 0;
   for (const auto& piece : pieces) {
-    begins.push_back(total);
-    total += piece.size();
-  }
-  const auto copy = [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end);
-         ++i) {
-      if (pieces[i].size() != 0) {
-        std::memcpy(to + begins[i], pieces[i].data(), pieces[i].size());
+    for (void* const destination : destinations) {
+      if (piece.size() != 0) {
+        batch.add(
+            piece.data(),
+            piece.size(),
+            static_cast<std::byte*>(destination) + begin);
       }
     }
-  };
-  const auto count = static_cast<int64_t>(pieces.size());
-  if (total < 2 * kCopyGrain) {
-    copy(0, count);
-  } else {
-    at::parallel_for(0, count, 1, copy);
+    begin += piece.size();
   }
 }
 

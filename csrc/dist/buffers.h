@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "../kernels/cpu/copy_batch.h"
 #include "../store/local_store.h"
 #include "protocol/blob.h"
 #include "transport/shared_memory.h"
@@ -44,6 +45,11 @@ at::Tensor tensor_of(
 
 // Copies the pieces, one after the other, to `destination`.
 void copy_pieces(const std::vector<Blob>& pieces, void* destination);
+// Adds copies of the pieces, one after the other, to each destination.
+void add_copies(
+    kernels::cpu::CopyBatch& batch,
+    const std::vector<Blob>& pieces,
+    c10::ArrayRef<void*> destinations);
 
 // `blob` in pieces of `piece_bytes`; at least one.
 std::vector<Blob> cut(const Blob& blob, size_t piece_bytes);

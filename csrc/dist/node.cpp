@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
-#include <string_view>
 #include <utility>
 
 #include "../core/process.h"
@@ -56,23 +55,6 @@ Token token_of(const std::string& text) {
       "create: the rendezvous holds a wrong token");
   std::memcpy(token.data(), text.data(), token.size());
   return token;
-}
-
-// Null: this process does without.
-std::shared_ptr<SharedMemory> shared_memory() {
-  const char* const setting = std::getenv("TORCHKV_SHARED_MEMORY");
-  if (setting != nullptr && std::string_view(setting) == "0") {
-    return nullptr;
-  }
-  try {
-    return SharedMemory::create();
-  } catch (const c10::Error& error) {
-    TORCH_WARN(
-        "torchkv: values travel over sockets, as the system has no memory to "
-        "share: ",
-        error.what_without_backtrace());
-    return nullptr;
-  }
 }
 
 // "<host>\n<ipc>\n<tcp>\n<pid>\n<started>"
@@ -205,15 +187,10 @@ Node::Node(
   // The cores have heartbeats of their own. These find connections that are
   // dead, which is no proof that a rank is.
   config.lost = kDeadConnection;
-  const std::string own_host = own_process().host;
-  const auto hosts = exchange("host", own_host);
-  set_access(config, options, hosts, rendezvous_host());
-  const auto here = std::count(hosts.begin(), hosts.end(), own_host);
-  if (here > 1) {
-    memory_ = shared_memory();
-  }
-  shares_memory_ = memory_ != nullptr && here == num_ranks_;
-  config.memory = memory_;
+  set_access(
+      config, options, exchange("host", own_process().host), rendezvous_host());
+  memory_ = config.memory;
+  shares_memory_ = memory_ != nullptr && config.security == Security::kIpc;
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
       exchange("address", encode_address(transport_->address()));

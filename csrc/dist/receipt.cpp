@@ -7,6 +7,37 @@
 #include "errors.h"
 
 namespace torchkv::dist {
+namespace {
+
+bool is_plain(const at::Tensor& out) {
+  return is_plain_cpu(out) && out.is_contiguous();
+}
+
+// Whether all are plain, and no two share memory.
+bool are_distinct(const std::vector<std::vector<at::Tensor>>& outs) {
+  std::vector<std::pair<const char*, size_t>> ranges;
+  for (const auto& of_key : outs) {
+    for (const auto& out : of_key) {
+      if (!is_plain(out)) {
+        return false;
+      }
+      if (out.nbytes() != 0) {
+        ranges.emplace_back(
+            static_cast<const char*>(out.const_data_ptr()), out.nbytes());
+      }
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const auto& [data, size] = ranges[i - 1];
+    if (data + size > ranges[i].first) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace
 
 Outs outs_of(const Call& call, const Entries& entries) {
   Outs outs;
@@ -81,6 +112,9 @@ void Receipt::write(const Return& result) {
   for (const auto& slice : result.results) {
     slices[slice.slice.key].push_back(&slice);
   }
+  // Together, but for outs that may share memory: the last key wins.
+  const bool together = are_distinct(outs_.tensors);
+  kernels::cpu::CopyBatch batch;
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
     auto& of_key = slices[outs_.keys.list[i]];
     std::sort(of_key.begin(), of_key.end(), [](auto* a, auto* b) {
@@ -90,20 +124,25 @@ void Receipt::write(const Return& result) {
     for (const auto* slice : of_key) {
       pieces.insert(pieces.end(), slice->pieces.begin(), slice->pieces.end());
     }
-    write_key(pieces, outs_.metas[i], outs_.tensors[i]);
+    write_key(batch, pieces, outs_.metas[i], outs_.tensors[i]);
+    if (!together) {
+      std::exchange(batch, {}).run();
+    }
   }
+  batch.run();
   outs_ = {};
 }
 
 void Receipt::write_key(
+    kernels::cpu::CopyBatch& batch,
     const std::vector<Blob>& pieces,
     const Meta& meta,
     const std::vector<at::Tensor>& outs) const {
   at::Tensor value;
+  c10::SmallVector<void*, 2> plain;
   for (const auto& out : outs) {
-    if (is_plain_cpu(out) && out.scalar_type() == meta.dtype &&
-        out.is_contiguous()) {
-      copy_pieces(pieces, out.unsafeGetTensorImpl()->mutable_data());
+    if (is_plain(out) && out.scalar_type() == meta.dtype) {
+      plain.push_back(out.unsafeGetTensorImpl()->mutable_data());
     } else {
       if (!value.defined()) {
         value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);
@@ -114,6 +153,7 @@ void Receipt::write_key(
       out.unsafeGetTensorImpl()->bump_version();
     }
   }
+  add_copies(batch, pieces, plain);
 }
 
 } // namespace torchkv::dist

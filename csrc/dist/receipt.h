@@ -43,6 +43,7 @@ class Receipt final : public Completion {
  private:
   void write(const Return& result);
   void write_key(
+      kernels::cpu::CopyBatch& batch,
       const std::vector<Blob>& pieces,
       const Meta& meta,
       const std::vector<at::Tensor>& outs) const;

@@ -11,54 +11,9 @@
 #include <utility>
 
 #include "../../core/process.h"
+#include "memory_names.h"
 
 namespace torchkv::dist {
-namespace {
-
-constexpr uint64_t kNamesMagic = 0x73656d616e766b74; // "tkvnames"
-
-// What a names part holds, as it is in memory: both are processes of one host.
-struct NamesHead {
-  uint64_t magic;
-  uint64_t memory; // id
-  int64_t rank; // the sender
-  uint64_t count;
-};
-struct Name {
-  uint32_t place; // among the payloads
-  uint32_t ticket;
-  uint64_t use;
-  uint64_t segment;
-  uint64_t offset;
-  uint64_t size;
-};
-static_assert(sizeof(NamesHead) == 32 && sizeof(Name) == 40);
-
-// What the receiver of a payload holds until its last reader has ended.
-struct Reading {
-  Reading(SegmentPtr data, SegmentPtr words, uint32_t ticket, uint64_t use)
-      : data(std::move(data)),
-        words(std::move(words)),
-        ticket(ticket),
-        use(use),
-        forks(fork_count()) {}
-  Reading(const Reading&) = delete;
-  Reading& operator=(const Reading&) = delete;
-  ~Reading() {
-    if (forks == fork_count()) { // else the parent may be reading
-      reinterpret_cast<std::atomic<uint64_t>*>(words->data())[ticket].store(
-          use, std::memory_order_release);
-    }
-  }
-
-  const SegmentPtr data; // null: unknown here
-  const SegmentPtr words;
-  const uint32_t ticket;
-  const uint64_t use;
-  const uint64_t forks;
-};
-
-} // namespace
 
 struct MemoryLinks::Announcement {
   Token token;

@@ -7,14 +7,17 @@
 namespace torchkv::kernels::cpu {
 
 void CopyBatch::add(const at::Tensor& source, const at::Tensor& out) {
-  if (source.numel() == 0) {
-    return; // its memory may be null
+  if (source.numel() != 0) { // else its memory may be null
+    add(source.const_data_ptr(), source.nbytes(), out.mutable_data_ptr());
   }
-  const auto* data = static_cast<const char*>(source.const_data_ptr());
+}
+
+void CopyBatch::add(const void* source, size_t num_bytes, void* out) {
+  const auto* const data = static_cast<const char*>(source);
   if (jobs_.empty() || jobs_.back().source != data) {
-    jobs_.push_back({data, static_cast<int64_t>(source.nbytes()), 0});
+    jobs_.push_back({data, static_cast<int64_t>(num_bytes), 0});
   }
-  outs_.push_back(static_cast<char*>(out.mutable_data_ptr()));
+  outs_.push_back(static_cast<char*>(out));
   jobs_.back().outs_end = outs_.size();
 }
 

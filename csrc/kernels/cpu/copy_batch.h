@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "../../core/export.h"
@@ -19,6 +20,8 @@ namespace torchkv::kernels::cpu {
 class TORCHKV_API CopyBatch {
  public:
   void add(const at::Tensor& source, const at::Tensor& out);
+  // Likewise of memory.
+  void add(const void* source, size_t num_bytes, void* out);
   void run() const;
 
  private:
