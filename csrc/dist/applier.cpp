@@ -117,16 +117,58 @@ void Applier::set_python_updater(
   python_[epoch] = std::move(updater);
 }
 
+std::optional<std::vector<Applier::Finished>> Applier::apply_now(
+    const std::vector<RoundPtr>& rounds) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (busy_ || !jobs_.empty()) {
+      return std::nullopt;
+    }
+    busy_ = true;
+  }
+  std::optional<std::vector<Finished>> finished;
+  if (is_short(rounds)) {
+    finished = apply_all(rounds);
+  }
+  const std::lock_guard lock(mutex_);
+  busy_ = false;
+  if (!jobs_.empty()) {
+    wake_.notify_one();
+  }
+  return finished;
+}
+
+// Whether they are of a built-in rule that is known, on little memory.
+bool Applier::is_short(const std::vector<RoundPtr>& rounds) const {
+  constexpr size_t kMaxRounds = 16;
+  constexpr int64_t kMaxElements = 4096; // of all values
+  int64_t num_elements = 0;
+  for (const auto& round : rounds) {
+    const auto update = updates_.find(round->gen);
+    if (update == updates_.end() ||
+        std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
+            update->second.updater)) {
+      return false;
+    }
+    num_elements +=
+        round->num_elements * static_cast<int64_t>(1 + round->pushes.size());
+  }
+  return rounds.size() <= kMaxRounds && num_elements <= kMaxElements;
+}
+
 void Applier::loop() {
   std::vector<Job> jobs;
   std::vector<RoundPtr> rounds;
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+      busy_ = false;
+      wake_.wait(
+          lock, [this] { return !busy_ && (stopping_ || !jobs_.empty()); });
       if (jobs_.empty()) {
         return;
       }
+      busy_ = true;
       jobs.clear();
       jobs.swap(jobs_);
     }
@@ -135,7 +177,7 @@ void Applier::loop() {
         rounds.push_back(std::move(*round));
         continue;
       }
-      apply_all(std::exchange(rounds, {}));
+      finish(apply_all(std::exchange(rounds, {})));
       if (const auto* erased = std::get_if<Erased>(&job)) {
         forget(*erased);
       } else if (const auto* measured = std::get_if<Measured>(&job)) {
@@ -145,7 +187,7 @@ void Applier::loop() {
       }
     }
     jobs.clear();
-    apply_all(std::exchange(rounds, {}));
+    finish(apply_all(std::exchange(rounds, {})));
   }
 }
 
@@ -157,8 +199,15 @@ void Applier::run(const std::function<void()>& function) {
   }
 }
 
+void Applier::finish(const std::vector<Finished>& finished) const {
+  if (!finished.empty()) {
+    done_(finished);
+  }
+}
+
 // Rounds of one generation of a built-in rule are one call of the store.
-void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
+std::vector<Applier::Finished> Applier::apply_all(
+    const std::vector<RoundPtr>& rounds) {
   std::vector<Finished> finished;
   for (size_t begin = 0; begin < rounds.size();) {
     size_t end = begin + 1;
@@ -187,9 +236,7 @@ void Applier::apply_all(const std::vector<RoundPtr>& rounds) {
       finished.push_back({rounds[begin], error, /*is_measured=*/false});
     }
   }
-  if (!finished.empty()) {
-    done_(finished);
-  }
+  return finished;
 }
 
 // Puts the value that init, or a snapshot, has brought into the store. A state

@@ -22,7 +22,8 @@
 namespace torchkv::dist {
 
 // Applies the rounds of one server to the values that it holds, on a thread of
-// its own: the core's thread never waits for an updater. Thread-safe.
+// its own: the core's thread never waits for an updater, but applies a few
+// short rounds itself. Thread-safe.
 class Applier {
  public:
   struct Finished {
@@ -47,6 +48,10 @@ class Applier {
   C10_DISABLE_COPY_AND_ASSIGN(Applier);
 
   void apply(RoundPtr round);
+  // Applies rounds on the calling thread, if that takes microseconds and
+  // nothing is queued: a hand-over takes longer. Then `done` is not called.
+  std::optional<std::vector<Finished>> apply_now(
+      const std::vector<RoundPtr>& rounds);
   // Sets Round::partial. The value may not change before apply().
   void measure(RoundPtr round);
   // Fills in the states of a snapshot's values, then calls `done`, after what
@@ -88,7 +93,9 @@ class Applier {
   using Job = std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
   void enqueue(Job job);
   void loop();
-  void apply_all(const std::vector<RoundPtr>& rounds);
+  std::vector<Finished> apply_all(const std::vector<RoundPtr>& rounds);
+  void finish(const std::vector<Finished>& finished) const;
+  bool is_short(const std::vector<RoundPtr>& rounds) const;
   std::optional<std::string> apply_batch(
       c10::ArrayRef<RoundPtr> rounds,
       const Update& update);
@@ -114,7 +121,7 @@ class Applier {
   const Buffers buffers_;
   LocalStore store_;
 
-  // Of the applier's thread.
+  // Of the thread that has set busy_.
   std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
   std::map<int64_t, Update> updates_; // by generation
   std::unordered_map<Key, KeyState, KeyHash> restored_;
@@ -125,6 +132,7 @@ class Applier {
   std::condition_variable wake_;
   std::vector<Job> jobs_;
   std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch
+  bool busy_ = false;
   bool stopping_ = false;
   std::thread thread_; // started by the first job
 };

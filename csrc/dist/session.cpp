@@ -205,6 +205,12 @@ void Session::on_peer_lost(int32_t rank) {
 
 void Session::on_applied(const std::vector<Applier::Finished>& finished) {
   const std::lock_guard lock(node_->mutex());
+  note_applied(finished);
+  perform(server_.take());
+  node_->deliver();
+}
+
+void Session::note_applied(const std::vector<Applier::Finished>& finished) {
   for (const auto& [round, error, is_measured] : finished) {
     if (is_measured) {
       server_.on_measured(round, node_->now());
@@ -212,8 +218,6 @@ void Session::on_applied(const std::vector<Applier::Finished>& finished) {
       server_.on_applied(round, error, node_->now());
     }
   }
-  perform(server_.take());
-  node_->deliver();
 }
 
 template <class Other>
@@ -222,13 +226,27 @@ void Session::perform_one(const Other& /*action*/) {
 }
 
 void Session::perform(Actions actions) {
-  if (std::any_of(actions.begin(), actions.end(), [](const auto& action) {
-        return std::holds_alternative<Apply>(action);
-      })) {
-    node_->reclaim(); // so that values are written in place
-  }
-  for (auto& action : actions) {
-    std::visit([this](auto& one) { perform_one(one); }, action);
+  while (!actions.empty()) {
+    std::vector<RoundPtr> rounds;
+    for (auto& action : actions) {
+      if (auto* apply = std::get_if<Apply>(&action)) {
+        rounds.push_back(std::move(apply->round));
+      } else {
+        std::visit([this](auto& one) { perform_one(one); }, action);
+      }
+    }
+    actions.clear();
+    if (!rounds.empty()) {
+      node_->reclaim(); // so that values are written in place
+      if (const auto finished = applier_.apply_now(rounds)) {
+        note_applied(*finished);
+        actions = server_.take();
+        continue;
+      }
+    }
+    for (auto& round : rounds) {
+      applier_.apply(std::move(round));
+    }
   }
 }
 
@@ -242,10 +260,6 @@ void Session::perform_one(Send& action) {
 
 void Session::perform_one(const Wake& action) {
   node_->wake_at(action.at);
-}
-
-void Session::perform_one(Apply& action) {
-  applier_.apply(std::move(action.round));
 }
 
 void Session::perform_one(Measure& action) {

@@ -93,7 +93,6 @@ class Session {
   void perform(Actions actions);
   void perform_one(Send& action);
   void perform_one(const Wake& action);
-  void perform_one(Apply& action);
   void perform_one(Measure& action);
   void perform_one(const Erase& action);
   void perform_one(WriteShard& action);
@@ -102,6 +101,7 @@ class Session {
   // What this session's configuration and calls never lead to.
   template <class Other>
   void perform_one(const Other& action);
+  void note_applied(const std::vector<Applier::Finished>& finished);
   // On the applier's thread.
   void on_applied(const std::vector<Applier::Finished>& finished);
 
