@@ -245,6 +245,7 @@ void Worker::lose(int32_t server) {
     }
     finish(opno, std::move(answer));
   }
+  complete_config();
 }
 
 void Worker::fail(const Error& error) {

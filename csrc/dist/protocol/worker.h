@@ -90,6 +90,7 @@ class TORCHKV_API Worker final : public Core {
   void receive_value(const Message& message, WorkerOperation* operation);
   bool fits(const WorkerOperation& operation, const Message& value) const;
   void greet(const Message& welcome, WorkerLink& link);
+  void complete_config();
   WorkerOperation* find_operation(int64_t opno, int32_t server);
   void note_got(int32_t server, int64_t opno, int32_t index);
 
@@ -174,6 +175,8 @@ class TORCHKV_API Worker final : public Core {
   int64_t phase_ = 0;
   std::optional<Error> fatal_;
   CallId closing_ = 0;
+  Blob options_; // the latest of the predecessor, with rank 0
+  bool completed_ = false; // its last change
   CallId stalled_ = 0;
   std::vector<std::pair<int32_t, Pieces>> got_; // of the frame at hand
   std::vector<RegionPtr> abandoned_; // that a lost server may still read

@@ -396,11 +396,13 @@ class Server(Core):
                 self._lose(m.rank, now)
             self.peers[m.rank] = peer = Peer(m.inc, "up", now)
         peer.heard = now
+        gen = max(self.configs)
         self._send(
             m.rank,
             "WELCOME",
             inc=m.inc,
-            gen=max(self.configs),
+            gen=gen,
+            rate=self.configs[gen] if m.rank == 0 and m.inc > 1 else None,
             snap=self.snap_seen,
             phase=self.phase,
         )
@@ -1153,6 +1155,7 @@ class Link:
     def __init__(self, now):
         self.state, self.heard, self.beat = "hello", now, -1.0  # hello, up, lost
         self.sinc = 0
+        self.gen = 0  # of the options that it had when it said welcome
         self.queue = PieceQueue()
         self.outstanding = set()
         self.freeing, self.freed_at = set(), 0.0  # leases that have ended, unconfirmed
@@ -1214,6 +1217,8 @@ class Worker(Core):
         self.groups = {}  # of rank 0: id -> list push of which norms are awaited
         self.got = {}  # server -> pieces of the frame at hand
         self.stalled = None  # call that waits for a region; so does the program
+        # Of rank 0: the predecessor's latest options; whether all servers have them.
+        self.options, self.completed = None, False
 
     def ready(self):
         """Calls may begin: rank 0 must know the servers' generation and snapshot
@@ -1238,11 +1243,13 @@ class Worker(Core):
         if link.state == "lost":
             return
         if m.kind == "WELCOME" and link.state == "hello":
-            link.state, link.sinc = "up", m.sinc
-            self.gen, self.snap = max(self.gen, m.gen), max(self.snap, m.snap)
-            self.phase = max(self.phase, m.phase)
+            link.state, link.sinc, link.gen = "up", m.sinc, m.gen
+            if m.gen > self.gen:
+                self.gen, self.options = m.gen, m.rate
+            self.snap, self.phase = max(self.snap, m.snap), max(self.phase, m.phase)
             for opno in sorted(link.outstanding):
                 self._transmit(self.ops[opno], now)
+            self._complete_config(now)
         elif m.kind == "REJECT":
             self._fail(m.error, now)
         elif link.state == "up" and m.sinc != link.sinc:
@@ -1303,6 +1310,18 @@ class Worker(Core):
             if self.sync and m.error[0] != "updater":
                 self._fail(m.error, now)
         self.ready_to_pump.add(m.sid)
+
+    def _complete_config(self, now):
+        """Rank 0's predecessor may have been lost before all servers had its last
+        options: pushes that carry their number would wait for ever."""
+        if self.rank != 0 or self.inc == 1 or self.completed:
+            return
+        if self.fatal or not self.ready():
+            return
+        self.completed = True
+        for sid, link in self.links.items():
+            if link.state == "up" and link.gen < self.gen:
+                self._issue(0, "CONFIG", self.control[sid], "", now, rate=self.options)
 
     def on_copied(self, opno, data, stamp, now):
         self.now = now
@@ -1851,6 +1870,7 @@ class Worker(Core):
             if op.kind in ("CLOSE", "ENTER", "CONFIG"):
                 error = {}  # the other servers carry on
             self._finish(op, now, **error)
+        self._complete_config(now)
 
     def _fail(self, error, now):
         if self.fatal:

@@ -1362,6 +1362,33 @@ MUTANTS = {
             ),
         ],
     ),
+    "rank 0's heir does not send the last options": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+        self.completed = True
+""",
+                """\
+        self.completed = True
+        return
+""",
+            ),
+        ],
+    ),
+    "rank 0's heir is not told the last options": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+            rate=self.configs[gen] if m.rank == 0 and m.inc > 1 else None,
+""",
+                """\
+            rate=None,
+""",
+            ),
+        ],
+    ),
     "replaced before greeted: nothing re-evaluated": (
         "ssp/crash async/crash quorum/crash",
         [

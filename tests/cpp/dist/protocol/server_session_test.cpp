@@ -306,6 +306,22 @@ TEST(ServerSessionTest, APushWaitsForItsOptions) {
   EXPECT_EQ(ServerScript::join({s.begun()[2]->options}), Values{43});
 }
 
+TEST(ServerSessionTest, OnlyTheHeirOfRank0IsToldTheLatestOptions) {
+  ServerScript s(ServerScript::config(1, 2));
+  s.control(0, Kind::kConfig, [](Message& message) {
+    message.gen = 1;
+    message.payload = ServerScript::blob({41});
+  });
+  EXPECT_EQ(s.last(0, Kind::kWelcome).payload.size(), 0);
+  s.hello(1, 2);
+  EXPECT_EQ(s.last(1, Kind::kWelcome).gen, 1);
+  EXPECT_EQ(s.last(1, Kind::kWelcome).payload.size(), 0);
+  s.hello(0, 2);
+  EXPECT_EQ(s.last(0, Kind::kWelcome).gen, 1);
+  EXPECT_EQ(
+      ServerScript::join({s.last(0, Kind::kWelcome).payload}), Values{41});
+}
+
 TEST(ServerSessionTest, WithoutRank0NobodyWaitsForOptions) {
   ServerScript s(ServerScript::config(1, 2));
   s.push(1, 1, [](Message& message) { message.gen = 1; });
