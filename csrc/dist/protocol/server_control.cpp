@@ -197,7 +197,8 @@ std::vector<int32_t> Server::missing(const Message& message) const {
     }
     return result;
   }
-  if (message.kind == Kind::kEnter) { // for pushes that others hold up
+  if (message.kind == Kind::kEnter || message.kind == Kind::kSnapshot) {
+    // For pushes that others hold up.
     for (const auto& [id, each] : slices_) {
       const auto* count = find_count(message.counts, id);
       const auto* member = each->members.find(rank);

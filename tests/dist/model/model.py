@@ -638,7 +638,7 @@ class Server(Core):
             ):
                 return [m.rank]
             return [r for r in self._members() if not self.peers[r].meeting]
-        if m.kind == "ENTER":  # for pushes that others hold up
+        if m.kind in ("ENTER", "SNAPSHOT"):  # for pushes that others hold up
             key = next(
                 (
                     k

@@ -1389,6 +1389,19 @@ MUTANTS = {
             ),
         ],
     ),
+    "snapshot that waits names nobody": (
+        "sync/misuse quorum/crash",
+        [
+            (
+                """\
+        if m.kind in ("ENTER", "SNAPSHOT"):  # for pushes that others hold up
+""",
+                """\
+        if m.kind == "ENTER":
+""",
+            ),
+        ],
+    ),
     "replaced before greeted: nothing re-evaluated": (
         "ssp/crash async/crash quorum/crash",
         [

@@ -281,6 +281,17 @@ def scripts(model):
     s.send(1, "HEARTBEAT", floor=3, fatal=None)
     want("floor ends a lease", not any(s.server.keys["k/0"].leases))
 
+    s = Script(model, None)
+    s.push(0, 1)
+    for _ in range(2):  # again: it asks
+        s.opno[0, 1], s.last[0, 1, ""] = 2, 0
+        s.op(0, "SNAPSHOT", key="", snap=1, counts={"k/0": 1})
+    waits = [a[2] for a in s.out if a[0] == "send" and a[2].kind == "WAIT"]
+    want(
+        "a snapshot that waits names who holds up its pushes",
+        [m.missing for m in waits] == [[1, 2]],
+    )
+
     s = Script(model, 1)
     s.op(0, "CONFIG", key="", gen=1, rate=41)
     s.send(0, "HELLO", inc=2)
