@@ -328,7 +328,12 @@ void Server::on_written(int64_t snapshot, Time now) {
   }
   const OperationPtr op = *found;
   snapshots_.erase(snapshot);
-  captures_.erase(snapshot);
+  // Also those of older snapshots that nobody asks for any more.
+  for (auto at = captures_.begin(); at != captures_.end();) {
+    at = at->first <= snapshot && !snapshots_.contains(at->first)
+        ? captures_.erase(at)
+        : std::next(at);
+  }
   reply_done(op);
 }
 

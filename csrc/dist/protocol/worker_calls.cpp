@@ -295,13 +295,13 @@ void Worker::begin_config(CallId id, WorkerCall& call) {
 }
 
 void Worker::begin_snapshot(CallId id, WorkerCall& call) {
-  call.number = ++snap_;
   for (int32_t server = 0; server < config().num_servers; ++server) {
     if (link_of(server).state == LinkState::kLost) {
       end(id, Error{ErrorCode::kServerLost, server, {}, {}, {}});
       return;
     }
   }
+  call.number = ++snap_;
   Message request;
   request.kind = Kind::kSnapshot;
   request.step = call.request.step;

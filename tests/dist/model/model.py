@@ -377,8 +377,9 @@ class Server(Core):
     def on_written(self, name, now):
         self.now = now
         snap = self.snaps.pop(name[1], None)
-        if snap:
-            self.captures.pop(name[1], None)
+        if snap:  # also those of older ones that nobody asks for any more
+            for n in [n for n in self.captures if n <= name[1] and n not in self.snaps]:
+                del self.captures[n]
             self._reply(snap, "DONE")
         return self._take()
 
@@ -1577,8 +1578,6 @@ class Worker(Core):
 
     def _everywhere(self, cid, kind, now, **fields):
         lost = [s for s, link in self.links.items() if link.state == "lost"]
-        if lost and kind == "SNAPSHOT":
-            return self._return(cid, error=("server_lost", lost[0], None))
         for sid, table in self.control.items():
             if sid in lost:
                 continue  # nothing of ours is under way there
@@ -1623,7 +1622,10 @@ class Worker(Core):
                 table.round += by
 
     def _begin_snapshot(self, cid, call, now, step):
-        self.snap += 1
+        for sid, link in self.links.items():
+            if link.state == "lost":
+                return self._return(cid, error=("server_lost", sid, None))
+        self.snap += 1  # only now: what carries a number is captured for it
         call.number = self.snap
         self._everywhere(cid, "SNAPSHOT", now, step=step)
 

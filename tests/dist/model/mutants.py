@@ -1389,6 +1389,39 @@ MUTANTS = {
             ),
         ],
     ),
+    "refused snapshot is counted": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+    def _begin_snapshot(self, cid, call, now, step):
+""",
+                """\
+    def _begin_snapshot(self, cid, call, now, step):
+        self.snap += 1
+""",
+            ),
+            (
+                """\
+        self.snap += 1  # only now: what carries a number is captured for it
+""",
+                "",
+            ),
+        ],
+    ),
+    "captures of older snapshots are kept": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+            for n in [n for n in self.captures if n <= name[1] and n not in self.snaps]:
+""",
+                """\
+            for n in [n for n in self.captures if n == name[1]]:
+""",
+            ),
+        ],
+    ),
     "snapshot that waits names nobody": (
         "sync/misuse quorum/crash",
         [

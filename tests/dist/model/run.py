@@ -164,6 +164,14 @@ def worker_scripts(model, want):
         [(sid, m.gen, m.rate) for sid, m in w.sent("CONFIG")] == [(1, 3, 103)],
     )
 
+    w = WorkerScript(model, 0)
+    w.out += w.worker.on_peer_lost(1, 0.0)
+    w.call("snapshot", step=1)
+    want(
+        "a refused snapshot is not counted",
+        w.errors() == [("server_lost", 1, None)] and w.worker.snap == 0,
+    )
+
 
 def scripts(model):
     """Problems, as strings."""
@@ -291,6 +299,11 @@ def scripts(model):
         "a snapshot that waits names who holds up its pushes",
         [m.missing for m in waits] == [[1, 2]],
     )
+
+    s = Script(model, None, W=1)  # snapshot 1 was never asked for
+    s.op(0, "SNAPSHOT", key="", snap=2, counts={"k/0": 0})
+    s.out += s.server.on_written(("shard", 2), s.now)
+    want("captures that nobody asks for are dropped", not s.server.captures)
 
     s = Script(model, 1)
     s.op(0, "CONFIG", key="", gen=1, rate=41)

@@ -81,6 +81,36 @@ TEST(ServerSnapshotTest, ASnapshotThatWaitsNamesThoseWhoHoldUpItsPushes) {
   EXPECT_TRUE(s.last(0, Kind::kWait).missing.empty()); // for the file
 }
 
+TEST(ServerSnapshotTest, CapturesOfOlderSnapshotsEndWithTheNext) {
+  ServerScript s(ServerScript::config(kSync, 1));
+  s.control(0, Kind::kSnapshot, [](Message& message) { // and no snapshot 1
+    message.snap = 2;
+    message.counts = pushes_of_k(0);
+  });
+  ASSERT_EQ(s.all<WriteShard>().size(), 1);
+  EXPECT_EQ(s.all<WriteShard>()[0]->shard.number, 2);
+  s.server.on_written(2, s.now);
+  s.collect();
+  s.push(0, 1, [](Message& message) { message.snap = 2; });
+  EXPECT_FALSE(s.begun()[0]->in_snapshot);
+}
+
+TEST(ServerSnapshotTest, CapturesOfASnapshotThatIsAskedForStay) {
+  ServerScript s(ServerScript::config(kSync, 1));
+  s.control(0, Kind::kSnapshot, [](Message& message) {
+    message.snap = 1;
+    message.counts = {{ServerScript::slice(), 0}, {{"z", 0}, 0}};
+  });
+  s.control(0, Kind::kSnapshot, [](Message& message) {
+    message.snap = 2;
+    message.counts = pushes_of_k(0);
+  });
+  s.server.on_written(2, s.now);
+  s.collect();
+  s.push(0, 1, [](Message& message) { message.snap = 2; });
+  EXPECT_TRUE(s.begun()[0]->in_snapshot); // of 1, which waits for z
+}
+
 TEST(ServerSnapshotTest, UpdatesDoNotWaitForSnapshots) {
   for (const bool leases : {false, true}) {
     Config config = ServerScript::config(kSync, 1);

@@ -231,6 +231,21 @@ TEST(WorkerFailureTest, ALostServerFailsOnlyWhatIsThere) {
   EXPECT_FALSE(scene.ended(scene.call(request(RK::kClose))).error);
 }
 
+TEST(WorkerFailureTest, ARefusedSnapshotIsNotCounted) {
+  WorkerScene scene(test_config(2, 1), 0);
+  scene.start();
+  scene.init({key_on(0)});
+  scene.worker.on_peer_lost(1, scene.now);
+  scene.collect();
+  const Return end = scene.ended(scene.call(request(RK::kSnapshot)));
+  EXPECT_EQ(error_in(end).code, ErrorCode::kServerLost);
+  EXPECT_EQ(error_in(end).who, 1);
+  scene.clear();
+  // Its number would make the servers keep values that nobody asks for.
+  scene.call(request(RK::kPush, {key_on(0)}));
+  EXPECT_EQ(scene.sent.at(0).snap, 0);
+}
+
 // Rank 0's predecessor was lost before all servers had its last options.
 TEST(WorkerFailureTest, TheHeirOfRank0SendsItsLastOptionsToThoseThatLackThem) {
   WorkerScene scene(test_config(4, 1), 0);
