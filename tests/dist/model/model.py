@@ -1218,6 +1218,7 @@ class Worker(Core):
         self.groups = {}  # of rank 0: id -> list push of which norms are awaited
         self.got = {}  # server -> pieces of the frame at hand
         self.stalled = None  # call that waits for a region; so does the program
+        self.deleting = set()  # calls that wait for others on their key
         # Of rank 0: the predecessor's latest options; whether all servers have them.
         self.options, self.completed = None, False
 
@@ -1374,10 +1375,14 @@ class Worker(Core):
                 ops = [self.ops[n] for n in sorted(call.left)]
                 if self.stalled == cid:  # then those that have the regions tell
                     ops = [op for op in self.ops.values() if op.region]
+                elif cid in self.deleting:  # and here those on the key
+                    names = {p[1] for p in self.keys.get(call.key, (0, ()))[1]}
+                    ops = [op for op in self.ops.values() if op.key in names]
                 missing = sorted(set().union(*[op.missing or () for op in ops]))
                 self._return(
                     cid, error=("timeout", missing, ops[0].key if ops else None)
                 )
+        self._begin_deletes(now)
         return self._take()
 
     def on_peer_lost(self, sid, now):
@@ -1574,7 +1579,22 @@ class Worker(Core):
         self._each(cid, call, "PUSHPULL", now, **a)
 
     def _begin_delete(self, cid, call, now):
-        self._each(cid, call, "DELETE", now)
+        """It waits for other calls on the key: the server forgets what a rank that
+        leaves has asked for."""
+        if not self._cannot(call.key) and any(
+            self.ops[opno].cid in self.calls
+            for _, name, _, _ in self.keys[call.key][1]
+            for opno in self.tables[name].outstanding
+        ):
+            self.deleting.add(cid)
+        else:
+            self._each(cid, call, "DELETE", now)
+
+    def _begin_deletes(self, now):
+        cids, self.deleting = sorted(self.deleting), set()
+        for cid in cids:
+            if cid in self.calls:
+                self._begin_delete(cid, self.calls[cid], now)
 
     def _everywhere(self, cid, kind, now, **fields):
         lost = [s for s, link in self.links.items() if link.state == "lost"]
@@ -1822,6 +1842,7 @@ class Worker(Core):
             elif not call.left:
                 self._complete(op.cid, call, now)
         self._unstall(now)
+        self._begin_deletes(now)
         self._close_if_idle(now)
 
     def _complete(self, cid, call, now):

@@ -1435,6 +1435,22 @@ MUTANTS = {
             ),
         ],
     ),
+    "delete overtakes pulls": (
+        "ssp async quorum",
+        [
+            (
+                """\
+            self.deleting.add(cid)
+        else:
+            self._each(cid, call, "DELETE", now)
+""",
+                """\
+            pass
+        self._each(cid, call, "DELETE", now)
+""",
+            ),
+        ],
+    ),
     "replaced before greeted: nothing re-evaluated": (
         "ssp/crash async/crash quorum/crash",
         [

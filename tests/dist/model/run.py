@@ -172,6 +172,17 @@ def worker_scripts(model, want):
         w.errors() == [("server_lost", 1, None)] and w.worker.snap == 0,
     )
 
+    w = WorkerScript(model, 1)
+    w.call("init", "a", numel=1, vector=[0])
+    sid = w.sent("INIT")[0][0]
+    w.give(sid, "DONE", opno=1, round=0, version=0, kid=1)
+    w.call("pull", "a")
+    w.call("delete", "a")
+    want("a delete waits for a pull", not w.sent("DELETE"))
+    value = dict(vector=[5], version=1, kid=1, digest=0, round=0, lease=None)
+    w.give(sid, "VALUE", opno=2, index=0, pieces=1, payload=[5], **value)
+    want("and follows it", [m.opno for _, m in w.sent("DELETE")] == [3])
+
 
 def scripts(model):
     """Problems, as strings."""
