@@ -420,9 +420,11 @@ class App:
         self.sim.kill(self.process, polite=True)
 
     def rejoin(self):
-        """The same process, or a new one of the same rank, comes back (not in sync)."""
+        """The same process comes back (not in sync), unless another has its rank: what
+        the server said may be older than that, so the rendezvous has the last word."""
         if (
-            not self.process.alive
+            self.sim.incs.get(self.address, 1) != self.inc
+            or not self.process.alive
             or self.process.cores.get(self.address) is not self.core
         ):
             return
