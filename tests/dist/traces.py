@@ -44,7 +44,7 @@ FIELDS = {
     "CLOSE": [*OPERATION, "counts"],
     "NORM": [*OPERATION, "round", "group"],
     "FACTOR": [*OPERATION, "round", "factor"],
-    "WELCOME": ["gen", "snap", "passed"],
+    "WELCOME": ["gen", "snap", "passed", "options"],
     "REJECT": ["error"],
     "EXPIRED": ["by"],
     "ALIVE": ["error"],
@@ -113,7 +113,7 @@ def field(m, name):
     if name == "passed":
         return getattr(m, "phase", 0)
     if name == "options":
-        return m.rate
+        return 1 if m.rate is None else m.rate
     if name == "whole":
         return int(m.whole)
     if name == "group":

@@ -206,6 +206,9 @@ void Server::greet(const Message& hello, Time now) {
   peer(rank).heard = now;
   Message welcome = make(Kind::kWelcome, rank);
   welcome.gen = options_.rbegin()->first;
+  if (rank == 0 && inc > 1) {
+    welcome.payload = options_.rbegin()->second; // see Worker::complete_config
+  }
   welcome.snap = snap_seen_;
   welcome.phase = phase_;
   answer_to(rank, std::move(welcome));

@@ -197,7 +197,8 @@ std::vector<int32_t> Server::missing(const Message& message) const {
     }
     return result;
   }
-  if (message.kind == Kind::kEnter) { // for pushes that others hold up
+  if (message.kind == Kind::kEnter || message.kind == Kind::kSnapshot) {
+    // For pushes that others hold up.
     for (const auto& [id, each] : slices_) {
       const auto* count = find_count(message.counts, id);
       const auto* member = each->members.find(rank);
@@ -327,7 +328,12 @@ void Server::on_written(int64_t snapshot, Time now) {
   }
   const OperationPtr op = *found;
   snapshots_.erase(snapshot);
-  captures_.erase(snapshot);
+  // Also those of older snapshots that nobody asks for any more.
+  for (auto at = captures_.begin(); at != captures_.end();) {
+    at = at->first <= snapshot && !snapshots_.contains(at->first)
+        ? captures_.erase(at)
+        : std::next(at);
+  }
   reply_done(op);
 }
 

@@ -104,6 +104,7 @@ void Worker::on_timer(Time now) {
       time_out(id);
     }
   }
+  begin_deletes();
 }
 
 void Worker::time_out(CallId id) {
@@ -111,8 +112,7 @@ void Worker::time_out(CallId id) {
   error.code = ErrorCode::kTimeout;
   bool is_first = true;
   for (const auto& [opno, operation] : operations_) {
-    // Those that have the memory tell what a stalled call waits for.
-    if (stalled_ == id ? operation.region == nullptr : operation.call != id) {
+    if (!is_awaited(operation, id)) {
       continue;
     }
     if (is_first && !operation.table->slice.is_server()) {
@@ -129,6 +129,22 @@ void Worker::time_out(CallId id) {
       std::unique(error.missing.begin(), error.missing.end()),
       error.missing.end());
   end(id, std::move(error));
+}
+
+// Whether a call waits for this operation.
+bool Worker::is_awaited(const WorkerOperation& operation, CallId id) const {
+  if (stalled_ == id) { // for those that have the memory
+    return operation.region != nullptr;
+  }
+  if (deleting_.count(id) == 0) {
+    return operation.call == id;
+  }
+  const SliceId& slice = operation.table->slice;
+  const auto& items = calls_.at(id).request.items;
+  return !slice.is_server() &&
+      std::any_of(items.begin(), items.end(), [&](const auto& item) {
+        return item.key == slice.key;
+      });
 }
 
 // Ends of calls.
@@ -245,6 +261,7 @@ void Worker::lose(int32_t server) {
     }
     finish(opno, std::move(answer));
   }
+  complete_config();
 }
 
 void Worker::fail(const Error& error) {

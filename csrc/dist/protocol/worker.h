@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -90,6 +91,7 @@ class TORCHKV_API Worker final : public Core {
   void receive_value(const Message& message, WorkerOperation* operation);
   bool fits(const WorkerOperation& operation, const Message& value) const;
   void greet(const Message& welcome, WorkerLink& link);
+  void complete_config();
   WorkerOperation* find_operation(int64_t opno, int32_t server);
   void note_got(int32_t server, int64_t opno, int32_t index);
 
@@ -102,6 +104,8 @@ class TORCHKV_API Worker final : public Core {
   // These may end the call: then `call` is no more.
   void begin(CallId id, WorkerCall& call);
   void begin_items(CallId id, WorkerCall& call);
+  bool has_calls(const Request& request) const;
+  void begin_deletes();
   void issue_inits(CallId id, WorkerCall& call);
   void issue_values(CallId id, WorkerCall& call);
   void begin_config(CallId id, WorkerCall& call);
@@ -112,6 +116,7 @@ class TORCHKV_API Worker final : public Core {
   void write_manifest(const WorkerCall& call);
   void close_if_idle();
   void time_out(CallId id);
+  bool is_awaited(const WorkerOperation& operation, CallId id) const;
   void end(
       CallId id,
       std::optional<Error> error,
@@ -174,6 +179,9 @@ class TORCHKV_API Worker final : public Core {
   int64_t phase_ = 0;
   std::optional<Error> fatal_;
   CallId closing_ = 0;
+  std::set<CallId> deleting_; // calls that wait for others on their keys
+  Blob options_; // the latest of the predecessor, with rank 0
+  bool completed_ = false; // its last change
   CallId stalled_ = 0;
   std::vector<std::pair<int32_t, Pieces>> got_; // of the frame at hand
   std::vector<RegionPtr> abandoned_; // that a lost server may still read

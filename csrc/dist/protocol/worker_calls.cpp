@@ -122,12 +122,41 @@ void Worker::begin_items(CallId id, WorkerCall& call) {
     end(id, error);
     return;
   }
+  if (request.kind == Request::Kind::kDelete && has_calls(request)) {
+    deleting_.insert(id);
+    return;
+  }
   if (request.items.empty()) {
     complete(id, call);
   } else if (request.kind == Request::Kind::kInit) {
     issue_inits(id, call);
   } else {
     issue_values(id, call);
+  }
+}
+
+// Whether a call has operations on these keys. A delete waits for them: the
+// server forgets what a rank that leaves has asked for.
+bool Worker::has_calls(const Request& request) const {
+  for (const auto& item : request.items) {
+    for (const auto& table : keys_.find(item.key)->tables) {
+      for (const int64_t opno : table->outstanding) {
+        if (calls_.count(operations_.at(opno).call) != 0) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+void Worker::begin_deletes() {
+  const auto ids = std::exchange(deleting_, {});
+  for (const CallId id : ids) {
+    const auto at = calls_.find(id);
+    if (at != calls_.end()) {
+      begin_items(id, at->second);
+    }
   }
 }
 
@@ -295,13 +324,13 @@ void Worker::begin_config(CallId id, WorkerCall& call) {
 }
 
 void Worker::begin_snapshot(CallId id, WorkerCall& call) {
-  call.number = ++snap_;
   for (int32_t server = 0; server < config().num_servers; ++server) {
     if (link_of(server).state == LinkState::kLost) {
       end(id, Error{ErrorCode::kServerLost, server, {}, {}, {}});
       return;
     }
   }
+  call.number = ++snap_;
   Message request;
   request.kind = Kind::kSnapshot;
   request.step = call.request.step;

@@ -142,11 +142,34 @@ void Worker::greet(const Message& welcome, WorkerLink& link) {
   }
   link.state = LinkState::kUp;
   link.sinc = welcome.header.sinc;
-  gen_ = std::max(gen_, welcome.gen);
+  link.gen = welcome.gen;
+  if (welcome.gen > gen_) {
+    gen_ = welcome.gen;
+    options_ = welcome.payload;
+  }
   snap_ = std::max(snap_, welcome.snap);
   phase_ = std::max(phase_, welcome.phase);
   for (const int64_t opno : link.outstanding) {
     transmit(operations_.at(opno));
+  }
+  complete_config();
+}
+
+// Rank 0's predecessor may have been lost before all servers had its last
+// options: pushes that are stamped with them would wait for ever.
+void Worker::complete_config() {
+  if (rank_ != 0 || inc_ == 1 || completed_ || fatal_ || !ready()) {
+    return;
+  }
+  completed_ = true;
+  for (int32_t server = 0; server < config().num_servers; ++server) {
+    const WorkerLink& link = link_of(server);
+    if (link.state == LinkState::kUp && link.gen < gen_) {
+      Message request;
+      request.kind = Kind::kConfig;
+      request.payload = options_;
+      issue(0, control_[static_cast<size_t>(server)], std::move(request));
+    }
   }
 }
 

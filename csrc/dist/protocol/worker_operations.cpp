@@ -268,6 +268,7 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
     }
   }
   begin_stalled();
+  begin_deletes();
   close_if_idle();
 }
 

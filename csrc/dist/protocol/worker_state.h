@@ -60,6 +60,7 @@ struct WorkerLink {
   Time heard = 0;
   Time beat = -std::numeric_limits<Time>::infinity();
   int64_t sinc = 0;
+  int64_t gen = 0; // of the options that it had when it said kWelcome
   PieceQueue queue;
   bool has_pieces = false; // that may be sent, perhaps
   std::deque<int64_t> outstanding; // operations without an answer, ascending

@@ -289,6 +289,7 @@ void code_message(Coder& coder, M& message, Direction direction) {
       coder.counter(message.gen);
       coder.counter(message.snap);
       coder.counter(message.phase);
+      coder.payload(message.payload);
       break;
     case Kind::kExpired:
       coder.counter(message.by);

@@ -276,7 +276,7 @@ const std::vector<std::string>& fields_of(Kind kind) {
         {Kind::kClose, operation + "counts"},
         {Kind::kNorm, operation + "round group"},
         {Kind::kFactor, operation + "round factor"},
-        {Kind::kWelcome, "gen snap passed"},
+        {Kind::kWelcome, "gen snap passed options"},
         {Kind::kReject, "error"},
         {Kind::kExpired, "by"},
         {Kind::kAlive, "error"},

@@ -377,8 +377,9 @@ class Server(Core):
     def on_written(self, name, now):
         self.now = now
         snap = self.snaps.pop(name[1], None)
-        if snap:
-            self.captures.pop(name[1], None)
+        if snap:  # also those of older ones that nobody asks for any more
+            for n in [n for n in self.captures if n <= name[1] and n not in self.snaps]:
+                del self.captures[n]
             self._reply(snap, "DONE")
         return self._take()
 
@@ -396,11 +397,13 @@ class Server(Core):
                 self._lose(m.rank, now)
             self.peers[m.rank] = peer = Peer(m.inc, "up", now)
         peer.heard = now
+        gen = max(self.configs)
         self._send(
             m.rank,
             "WELCOME",
             inc=m.inc,
-            gen=max(self.configs),
+            gen=gen,
+            rate=self.configs[gen] if m.rank == 0 and m.inc > 1 else None,
             snap=self.snap_seen,
             phase=self.phase,
         )
@@ -636,7 +639,7 @@ class Server(Core):
             ):
                 return [m.rank]
             return [r for r in self._members() if not self.peers[r].meeting]
-        if m.kind == "ENTER":  # for pushes that others hold up
+        if m.kind in ("ENTER", "SNAPSHOT"):  # for pushes that others hold up
             key = next(
                 (
                     k
@@ -1153,6 +1156,7 @@ class Link:
     def __init__(self, now):
         self.state, self.heard, self.beat = "hello", now, -1.0  # hello, up, lost
         self.sinc = 0
+        self.gen = 0  # of the options that it had when it said welcome
         self.queue = PieceQueue()
         self.outstanding = set()
         self.freeing, self.freed_at = set(), 0.0  # leases that have ended, unconfirmed
@@ -1214,6 +1218,9 @@ class Worker(Core):
         self.groups = {}  # of rank 0: id -> list push of which norms are awaited
         self.got = {}  # server -> pieces of the frame at hand
         self.stalled = None  # call that waits for a region; so does the program
+        self.deleting = set()  # calls that wait for others on their key
+        # Of rank 0: the predecessor's latest options; whether all servers have them.
+        self.options, self.completed = None, False
 
     def ready(self):
         """Calls may begin: rank 0 must know the servers' generation and snapshot
@@ -1238,11 +1245,13 @@ class Worker(Core):
         if link.state == "lost":
             return
         if m.kind == "WELCOME" and link.state == "hello":
-            link.state, link.sinc = "up", m.sinc
-            self.gen, self.snap = max(self.gen, m.gen), max(self.snap, m.snap)
-            self.phase = max(self.phase, m.phase)
+            link.state, link.sinc, link.gen = "up", m.sinc, m.gen
+            if m.gen > self.gen:
+                self.gen, self.options = m.gen, m.rate
+            self.snap, self.phase = max(self.snap, m.snap), max(self.phase, m.phase)
             for opno in sorted(link.outstanding):
                 self._transmit(self.ops[opno], now)
+            self._complete_config(now)
         elif m.kind == "REJECT":
             self._fail(m.error, now)
         elif link.state == "up" and m.sinc != link.sinc:
@@ -1304,6 +1313,18 @@ class Worker(Core):
                 self._fail(m.error, now)
         self.ready_to_pump.add(m.sid)
 
+    def _complete_config(self, now):
+        """Rank 0's predecessor may have been lost before all servers had its last
+        options: pushes that carry their number would wait for ever."""
+        if self.rank != 0 or self.inc == 1 or self.completed:
+            return
+        if self.fatal or not self.ready():
+            return
+        self.completed = True
+        for sid, link in self.links.items():
+            if link.state == "up" and link.gen < self.gen:
+                self._issue(0, "CONFIG", self.control[sid], "", now, rate=self.options)
+
     def on_copied(self, opno, data, stamp, now):
         self.now = now
         op = self.ops.get(opno)
@@ -1354,10 +1375,14 @@ class Worker(Core):
                 ops = [self.ops[n] for n in sorted(call.left)]
                 if self.stalled == cid:  # then those that have the regions tell
                     ops = [op for op in self.ops.values() if op.region]
+                elif cid in self.deleting:  # and here those on the key
+                    names = {p[1] for p in self.keys.get(call.key, (0, ()))[1]}
+                    ops = [op for op in self.ops.values() if op.key in names]
                 missing = sorted(set().union(*[op.missing or () for op in ops]))
                 self._return(
                     cid, error=("timeout", missing, ops[0].key if ops else None)
                 )
+        self._begin_deletes(now)
         return self._take()
 
     def on_peer_lost(self, sid, now):
@@ -1554,12 +1579,25 @@ class Worker(Core):
         self._each(cid, call, "PUSHPULL", now, **a)
 
     def _begin_delete(self, cid, call, now):
-        self._each(cid, call, "DELETE", now)
+        """It waits for other calls on the key: the server forgets what a rank that
+        leaves has asked for."""
+        if not self._cannot(call.key) and any(
+            self.ops[opno].cid in self.calls
+            for _, name, _, _ in self.keys[call.key][1]
+            for opno in self.tables[name].outstanding
+        ):
+            self.deleting.add(cid)
+        else:
+            self._each(cid, call, "DELETE", now)
+
+    def _begin_deletes(self, now):
+        cids, self.deleting = sorted(self.deleting), set()
+        for cid in cids:
+            if cid in self.calls:
+                self._begin_delete(cid, self.calls[cid], now)
 
     def _everywhere(self, cid, kind, now, **fields):
         lost = [s for s, link in self.links.items() if link.state == "lost"]
-        if lost and kind == "SNAPSHOT":
-            return self._return(cid, error=("server_lost", lost[0], None))
         for sid, table in self.control.items():
             if sid in lost:
                 continue  # nothing of ours is under way there
@@ -1604,7 +1642,10 @@ class Worker(Core):
                 table.round += by
 
     def _begin_snapshot(self, cid, call, now, step):
-        self.snap += 1
+        for sid, link in self.links.items():
+            if link.state == "lost":
+                return self._return(cid, error=("server_lost", sid, None))
+        self.snap += 1  # only now: what carries a number is captured for it
         call.number = self.snap
         self._everywhere(cid, "SNAPSHOT", now, step=step)
 
@@ -1801,6 +1842,7 @@ class Worker(Core):
             elif not call.left:
                 self._complete(op.cid, call, now)
         self._unstall(now)
+        self._begin_deletes(now)
         self._close_if_idle(now)
 
     def _complete(self, cid, call, now):
@@ -1851,6 +1893,7 @@ class Worker(Core):
             if op.kind in ("CLOSE", "ENTER", "CONFIG"):
                 error = {}  # the other servers carry on
             self._finish(op, now, **error)
+        self._complete_config(now)
 
     def _fail(self, error, now):
         if self.fatal:

@@ -1362,6 +1362,95 @@ MUTANTS = {
             ),
         ],
     ),
+    "rank 0's heir does not send the last options": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+        self.completed = True
+""",
+                """\
+        self.completed = True
+        return
+""",
+            ),
+        ],
+    ),
+    "rank 0's heir is not told the last options": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+            rate=self.configs[gen] if m.rank == 0 and m.inc > 1 else None,
+""",
+                """\
+            rate=None,
+""",
+            ),
+        ],
+    ),
+    "refused snapshot is counted": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+    def _begin_snapshot(self, cid, call, now, step):
+""",
+                """\
+    def _begin_snapshot(self, cid, call, now, step):
+        self.snap += 1
+""",
+            ),
+            (
+                """\
+        self.snap += 1  # only now: what carries a number is captured for it
+""",
+                "",
+            ),
+        ],
+    ),
+    "captures of older snapshots are kept": (
+        "async/crash ssp/crash quorum/crash",
+        [
+            (
+                """\
+            for n in [n for n in self.captures if n <= name[1] and n not in self.snaps]:
+""",
+                """\
+            for n in [n for n in self.captures if n == name[1]]:
+""",
+            ),
+        ],
+    ),
+    "snapshot that waits names nobody": (
+        "sync/misuse quorum/crash",
+        [
+            (
+                """\
+        if m.kind in ("ENTER", "SNAPSHOT"):  # for pushes that others hold up
+""",
+                """\
+        if m.kind == "ENTER":
+""",
+            ),
+        ],
+    ),
+    "delete overtakes pulls": (
+        "ssp async quorum",
+        [
+            (
+                """\
+            self.deleting.add(cid)
+        else:
+            self._each(cid, call, "DELETE", now)
+""",
+                """\
+            pass
+        self._each(cid, call, "DELETE", now)
+""",
+            ),
+        ],
+    ),
     "replaced before greeted: nothing re-evaluated": (
         "ssp/crash async/crash quorum/crash",
         [

@@ -128,6 +128,62 @@ class Script:
         ]
 
 
+class WorkerScript:
+    """One worker core, driven by hand. Two servers, which have greeted it."""
+
+    def __init__(self, model, rank, inc=1, gens=(0, 0)):
+        config = model.Config(1, 0, 3, 2, model.Policy(1), "d")
+        self.model, self.out, self.inc = model, [], inc
+        self.worker = model.Worker(rank, inc, config, 0.0)
+        for sid, gen in enumerate(gens):
+            self.give(sid, "WELCOME", gen=gen, rate=100 + gen, snap=0, phase=0)
+
+    def give(self, sid, kind, **fields):
+        head = dict(kind=kind, job=1, store=0, inc=self.inc, sid=sid, sinc=7)
+        m = self.model.Msg(**head, committed=0, **fields)
+        self.out += self.worker.on_message(m, 0.0)
+
+    def call(self, kind, key=None, **args):
+        cid, out = self.worker.call(kind, 0.0, 9.0, key, **args)
+        self.out += out
+
+    def sent(self, kind):
+        """(server, message) of each."""
+        sent = [a[1:] for a in self.out if a[0] == "send"]
+        parts = [(to[1], p) for to, m in sent for p in getattr(m, "parts", [m])]
+        return [(sid, p) for sid, p in parts if p.kind == kind]
+
+    def errors(self):
+        return [a[2].get("error") for a in self.out if a[0] == "return"]
+
+
+def worker_scripts(model, want):
+    w = WorkerScript(model, 0, inc=2, gens=(3, 2))
+    want(
+        "rank 0's heir completes the last change",
+        [(sid, m.gen, m.rate) for sid, m in w.sent("CONFIG")] == [(1, 3, 103)],
+    )
+
+    w = WorkerScript(model, 0)
+    w.out += w.worker.on_peer_lost(1, 0.0)
+    w.call("snapshot", step=1)
+    want(
+        "a refused snapshot is not counted",
+        w.errors() == [("server_lost", 1, None)] and w.worker.snap == 0,
+    )
+
+    w = WorkerScript(model, 1)
+    w.call("init", "a", numel=1, vector=[0])
+    sid = w.sent("INIT")[0][0]
+    w.give(sid, "DONE", opno=1, round=0, version=0, kid=1)
+    w.call("pull", "a")
+    w.call("delete", "a")
+    want("a delete waits for a pull", not w.sent("DELETE"))
+    value = dict(vector=[5], version=1, kid=1, digest=0, round=0, lease=None)
+    w.give(sid, "VALUE", opno=2, index=0, pieces=1, payload=[5], **value)
+    want("and follows it", [m.opno for _, m in w.sent("DELETE")] == [3])
+
+
 def scripts(model):
     """Problems, as strings."""
     problems = []
@@ -243,6 +299,30 @@ def scripts(model):
     s.op(1, "PULL")
     s.send(1, "HEARTBEAT", floor=3, fatal=None)
     want("floor ends a lease", not any(s.server.keys["k/0"].leases))
+
+    s = Script(model, None)
+    s.push(0, 1)
+    for _ in range(2):  # again: it asks
+        s.opno[0, 1], s.last[0, 1, ""] = 2, 0
+        s.op(0, "SNAPSHOT", key="", snap=1, counts={"k/0": 1})
+    waits = [a[2] for a in s.out if a[0] == "send" and a[2].kind == "WAIT"]
+    want(
+        "a snapshot that waits names who holds up its pushes",
+        [m.missing for m in waits] == [[1, 2]],
+    )
+
+    s = Script(model, None, W=1)  # snapshot 1 was never asked for
+    s.op(0, "SNAPSHOT", key="", snap=2, counts={"k/0": 0})
+    s.out += s.server.on_written(("shard", 2), s.now)
+    want("captures that nobody asks for are dropped", not s.server.captures)
+
+    s = Script(model, 1)
+    s.op(0, "CONFIG", key="", gen=1, rate=41)
+    s.send(0, "HELLO", inc=2)
+    greeting = [a[2] for a in s.out if a[0] == "send" and a[2].kind == "WELCOME"][-1]
+    want("rank 0's heir is told the options", (greeting.gen, greeting.rate) == (1, 41))
+
+    worker_scripts(model, want)
 
     s = Script(model, None, W=1)  # pending snapshots on both slots, a third update
     for number in (1, 2, 3):

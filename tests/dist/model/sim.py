@@ -72,6 +72,7 @@ def make_plan(seed, mode, profile):
         lists=x.choice((0.0, 0.3, 0.6)),
         poison=x.choice((0.0, 0.0, 0.05)),
         hasty=x.choice((0.0, 0.0, 0.2)),
+        prompt=x.random() < 0.5,
         timeout=6.0 if profile in ("crash", "misuse") else 20.0,
     )
     for store in range(stores):
@@ -140,7 +141,8 @@ def make_programs(r, plan, mode, profile, store):
         if r.random() < 0.15 and may_delete:
             k = r.choice(sorted(keys))
             keys[k] = r.choice((1, 2, 3, 5, 7, 9))
-            each(lambda rank: dict(kind="wait"))
+            if not plan["prompt"]:  # else the worker waits
+                each(lambda rank: dict(kind="wait"))
             each(lambda rank: dict(kind="delete", key=k, block=True))
             each(
                 lambda rank: dict(
@@ -418,9 +420,11 @@ class App:
         self.sim.kill(self.process, polite=True)
 
     def rejoin(self):
-        """The same process, or a new one of the same rank, comes back (not in sync)."""
+        """The same process comes back (not in sync), unless another has its rank: what
+        the server said may be older than that, so the rendezvous has the last word."""
         if (
-            not self.process.alive
+            self.sim.incs.get(self.address, 1) != self.inc
+            or not self.process.alive
             or self.process.cores.get(self.address) is not self.core
         ):
             return

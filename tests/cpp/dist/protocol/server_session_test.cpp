@@ -1,4 +1,4 @@
-// Server: sessions, losses, barriers, options, snapshots, close.
+// Server: sessions, losses, barriers, options, close.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -306,6 +306,22 @@ TEST(ServerSessionTest, APushWaitsForItsOptions) {
   EXPECT_EQ(ServerScript::join({s.begun()[2]->options}), Values{43});
 }
 
+TEST(ServerSessionTest, OnlyTheHeirOfRank0IsToldTheLatestOptions) {
+  ServerScript s(ServerScript::config(1, 2));
+  s.control(0, Kind::kConfig, [](Message& message) {
+    message.gen = 1;
+    message.payload = ServerScript::blob({41});
+  });
+  EXPECT_EQ(s.last(0, Kind::kWelcome).payload.size(), 0);
+  s.hello(1, 2);
+  EXPECT_EQ(s.last(1, Kind::kWelcome).gen, 1);
+  EXPECT_EQ(s.last(1, Kind::kWelcome).payload.size(), 0);
+  s.hello(0, 2);
+  EXPECT_EQ(s.last(0, Kind::kWelcome).gen, 1);
+  EXPECT_EQ(
+      ServerScript::join({s.last(0, Kind::kWelcome).payload}), Values{41});
+}
+
 TEST(ServerSessionTest, WithoutRank0NobodyWaitsForOptions) {
   ServerScript s(ServerScript::config(1, 2));
   s.push(1, 1, [](Message& message) { message.gen = 1; });
@@ -313,113 +329,6 @@ TEST(ServerSessionTest, WithoutRank0NobodyWaitsForOptions) {
   s.lose(0);
   ASSERT_EQ(s.begun().size(), 1);
   EXPECT_EQ(s.begun()[0]->options.size(), 0);
-}
-
-TEST(ServerSessionTest, ASnapshotIsOneVersion) {
-  ServerScript s(ServerScript::config(1));
-  s.push(1, 1);
-  const auto round = s.begun()[0];
-  const int64_t snapshot = s.control(0, Kind::kSnapshot, [](Message& message) {
-    message.snap = 1;
-    message.counts = pushes_of_k(0);
-  });
-  EXPECT_TRUE(s.all<WriteShard>().empty()); // the slice is busy
-  s.apply(round);
-  ASSERT_EQ(s.all<WriteShard>().size(), 1);
-  const Shard& shard = s.all<WriteShard>()[0]->shard;
-  ASSERT_EQ(shard.slices.size(), 1);
-  EXPECT_EQ(shard.slices[0].second->version, 1);
-  EXPECT_EQ(
-      ServerScript::join(shard.slices[0].second->value->pieces),
-      (Values{1, 1, 1, 1}));
-  EXPECT_FALSE(s.has(0, Kind::kDone, snapshot));
-  s.push(1, 2);
-  EXPECT_TRUE(s.begun()[1]->in_snapshot);
-  EXPECT_GT(s.begun()[1]->source.use_count(), 1); // must not be written
-  s.server.on_written(1, s.now);
-  s.collect();
-  EXPECT_TRUE(s.has(0, Kind::kDone, snapshot));
-}
-
-TEST(ServerSessionTest, AStampCapturesBeforeThePush) {
-  ServerScript s(ServerScript::config(kSync, 2));
-  const auto stamped = [](Message& message) { message.snap = 1; };
-  s.push(0, 1);
-  s.push(1, 1);
-  s.push(0, 2, stamped);
-  s.push(1, 2);
-  s.apply_all();
-  EXPECT_EQ(s.view()->version, 2);
-  s.control(0, Kind::kSnapshot, [](Message& message) { // overtaken
-    message.snap = 1;
-    message.counts = pushes_of_k(1);
-  });
-  ASSERT_EQ(s.all<WriteShard>().size(), 1);
-  EXPECT_EQ(s.all<WriteShard>()[0]->shard.slices[0].second->version, 1);
-}
-
-TEST(ServerSessionTest, UpdatesDoNotWaitForSnapshots) {
-  for (const bool leases : {false, true}) {
-    Config config = ServerScript::config(kSync, 1);
-    config.leases = leases;
-    ServerScript s(config);
-    for (const int64_t number : {1, 2, 3}) {
-      s.control(0, Kind::kSnapshot, [&](Message& message) {
-        message.snap = number;
-        message.counts = {{ServerScript::slice(), number - 1}, {{"z", 0}, 1}};
-      });
-      s.push(0, number, [&](Message& message) { message.snap = number; });
-      ASSERT_EQ(s.begun().size(), static_cast<size_t>(number));
-      s.apply_all();
-    }
-    Message init = s.operation(0, Kind::kInit, {"z", 0});
-    s.send_parts(init, {0, 0, 0, 0}); // and z gets into all three
-    s.control(0, Kind::kSnapshot, [](Message& message) { message.snap = 4; });
-    const Message push = s.operation(0, Kind::kPush, {"z", 0}, [](Message& m) {
-      m.round = 1;
-      m.snap = 4;
-    });
-    s.send_parts(push, {1, 1, 1, 1});
-    ASSERT_EQ(s.all<WriteShard>().size(), 4);
-    for (const auto* written : s.all<WriteShard>()) {
-      const Shard& shard = written->shard;
-      if (shard.number == 4) {
-        EXPECT_TRUE(shard.slices.empty());
-        continue;
-      }
-      const int64_t n = shard.number - 1;
-      const auto& shot = *shard.slices[0].second;
-      EXPECT_EQ(shot.version, n);
-      EXPECT_EQ(ServerScript::join(shot.value->pieces), (Values{n, n, n, n}))
-          << "leases " << leases;
-    }
-  }
-}
-
-TEST(ServerSessionTest, ARestoredServerGoesOn) {
-  ServerScript s(ServerScript::config(kSync, 2));
-  for (const int32_t rank : {0, 1}) {
-    s.push(rank, 1);
-  }
-  s.apply_all();
-  s.control(0, Kind::kSnapshot, [](Message& message) {
-    message.snap = 1;
-    message.counts = pushes_of_k(1);
-  });
-  const Shard shard = s.all<WriteShard>().at(0)->shard;
-  ServerScript next(ServerScript::config(kSync, 2), &shard);
-  const Message done = next.last(1, Kind::kDone);
-  EXPECT_EQ(done.round, 1); // goes on from there
-  EXPECT_EQ(done.version, 1);
-  EXPECT_EQ(done.kid, 1);
-  EXPECT_EQ(next.last(0, Kind::kWelcome).snap, 1);
-  EXPECT_EQ(next.stored(), (Values{2, 2, 2, 2}));
-  for (const int32_t rank : {0, 1}) {
-    next.push(rank, 2);
-  }
-  next.apply_all();
-  EXPECT_EQ(next.view()->version, 2);
-  EXPECT_EQ(next.stored(), (Values{4, 4, 4, 4}));
 }
 
 TEST(ServerSessionTest, ValuesInFlightAreBoundedByCredit) {

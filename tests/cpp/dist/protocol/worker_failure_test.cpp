@@ -231,6 +231,54 @@ TEST(WorkerFailureTest, ALostServerFailsOnlyWhatIsThere) {
   EXPECT_FALSE(scene.ended(scene.call(request(RK::kClose))).error);
 }
 
+TEST(WorkerFailureTest, ARefusedSnapshotIsNotCounted) {
+  WorkerScene scene(test_config(2, 1), 0);
+  scene.start();
+  scene.init({key_on(0)});
+  scene.worker.on_peer_lost(1, scene.now);
+  scene.collect();
+  const Return end = scene.ended(scene.call(request(RK::kSnapshot)));
+  EXPECT_EQ(error_in(end).code, ErrorCode::kServerLost);
+  EXPECT_EQ(error_in(end).who, 1);
+  scene.clear();
+  // Its number would make the servers keep values that nobody asks for.
+  scene.call(request(RK::kPush, {key_on(0)}));
+  EXPECT_EQ(scene.sent.at(0).snap, 0);
+}
+
+// Rank 0's predecessor was lost before all servers had its last options.
+TEST(WorkerFailureTest, TheHeirOfRank0SendsItsLastOptionsToThoseThatLackThem) {
+  WorkerScene scene(test_config(4, 1), 0);
+  const auto welcome = [&](int32_t server, int64_t gen, uint8_t options) {
+    Message message = scene.from(server, Kind::kWelcome);
+    message.gen = gen;
+    message.payload = bytes(1, options);
+    scene.give(message);
+  };
+  welcome(0, 2, 20);
+  welcome(1, 3, 30);
+  welcome(2, 1, 10);
+  EXPECT_EQ(scene.log(), Lines{}); // server 3 may have later ones
+  scene.worker.on_peer_lost(3, scene.now); // not yet greeted: no loss
+  scene.collect();
+  EXPECT_FALSE(scene.worker.ready());
+  welcome(3, 3, 30);
+  ASSERT_EQ(scene.sent.size(), 2);
+  for (const auto& message : scene.sent) {
+    EXPECT_EQ(message.kind, Kind::kConfig);
+    EXPECT_EQ(message.header.server, message.opno == 1 ? 0 : 2);
+    EXPECT_EQ(message.gen, 3);
+    ASSERT_EQ(message.payload.size(), 1);
+    EXPECT_EQ(message.payload.data()[0], std::byte{30});
+  }
+  EXPECT_EQ(scene.log(), (Lines{"CONFIG 1", "CONFIG 2"}));
+  scene.done(1, 0);
+  scene.done(2, 2);
+  welcome(3, 3, 30); // late copies
+  scene.call(request(RK::kConfig));
+  EXPECT_EQ(scene.sent.at(0).gen, 4);
+}
+
 TEST(WorkerFailureTest, ALostServerOfDistSyncIsFatalButNotDuringClose) {
   WorkerScene scene(test_config(2, std::nullopt));
   scene.start();

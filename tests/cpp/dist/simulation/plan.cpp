@@ -178,7 +178,9 @@ void ProgramMaker::replace_key() {
   const size_t i = static_cast<size_t>(
       random_.integer(0, static_cast<int>(keys_.size()) - 1));
   const Key key = keys_[i].first;
-  all(Kind::kWait);
+  if (random_.chance(0.5)) { // else the worker waits
+    all(Kind::kWait);
+  }
   all_on(Kind::kDelete, key);
   keys_[i].second.numel = random_.choose({1, 2, 3, 5, 7, 9});
   all_on(Kind::kInit, key);

@@ -366,6 +366,7 @@ class RandomFrames {
         result.gen = counter();
         result.snap = counter();
         result.phase = counter();
+        result.payload = payload();
         break;
       case Kind::kExpired:
         result.by = counter();
