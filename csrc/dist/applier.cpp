@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "../core/in_progress.h"
-#include "../update/script_updater.h"
 #include "errors.h"
 
 namespace torchkv::dist {
@@ -27,11 +26,11 @@ Applier::Applier(
     Done done)
     : runtime_(runtime),
       owner_(owner),
-      rank_(rank),
       piece_bytes_(piece_bytes),
       done_(std::move(done)),
       buffers_(std::move(buffers)),
-      store_(runtime_, store_options(buffers_)) {}
+      store_(runtime_, store_options(buffers_)),
+      updates_(rank) {}
 
 Applier::~Applier() {
   {
@@ -110,13 +109,6 @@ void Applier::restore(
   });
 }
 
-void Applier::set_python_updater(
-    int64_t epoch,
-    std::shared_ptr<OpaqueUpdater> updater) {
-  const std::lock_guard lock(mutex_);
-  python_[epoch] = std::move(updater);
-}
-
 std::optional<std::vector<Applier::Finished>> Applier::apply_now(
     const std::vector<RoundPtr>& rounds) {
   {
@@ -144,10 +136,7 @@ bool Applier::is_short(const std::vector<RoundPtr>& rounds) const {
   constexpr int64_t kMaxElements = 4096; // of all values
   int64_t num_elements = 0;
   for (const auto& round : rounds) {
-    const auto update = updates_.find(round->gen);
-    if (update == updates_.end() ||
-        std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
-            update->second.updater)) {
+    if (!updates_.is_known_rule(round->gen)) {
       return false;
     }
     num_elements +=
@@ -213,7 +202,7 @@ std::vector<Applier::Finished> Applier::apply_all(
     size_t end = begin + 1;
     std::optional<std::string> error;
     try {
-      const Update update = update_of(*rounds[begin]);
+      const Updates::Update update = updates_.of(*rounds[begin]);
       if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
@@ -241,7 +230,7 @@ std::vector<Applier::Finished> Applier::apply_all(
 
 // Puts the value that init, or a snapshot, has brought into the store. A state
 // that is to be restored waits for an update that has an optimizer.
-void Applier::prepare(const Round& round, const Update& update) {
+void Applier::prepare(const Round& round, const Updates::Update& update) {
   const Key& key = round.slice.key;
   const auto found = held_.find(key);
   if (found == held_.end() || found->second.kid != round.kid) {
@@ -319,7 +308,7 @@ void Applier::measure_one(const RoundPtr& round) {
   Keys keys;
   Tensors values;
   try {
-    const Update update = update_of(*round);
+    const Updates::Update update = updates_.of(*round);
     prepare(*round, update);
     append_values(*round, round->pushes.size(), keys, values);
     round->partial = store_.measure({"push", keys, &values}, update.updater);
@@ -331,7 +320,7 @@ void Applier::measure_one(const RoundPtr& round) {
 
 std::optional<std::string> Applier::apply_batch(
     c10::ArrayRef<RoundPtr> rounds,
-    const Update& update) {
+    const Updates::Update& update) {
   Keys keys;
   Tensors values;
   for (const auto& round : rounds) {
@@ -367,51 +356,6 @@ std::optional<std::string> Applier::apply_batch(
     round->result = std::move(result);
   }
   return error;
-}
-
-Applier::Update Applier::update_of(const Round& round) {
-  const auto found = updates_.find(round.gen);
-  if (found != updates_.end()) {
-    return found->second;
-  }
-  const UpdateSpec spec = decode_update_spec(round.options);
-  Update update;
-  Updater& updater = update.updater;
-  switch (spec.kind) {
-    case UpdateSpec::Kind::kAssign:
-      break;
-    case UpdateSpec::Kind::kReplace:
-      update.replaces = true;
-      break;
-    case UpdateSpec::Kind::kOptimizer:
-      updater = spec.optimizer;
-      break;
-    case UpdateSpec::Kind::kScript:
-      // Its own state outlives assign, which ends with the same updater.
-      if (script_ == nullptr || script_epoch_ != spec.epoch) {
-        script_ = ScriptUpdater::load(spec.archive);
-        script_epoch_ = spec.epoch;
-      }
-      updater = script_;
-      break;
-    case UpdateSpec::Kind::kPython: {
-      const std::lock_guard lock(mutex_);
-      const auto set = python_.find(spec.epoch);
-      TORCH_CHECK(
-          set != python_.end() && set->second != nullptr,
-          "expected a Python updater on every rank, but rank ",
-          rank_,
-          " has not called set_updater");
-      updater = set->second;
-    }
-  }
-  // Generations of a key never go back, but those of two keys may cross.
-  constexpr size_t kMaxKept = 64;
-  if (updates_.size() >= kMaxKept) {
-    updates_.erase(updates_.begin());
-  }
-  updates_[round.gen] = update;
-  return update;
 }
 
 void Applier::forget(const Erased& erased) {

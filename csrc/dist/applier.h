@@ -3,7 +3,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,7 +16,7 @@
 #include "buffers.h"
 #include "protocol/action.h"
 #include "snapshot_files.h"
-#include "update_spec.h"
+#include "updates.h"
 
 namespace torchkv::dist {
 
@@ -67,11 +66,9 @@ class Applier {
       const Updater& updater,
       int64_t epoch,
       KeyState state);
-  // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
-  // call, stands for on this rank.
-  void set_python_updater(
-      int64_t epoch,
-      std::shared_ptr<OpaqueUpdater> updater);
+  Updates& updates() {
+    return updates_;
+  }
 
  private:
   struct Erased {
@@ -85,11 +82,6 @@ class Applier {
     int64_t kid = 0;
     Updater updater; // the last that has been applied
   };
-  // A generation's update: the updater or, for kReplace, none.
-  struct Update {
-    Updater updater;
-    bool replaces = false;
-  };
   using Job = std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
   void enqueue(Job job);
   void loop();
@@ -98,9 +90,9 @@ class Applier {
   bool is_short(const std::vector<RoundPtr>& rounds) const;
   std::optional<std::string> apply_batch(
       c10::ArrayRef<RoundPtr> rounds,
-      const Update& update);
+      const Updates::Update& update);
   void measure_one(const RoundPtr& round);
-  void prepare(const Round& round, const Update& update);
+  void prepare(const Round& round, const Updates::Update& update);
   void run(const std::function<void()>& function);
   std::optional<KeyState> state_of(const SliceId& slice, int64_t kid);
   void keep_state(const Round& round);
@@ -110,12 +102,10 @@ class Applier {
       size_t num_pushes,
       Keys& keys,
       Tensors& values) const;
-  Update update_of(const Round& round);
   void forget(const Erased& erased);
 
   Runtime& runtime_;
   const Store* const owner_;
-  const int64_t rank_;
   const size_t piece_bytes_;
   const Done done_;
   const Buffers buffers_;
@@ -123,15 +113,12 @@ class Applier {
 
   // Of the thread that has set busy_.
   std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
-  std::map<int64_t, Update> updates_; // by generation
+  Updates updates_;
   std::unordered_map<Key, KeyState, KeyHash> restored_;
-  std::shared_ptr<OpaqueUpdater> script_; // the latest
-  int64_t script_epoch_ = 0;
 
   std::mutex mutex_; // guards the rest
   std::condition_variable wake_;
   std::vector<Job> jobs_;
-  std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch
   bool busy_ = false;
   bool stopping_ = false;
   std::thread thread_; // started by the first job

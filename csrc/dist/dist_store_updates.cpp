@@ -136,7 +136,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   const std::lock_guard setting(setting_mutex_);
   spec.epoch = epoch() + (keep_state ? 0 : 1);
   if (is_python) {
-    session_->applier().set_python_updater(
+    session_->applier().updates().set_python(
         spec.epoch, std::get<std::shared_ptr<OpaqueUpdater>>(next));
   }
   send_spec(op, spec);

@@ -14,12 +14,13 @@
 #include "descriptor_socket.h"
 #include "frame.h"
 #include "host.h"
+#include "outbox.h"
 #include "shared_memory.h"
 
 namespace torchkv::dist {
 
 // Payloads between processes of one host by name: the sender's memory is mapped
-// by the receiver, which tells through memory of its own when it does not read
+// by the link, which tells through memory of its own when it does not read
 // a payload any more. Until then the sender keeps it, also if the receiver
 // seems lost: only its end is sure. What it may still read at the destructor is
 // never freed.
@@ -30,15 +31,21 @@ namespace torchkv::dist {
 //
 // Used by one thread at a time. Payloads that it has received may be released
 // by any thread, and outlive it.
+//
+// Short messages go through a ring of the sender's, which the receiver reads
+// when the bell rings or when it looks for it.
 class TORCHKV_API MemoryLinks {
  public:
-  // `path`: where others send the descriptors of their memory. RuntimeError if
-  // this process cannot take part.
+  // `path`: where others send the descriptors of their memory. `bell`: an
+  // eventfd, which other processes write to when they have put a message, if
+  // this one has said that it waits. RuntimeError if this process cannot take
+  // part.
   MemoryLinks(
       int32_t rank,
       const Token& token,
       std::shared_ptr<SharedMemory> memory,
-      const std::string& path);
+      const std::string& path,
+      int bell);
   MemoryLinks(const MemoryLinks&) = delete;
   MemoryLinks& operator=(const MemoryLinks&) = delete;
   ~MemoryLinks();
@@ -63,50 +70,69 @@ class TORCHKV_API MemoryLinks {
   // message is to be dropped.
   bool resolve(const Blob& part, std::vector<Blob>& payloads);
 
+  // Puts a message into memory that the rank reads; false: it is to be sent
+  // otherwise.
+  bool put(int32_t rank, Direction direction, const std::vector<Blob>& parts);
+  struct Taken {
+    int32_t rank = 0; // the sender
+    RingMessage message;
+  };
+  // The next message of any rank.
+  std::optional<Taken> take();
+  // From now on the bell is rung for messages. False: one has come already.
+  bool wait_for_bell();
+  void stop_waiting();
+
   // Releases what receivers do not read any more. To be called now and then.
   void reclaim();
   // Payloads that receivers may still read.
   size_t num_held() const;
 
-  static constexpr uint32_t kTickets = 16384; // of one receiver
+  static constexpr uint32_t kTickets = Outbox::kTickets; // of one receiver
   // Smaller ones are cheaper to copy.
   static constexpr size_t kMinPayload = SharedMemory::kAlignment;
 
  private:
-  using Word = std::atomic<uint64_t>;
-  static_assert(sizeof(Word) == 8 && Word::is_always_lock_free);
-
-  enum class Kind : uint32_t { kData, kWords };
+  enum class Kind : uint32_t { kData, kOutbox, kBell };
   struct Announcement;
 
-  // To a process that payloads are named to.
-  struct Receiver {
+  class Bell;
+  // What another process has announced.
+  struct Other {
+    uint64_t memory = 0; // its id
+    SegmentPtr outbox;
+    std::shared_ptr<const Bell> bell;
+  };
+  // With another process.
+  struct Link {
     std::string path;
     std::unique_ptr<ProcessWatch> watch;
-    SegmentPtr own_words; // that it reads: of its payloads here
-    bool words_sent = false;
+    SegmentPtr outbox; // this process's
+    Other other;
+    bool is_announced = false; // what the other needs, but for segments
     size_t num_sent = 0; // segments
     bool is_refused = false; // its socket is missing
-    SegmentPtr words; // its words
+    // Payloads that it may read.
     std::vector<Blob> held; // by ticket
     std::vector<uint64_t> uses; // by ticket, the latest
     std::vector<uint32_t> free;
     std::vector<uint32_t> outstanding;
-    std::vector<uint64_t> seen; // uses of its tickets that have come, by ticket
-    uint64_t memory = 0; // its id, when known
+    // Payloads of its memory.
+    std::vector<uint64_t> seen; // uses that have come, by ticket
   };
-  bool announce(Receiver& receiver);
-  void reclaim(Receiver& receiver);
-  void accept(const Announcement& announcement, SegmentPtr segment);
+  bool announce(Link& link);
+  void reclaim(Link& link);
+  void accept(const Announcement& announcement, int file);
 
   const int32_t rank_;
   const uint64_t forks_;
   const Token token_;
   const std::shared_ptr<SharedMemory> memory_;
+  const int bell_;
   const DescriptorSocket socket_;
-  std::map<int32_t, Receiver> receivers_;
-  std::vector<Receiver> retired_; // replaced, but perhaps still reading
-  std::map<int32_t, std::pair<uint64_t, SegmentPtr>> early_; // words
+  std::map<int32_t, Link> links_;
+  std::vector<Link> retired_; // replaced, but perhaps still reading
+  std::map<int32_t, Other> early_; // of ranks that connect() does not know
   std::map<std::pair<uint64_t, uint64_t>, SegmentPtr> mapped_; // memory, number
   bool warned_ = false;
 };

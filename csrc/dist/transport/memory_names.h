@@ -1,11 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "../../core/process.h"
+#include "outbox.h"
 #include "shared_memory.h"
 
 namespace torchkv::dist {
@@ -31,11 +31,15 @@ struct Name {
 };
 static_assert(sizeof(NamesHead) == 32 && sizeof(Name) == 40);
 
+inline Outbox& outbox_of(const SegmentPtr& segment) {
+  return *reinterpret_cast<Outbox*>(segment->data());
+}
+
 // What the receiver of a payload holds until its last reader has ended.
 struct Reading {
-  Reading(SegmentPtr data, SegmentPtr words, uint32_t ticket, uint64_t use)
+  Reading(SegmentPtr data, SegmentPtr outbox, uint32_t ticket, uint64_t use)
       : data(std::move(data)),
-        words(std::move(words)),
+        outbox(std::move(outbox)),
         ticket(ticket),
         use(use),
         forks(fork_count()) {}
@@ -43,13 +47,12 @@ struct Reading {
   Reading& operator=(const Reading&) = delete;
   ~Reading() {
     if (forks == fork_count()) { // else the parent may be reading
-      reinterpret_cast<std::atomic<uint64_t>*>(words->data())[ticket].store(
-          use, std::memory_order_release);
+      outbox_of(outbox).words[ticket].store(use, std::memory_order_release);
     }
   }
 
   const SegmentPtr data; // null: unknown here
-  const SegmentPtr words;
+  const SegmentPtr outbox;
   const uint32_t ticket;
   const uint64_t use;
   const uint64_t forks;

@@ -27,6 +27,10 @@ class TORCHKV_API Poller {
   const std::vector<uint64_t>& wait(double seconds);
   // Any thread.
   void wake();
+  // An eventfd: who writes to it, in any process, wakes.
+  int event() const {
+    return event_;
+  }
 
  private:
   int epoll_ = -1;

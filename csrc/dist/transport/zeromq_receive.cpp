@@ -44,7 +44,8 @@ void ZeromqTransport::poll(
     std::unique_lock<std::mutex>& lock,
     Time timeout,
     Handler& handler) {
-  const bool idle = ready_.empty() && own_.empty();
+  const bool idle = ready_.empty() && own_.empty() &&
+      (links_ == nullptr || links_->wait_for_bell());
   if (idle) {
     waiting_ = true;
     lock.unlock();
@@ -55,6 +56,9 @@ void ZeromqTransport::poll(
   if (idle) {
     lock.lock();
     waiting_ = false;
+  }
+  if (links_ != nullptr) {
+    links_->stop_waiting();
   }
   for (const uint64_t source : sources) {
     mark(source);
@@ -69,6 +73,7 @@ void ZeromqTransport::serve_all(Handler& handler) {
   delivering_ = true;
   const auto done = c10::make_scope_exit([&] { delivering_ = false; });
   size_t count = own_.deliver(handler, kMaxFrames);
+  count += serve_links(handler);
   while (!ready_.empty() && count < kMaxFrames) {
     const uint64_t source = ready_.front();
     ready_.pop_front();
@@ -79,6 +84,28 @@ void ZeromqTransport::serve_all(Handler& handler) {
   if (waiting_ && !(ready_.empty() && own_.empty())) {
     poller_.wake();
   }
+}
+
+size_t ZeromqTransport::serve_links(Handler& handler) {
+  size_t count = 0;
+  while (links_ != nullptr && count < kMaxFrames) {
+    auto taken = links_->take();
+    if (!taken) {
+      break;
+    }
+    ++count;
+    const auto [direction, parts] = std::move(taken->message);
+    auto frame = decoded(parts, 0, direction);
+    const int32_t rank =
+        direction == Direction::kRequest ? taken->rank : config_.rank;
+    if (frame && frame->front().header.rank == rank) {
+      handler.on_frame(taken->rank, direction, std::move(*frame));
+    } else if (frame) {
+      ++num_refused_;
+    }
+    count += own_.deliver(handler, kMaxFrames);
+  }
+  return count;
 }
 
 size_t ZeromqTransport::serve(uint64_t source, Handler& handler) {
@@ -144,7 +171,7 @@ bool ZeromqTransport::receive(uint64_t source, int32_t rank, Handler& handler) {
 }
 
 std::optional<Frame> ZeromqTransport::decoded(
-    const zeromq::Parts& parts,
+    const std::vector<Blob>& parts,
     size_t first,
     Direction direction) {
   std::optional<Frame> frame;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <utility>
@@ -40,6 +41,18 @@ Blob part_of(std::vector<std::byte>& bytes) {
   const auto* const data = owner->data();
   const size_t size = owner->size();
   return {std::move(owner), data, size};
+}
+
+bool is_sign_of_life(const Message& message) {
+  switch (message.kind) {
+    case Kind::kHello:
+    case Kind::kWelcome:
+    case Kind::kHeartbeat:
+    case Kind::kAlive:
+      return true;
+    default:
+      return false;
+  }
 }
 
 int ms_of(Time seconds) {
@@ -114,7 +127,8 @@ void ZeromqTransport::share_memory() {
         config_.rank,
         config_.token,
         config_.memory,
-        SocketFolder::descriptor_path(address_.ipc));
+        SocketFolder::descriptor_path(address_.ipc),
+        poller_.event());
     poller_.add(links_->fd(), number_of(Source::kMemory));
   } catch (const c10::Error& error) {
     TORCH_WARN(
@@ -233,64 +247,52 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
     own_.put(direction, std::move(frame));
     return;
   }
-  if (direction == Direction::kRequest) {
-    const auto peer = peers_.find(rank);
-    if (peer != peers_.end() && peer->second.takes_messages()) {
-      send_frame(
-          rank,
-          peer->second.dealer(),
-          number_of(Source::kDealer, rank),
-          nullptr,
-          frame,
-          direction);
-    }
+  const auto peer = peers_.find(rank);
+  if (direction == Direction::kRequest &&
+      (peer == peers_.end() || !peer->second.takes_messages())) {
     return;
   }
-  const int64_t incarnation = frame.front().header.inc;
-  const std::string* const identity = routes_.find(rank, incarnation);
-  if (identity != nullptr &&
-      !send_frame(
-          rank,
-          *router_,
-          number_of(Source::kRouter),
-          identity,
-          frame,
-          direction)) {
-    routes_.erase(rank, incarnation);
-  }
-}
-
-bool ZeromqTransport::send_frame(
-    int32_t rank,
-    zeromq::Socket& socket,
-    uint64_t source,
-    const std::string* first,
-    const Frame& frame,
-    Direction direction) {
   Encoded encoded = encode(frame, direction, config_.token);
-  zeromq::Parts parts;
   std::vector<std::byte> names;
   if (links_ != nullptr) {
     names = links_->name(rank, encoded.payloads);
   }
+  zeromq::Parts parts;
   parts.reserve(3 + encoded.payloads.size());
-  if (first != nullptr) {
-    parts.emplace_back(nullptr, first->data(), first->size());
-  }
   if (!names.empty()) {
     parts.push_back(part_of(names));
   }
   parts.push_back(part_of(encoded.head));
+  // Signs of life go through the socket, whose connection they prove.
+  if (links_ != nullptr && encoded.payloads.empty() &&
+      std::none_of(frame.begin(), frame.end(), is_sign_of_life) &&
+      links_->put(rank, direction, parts)) {
+    return;
+  }
+  zeromq::Socket* socket = router_.get();
+  uint64_t source = number_of(Source::kRouter);
+  if (direction == Direction::kRequest) {
+    socket = &peer->second.dealer();
+    source = number_of(Source::kDealer, rank);
+  } else {
+    const auto* const identity = routes_.find(rank, frame.front().header.inc);
+    if (identity == nullptr) {
+      return;
+    }
+    parts.emplace(parts.begin(), nullptr, identity->data(), identity->size());
+  }
   for (auto& payload : encoded.payloads) {
     parts.push_back(std::move(payload));
   }
-  const bool sent = socket.send(parts);
+  const bool sent = socket->send(parts);
   // The call may have noticed input, and then its descriptor tells poll()
   // nothing of it.
-  if (socket.has_input()) {
+  if (socket->has_input()) {
     mark(source);
   }
-  return sent;
+  if (!sent && direction == Direction::kAnswer) {
+    routes_.erase(rank, frame.front().header.inc);
+  }
 }
 
 void ZeromqTransport::reclaim() {

@@ -101,24 +101,17 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   std::string endpoint_of(int32_t rank, const PeerAddress& address) const;
   void forget(std::map<int32_t, Peer>::iterator peer);
 
-  // A message of `first`, if not null, and the frame.
-  bool send_frame(
-      int32_t rank,
-      zeromq::Socket& socket,
-      uint64_t source,
-      const std::string* first,
-      const Frame& frame,
-      Direction direction);
-
   // It is to be served.
   void mark(uint64_t source);
   void serve_all(Handler& handler);
   // The number of calls of the handler, about.
   size_t serve(uint64_t source, Handler& handler);
+  // Messages in shared memory; their number.
+  size_t serve_links(Handler& handler);
   // One message; false: there is none.
   bool receive(uint64_t source, int32_t rank, Handler& handler);
   std::optional<Frame> decoded(
-      const zeromq::Parts& parts,
+      const std::vector<Blob>& parts,
       size_t first,
       Direction direction);
   void observe(int32_t rank, Handler& handler);

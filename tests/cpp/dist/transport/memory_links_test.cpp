@@ -1,6 +1,7 @@
 #include "dist/transport/memory_links.h"
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,11 +25,13 @@ class Party {
  public:
   explicit Party(int32_t rank, char token = 't')
       : memory(SharedMemory::create()),
-        links(rank, token_of(token), memory, path()),
+        bell(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        links(rank, token_of(token), memory, path(), bell),
         rank_(rank) {}
   Party(const Party&) = delete;
   Party& operator=(const Party&) = delete;
   ~Party() {
+    close(bell);
     folder_.remove();
   }
 
@@ -56,6 +59,7 @@ class Party {
 
  public:
   const std::shared_ptr<SharedMemory> memory;
+  const int bell;
   MemoryLinks links;
 
  private:
@@ -84,6 +88,8 @@ class MemoryLinksTest : public ::testing::Test {
   MemoryLinksTest() {
     sender.connect(receiver);
     receiver.connect(sender);
+    sender.links.take_descriptors();
+    receiver.links.take_descriptors();
   }
   Party sender{0};
   Party receiver{1};
@@ -253,6 +259,44 @@ TEST_F(MemoryLinksTest, AForkedChildReleasesNothing) {
   EXPECT_EQ(status, 0);
   sender.links.reclaim();
   EXPECT_EQ(sender.links.num_held(), 1);
+}
+
+bool is_rung(const Party& party) {
+  uint64_t count = 0;
+  return read(party.bell, &count, sizeof(count)) == sizeof(count);
+}
+
+TEST_F(MemoryLinksTest, ShortMessagesGoThroughMemory) {
+  EXPECT_FALSE(receiver.links.take().has_value());
+  ASSERT_TRUE(sender.links.put(1, Direction::kAnswer, {on_heap('a', 5)}));
+  const auto taken = receiver.links.take();
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->rank, 0);
+  EXPECT_EQ(taken->message.direction, Direction::kAnswer);
+  EXPECT_EQ(letter_of(taken->message.parts[0]), 'a');
+  EXPECT_FALSE(sender.links.put(2, Direction::kAnswer, {on_heap('a', 5)}));
+  EXPECT_FALSE(is_rung(receiver)); // it was awake
+}
+
+TEST_F(MemoryLinksTest, TheBellWakesWhoWaits) {
+  const auto put = [&] {
+    ASSERT_TRUE(sender.links.put(1, Direction::kRequest, {on_heap('a', 5)}));
+  };
+  EXPECT_TRUE(receiver.links.wait_for_bell());
+  put();
+  EXPECT_TRUE(is_rung(receiver));
+  receiver.links.stop_waiting();
+  put();
+  EXPECT_FALSE(is_rung(receiver));
+  EXPECT_FALSE(receiver.links.wait_for_bell()); // there are messages
+  EXPECT_TRUE(receiver.links.take().has_value());
+  EXPECT_TRUE(receiver.links.take().has_value());
+  EXPECT_TRUE(receiver.links.wait_for_bell());
+}
+
+TEST_F(MemoryLinksTest, WhoHasEndedGetsNoMessages) {
+  sender.links.ended(1);
+  EXPECT_FALSE(sender.links.put(1, Direction::kRequest, {on_heap('a', 5)}));
 }
 
 TEST(MemoryLinksOrderTest, EitherMayConnectFirst) {

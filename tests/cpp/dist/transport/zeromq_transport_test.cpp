@@ -40,22 +40,32 @@ ZeromqConfig tcp_config(int32_t rank) {
   return config;
 }
 
-// Whether the test is over TCP.
-class ZeromqTransportTest : public ::testing::TestWithParam<bool> {
+enum class Way : uint8_t { kIpc, kTcp, kMemory };
+
+std::string name_of(Way way) {
+  return way == Way::kIpc ? "Ipc" : way == Way::kTcp ? "Tcp" : "Memory";
+}
+
+class ZeromqTransportTest : public ::testing::TestWithParam<Way> {
  protected:
   ZeromqConfig config(int32_t rank) const {
-    return GetParam() ? tcp_config(rank) : config_of(rank);
+    ZeromqConfig result =
+        GetParam() == Way::kTcp ? tcp_config(rank) : config_of(rank);
+    if (GetParam() == Way::kMemory) {
+      result.memory = SharedMemory::create();
+    }
+    return result;
   }
   PeerAddress reached(const Node& node) const {
-    return GetParam() ? elsewhere(node.address()) : node.address();
+    return GetParam() == Way::kTcp ? elsewhere(node.address()) : node.address();
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    Sockets,
+    Ways,
     ZeromqTransportTest,
-    ::testing::Bool(),
-    [](const auto& param) { return param.param ? "Tcp" : "Ipc"; });
+    ::testing::Values(Way::kIpc, Way::kTcp, Way::kMemory),
+    [](const auto& param) { return name_of(param.param); });
 
 TEST_P(ZeromqTransportTest, AnswersReachTheRankThatHasAsked) {
   Node server(config(0), echo);
@@ -152,7 +162,7 @@ TEST(ZeromqTransportMemoryTest, PayloadsInSharedMemoryAreNotCopied) {
   ZeromqConfig worker_config = config_of(1);
   server_config.memory = SharedMemory::create();
   worker_config.memory = SharedMemory::create();
-  auto server = std::make_unique<Node>(server_config, echo);
+  auto server = std::make_unique<Node>(server_config);
   Node worker(worker_config);
   server->connect(1, worker.address());
   worker.connect(0, server->address());
@@ -170,10 +180,6 @@ TEST(ZeromqTransportMemoryTest, PayloadsInSharedMemoryAreNotCopied) {
   EXPECT_EQ(text_of(received[0].frame[0].payload), std::string(size, 'a'));
   letters[0] = 'b'; // the server reads this memory
   EXPECT_EQ(text_of(received[0].frame[0].payload)[0], 'b');
-  // Echoed from memory that is not the server's own.
-  const auto answers = worker.received(1);
-  ASSERT_EQ(answers.size(), 1);
-  EXPECT_EQ(text_of(answers[0].frame[0].payload).size(), size);
   EXPECT_EQ(used(), size);
   received.clear();
   server->clear();

@@ -1,0 +1,193 @@
+// Payloads by name: what the sender keeps, and what the receiver reads.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "memory_links.h"
+#include "memory_names.h"
+
+namespace torchkv::dist {
+
+std::vector<std::byte> MemoryLinks::name(
+    int32_t rank,
+    std::vector<Blob>& payloads) {
+  std::vector<std::byte> part;
+  const auto found = links_.find(rank);
+  if (payloads.empty() || found == links_.end()) {
+    return part;
+  }
+  Link& link = found->second;
+  if (link.other.outbox == nullptr) {
+    take_descriptors();
+  }
+  if (link.other.outbox == nullptr || !announce(link)) {
+    return part;
+  }
+  reclaim(link);
+  std::vector<Name> names;
+  std::vector<Blob> left;
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    Blob& payload = payloads[i];
+    std::optional<Region> region;
+    const bool has_ticket = !link.free.empty() || link.held.size() < kTickets;
+    if (has_ticket && payload.size() >= kMinPayload) {
+      region = memory_->find(payload.data(), payload.size());
+    }
+    // One that has been added since announce() waits for the next call.
+    if (!region || region->segment >= link.num_sent) {
+      left.push_back(std::move(payload));
+      continue;
+    }
+    uint32_t ticket = 0;
+    if (link.free.empty()) {
+      ticket = static_cast<uint32_t>(link.held.size());
+      link.held.emplace_back();
+      link.uses.push_back(0);
+    } else {
+      ticket = link.free.back();
+      link.free.pop_back();
+    }
+    link.held[ticket] = std::move(payload);
+    link.outstanding.push_back(ticket);
+    names.push_back(
+        {static_cast<uint32_t>(i),
+         ticket,
+         ++link.uses[ticket],
+         region->segment,
+         region->offset,
+         region->size});
+  }
+  payloads = std::move(left);
+  if (!names.empty()) {
+    const NamesHead head{kNamesMagic, memory_->id(), rank_, names.size()};
+    part.resize(sizeof(head) + names.size() * sizeof(Name));
+    std::memcpy(part.data(), &head, sizeof(head));
+    std::memcpy(
+        part.data() + sizeof(head), names.data(), names.size() * sizeof(Name));
+  }
+  return part;
+}
+
+bool MemoryLinks::is_names(const Blob& part) {
+  uint64_t magic = 0;
+  if (part.size() >= sizeof(NamesHead)) {
+    std::memcpy(&magic, part.data(), sizeof(magic));
+  }
+  return magic == kNamesMagic;
+}
+
+bool MemoryLinks::resolve(const Blob& part, std::vector<Blob>& payloads) {
+  NamesHead head{};
+  std::memcpy(&head, part.data(), sizeof(head));
+  const size_t bytes = part.size() - sizeof(head);
+  if (head.count == 0 || bytes % sizeof(Name) != 0 ||
+      head.count != bytes / sizeof(Name)) {
+    return false;
+  }
+  const auto found = links_.find(static_cast<int32_t>(head.rank));
+  if (found == links_.end()) {
+    return false;
+  }
+  Link& sender = found->second;
+  if (sender.other.memory != head.memory) {
+    take_descriptors();
+  }
+  if (sender.other.memory != head.memory) {
+    return false;
+  }
+  std::vector<Blob> all;
+  auto next = payloads.begin();
+  bool valid = true;
+  for (size_t i = 0; i < head.count; ++i) {
+    Name name{};
+    std::memcpy(
+        &name, part.data() + sizeof(head) + (i * sizeof(Name)), sizeof(name));
+    // A message that is repeated by somebody else is not read again: its
+    // payload may be another one's by now.
+    if (name.ticket >= kTickets || name.use <= sender.seen[name.ticket]) {
+      return false;
+    }
+    sender.seen[name.ticket] = name.use;
+    auto segment = mapped_.find({head.memory, name.segment});
+    if (segment == mapped_.end()) {
+      take_descriptors(); // it was sent first
+      segment = mapped_.find({head.memory, name.segment});
+    }
+    const bool known = segment != mapped_.end() &&
+        name.offset <= segment->second->size() &&
+        name.size <= segment->second->size() - name.offset;
+    // Also of one that cannot be read: the sender waits for its release.
+    auto reading = std::make_shared<const Reading>(
+        known ? segment->second : nullptr,
+        sender.outbox,
+        name.ticket,
+        name.use);
+    while (all.size() < name.place && next != payloads.end()) {
+      all.push_back(std::move(*next++));
+    }
+    valid = valid && known && all.size() == name.place;
+    if (valid) {
+      const std::byte* const data = reading->data->data() + name.offset;
+      all.emplace_back(std::move(reading), data, name.size);
+    }
+  }
+  all.insert(
+      all.end(),
+      std::make_move_iterator(next),
+      std::make_move_iterator(payloads.end()));
+  payloads = std::move(all);
+  return valid;
+}
+
+void MemoryLinks::reclaim(Link& link) {
+  if (link.other.outbox == nullptr) {
+    return;
+  }
+  const auto& words = outbox_of(link.other.outbox).words;
+  auto& outstanding = link.outstanding;
+  for (size_t i = 0; i < outstanding.size();) {
+    const uint32_t ticket = outstanding[i];
+    if (words[ticket].load(std::memory_order_acquire) != link.uses[ticket]) {
+      ++i;
+      continue;
+    }
+    link.held[ticket] = Blob();
+    link.free.push_back(ticket);
+    outstanding[i] = outstanding.back();
+    outstanding.pop_back();
+  }
+}
+
+void MemoryLinks::reclaim() {
+  for (auto& [rank, link] : links_) {
+    reclaim(link);
+    if (!link.is_announced) {
+      announce(link);
+    }
+  }
+  for (auto& link : retired_) {
+    reclaim(link);
+  }
+  retired_.erase(
+      std::remove_if(
+          retired_.begin(),
+          retired_.end(),
+          [](const Link& link) {
+            return link.outstanding.empty() || link.watch->has_ended();
+          }),
+      retired_.end());
+}
+
+size_t MemoryLinks::num_held() const {
+  size_t count = 0;
+  for (const auto& [rank, link] : links_) {
+    count += link.outstanding.size();
+  }
+  for (const auto& link : retired_) {
+    count += link.outstanding.size();
+  }
+  return count;
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "../update/updater.h"
+#include "protocol/round.h"
+#include "update_spec.h"
+
+namespace torchkv::dist {
+
+// What the options of rounds stand for on this rank. Used by one thread at a
+// time, but for set_python().
+class Updates {
+ public:
+  // The updater or, for UpdateSpec::Kind::kReplace, none.
+  struct Update {
+    Updater updater;
+    bool replaces = false;
+  };
+
+  explicit Updates(int64_t rank) : rank_(rank) {}
+  C10_DISABLE_COPY_AND_ASSIGN(Updates);
+
+  // RuntimeError if this rank cannot run it.
+  Update of(const Round& round);
+  // Whether of() has been called for the generation, and it is a built-in rule.
+  bool is_known_rule(int64_t gen) const;
+
+  // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
+  // call, stands for on this rank. Any thread.
+  void set_python(int64_t epoch, std::shared_ptr<OpaqueUpdater> updater);
+
+ private:
+  const int64_t rank_;
+  std::map<int64_t, Update> known_; // by generation
+  std::shared_ptr<OpaqueUpdater> script_; // the latest
+  int64_t script_epoch_ = 0;
+
+  std::mutex mutex_; // guards the rest
+  std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch
+};
+
+} // namespace torchkv::dist
