@@ -192,6 +192,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // many they are; 0 and 1 on one machine. Never throw.
   int64_t rank() const;
   int64_t num_workers() const;
+  // How many of the other processes this one takes for lost: 0 on one machine.
+  // Does not wait, and answers after a call has failed because of one, too.
+  int64_t num_dead_node() const;
   // Waits for all workers; on one machine it returns at once.
   void barrier() const;
 

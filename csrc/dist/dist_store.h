@@ -69,6 +69,7 @@ class DistStore final : public Store {
   int64_t version(const Key& key) override;
   int64_t rank() const override;
   int64_t num_workers() const override;
+  int64_t num_dead_node() const override;
   void barrier() override;
   void close() override;
 

@@ -251,4 +251,8 @@ int64_t DistStore::num_workers() const {
   return node_->num_ranks();
 }
 
+int64_t DistStore::num_dead_node() const {
+  return session_->num_lost();
+}
+
 } // namespace torchkv::dist
