@@ -220,6 +220,22 @@ def test_without_a_launcher_the_missing_variable_is_named():
     assert kind == "RuntimeError" and "WORLD_SIZE" in text and "torchrun" in text
 
 
+def other_security(rank):
+    options = {"security": "none"} if rank == 1 else {}
+    first = outcome(lambda: torchkv.create("dist_sync", **options))
+    kv = torchkv.create("dist_sync", security="curve")  # the default
+    kv.barrier()
+    kv.close()
+    return first
+
+
+def test_another_security_is_an_error_of_all_ranks_at_once():
+    for kind, text, elapsed in ranks.run(other_security, 3):
+        assert kind == "RuntimeError"
+        assert text.endswith("but got 'curve' on ranks 0, 2 and 'none' on rank 1")
+        assert elapsed < 10
+
+
 def absent(rank):
     if rank == 1:
         time.sleep(3)
