@@ -173,7 +173,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   std::vector<Key> expected_keys() const;
   // What merges pushes now.
   Updater current_updater() const;
-  // Calls without a step, because a gradient was not finite.
+  // Calls without a step, because a gradient was not finite. On several
+  // machines rank 0 knows; the others have 0, and no grad_norm.
   int64_t num_skipped() const;
   // The 2-norm of the gradients of the last push that made a step, all its keys
   // together, before max_norm limited it. None unless the optimizer has

@@ -74,8 +74,8 @@ StoreStatus DistStore::status() const {
       table.num_bytes,
       table.kind,
       expected_keys_,
-      0,
-      std::nullopt};
+      norms_->num_skipped(),
+      norms_->grad_norm()};
 }
 
 Updater DistStore::updater() const {
@@ -146,6 +146,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
     spec_ = spec;
     if (!keep_state) {
       expected_keys_.clear();
+      norms_->clear_norm();
     }
   }
   if (is_python && !is_sync_) {
