@@ -143,7 +143,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   {
     const std::lock_guard lock(updater_mutex_);
     updater_.swap(next); // the old one is freed after the lock is released
-    spec_ = spec;
+    spec_ = std::move(spec);
     if (!keep_state) {
       expected_keys_.clear();
       norms_->clear_norm();
