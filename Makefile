@@ -150,7 +150,9 @@ cpp-test: $(BUILT)
 	$(CPP)/plain/tests/cpp/torchkv_stress
 	$(CPP)/plain/tests/cpp/torchkv_simulate --seeds 120
 	TORCHKV_REPLAY=$(CPP)/plain/tests/cpp/torchkv_replay \
-	  $(BIN)/python -m pytest $(DEFAULT_TESTS) tests/dist/test_differential.py
+	  TORCHKV_JOB_RANK=$(CPP)/plain/tests/cpp/torchkv_job_rank \
+	  $(BIN)/python -m pytest $(DEFAULT_TESTS) tests/dist/test_differential.py \
+	  tests/dist/test_cpp_program.py
 
 # --- Several machines -----------------------------------------------------------
 

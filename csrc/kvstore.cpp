@@ -219,6 +219,11 @@ int64_t KVStore::num_workers() const {
   return store_->num_workers();
 }
 
+int64_t KVStore::num_dead_node() const {
+  status("num_dead_node"); // which refuses a closed store
+  return store_->num_dead_node();
+}
+
 void KVStore::barrier() const {
   usable("barrier").barrier();
 }

@@ -173,7 +173,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   std::vector<Key> expected_keys() const;
   // What merges pushes now.
   Updater current_updater() const;
-  // Calls without a step, because a gradient was not finite.
+  // Calls without a step, because a gradient was not finite. On several
+  // machines rank 0 knows; the others have 0, and no grad_norm.
   int64_t num_skipped() const;
   // The 2-norm of the gradients of the last push that made a step, all its keys
   // together, before max_norm limited it. None unless the optimizer has
@@ -192,6 +193,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // many they are; 0 and 1 on one machine. Never throw.
   int64_t rank() const;
   int64_t num_workers() const;
+  // How many of the other processes this one takes for lost: 0 on one machine.
+  // Does not wait, and answers after a call has failed because of one, too.
+  int64_t num_dead_node() const;
   // Waits for all workers; on one machine it returns at once.
   void barrier() const;
 

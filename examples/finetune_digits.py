@@ -11,6 +11,11 @@ run:
     python examples/finetune_digits.py
     python examples/finetune_digits.py --checkpoint other.pt --stop-after 3
     python examples/finetune_digits.py --checkpoint other.pt --resume
+
+With a store of several processes, each process trains on its share of every batch, and
+rank 0 writes the checkpoints, which all ranks read. This is bitwise reproducible, too:
+
+    torchrun --nproc-per-node 2 examples/finetune_digits.py --kvstore dist_sync
 """
 
 import argparse
@@ -44,19 +49,23 @@ def train_epoch(
     labels: Tensor,
     generator: torch.Generator,
 ) -> float:
-    """Train for one epoch; return the mean loss."""
-    losses = []
+    """Train for one epoch on this process's share; return the mean loss of that."""
+    store = trainer.kvstore
+    loss, count = 0.0, 0
     for batch in batches(images, labels, BATCH_SIZE, generator):
-        losses.append(replicas.backward(summed_loss, *batch).sum().item())
-        trainer.step(BATCH_SIZE)
-    return sum(losses) / BATCH_SIZE / len(losses)
+        share = [t.tensor_split(store.num_workers)[store.rank] for t in batch]
+        loss += replicas.backward(summed_loss, *share).sum().item()
+        count += len(share[0])
+        trainer.step(BATCH_SIZE)  # of all processes together
+    return loss / count
 
 
-def pretrain(devices: list[torch.device], data: Data) -> nn.Module:
+def pretrain(devices: list[torch.device], kvstore: str, data: Data) -> nn.Module:
     """Return a network trained on the digits 0 to 4, with a new last layer."""
     model = make_model(SEED)
     replicas = torchkv.replicate(model, devices)
-    trainer = torchkv.Trainer(replicas, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    options = {"learning_rate": 0.1, "momentum": 0.9}
+    trainer = torchkv.Trainer(replicas, "sgd", options, kvstore=kvstore)
     low = data.train_labels < 5
     generator = torch.Generator().manual_seed(SEED)
     for _ in range(PRETRAINING_EPOCHS):
@@ -82,7 +91,10 @@ def parse_args() -> argparse.Namespace:
         "--devices",
         type=parse_devices,
         default=default_devices(),
-        help="one replica on each; a device may be repeated",
+        help="one replica on each, in each process; a device may be repeated",
+    )
+    parser.add_argument(
+        "--kvstore", default="device", metavar="TYPE", help="type of the store"
     )
     parser.add_argument("--epochs", type=int, default=20, help="in the whole run")
     parser.add_argument("--lr", type=float, default=0.02, help="initial learning rate")
@@ -104,10 +116,15 @@ def main() -> None:
     torch.set_num_threads(1)  # as in train_digits.py
     data = load_data()
     generator = torch.Generator().manual_seed(SEED)
-    model = make_model(SEED) if args.resume else pretrain(args.devices, data)
+    if args.resume:
+        model = make_model(SEED)
+    else:
+        model = pretrain(args.devices, args.kvstore, data)
 
     replicas = torchkv.replicate(model, args.devices)
-    trainer = torchkv.Trainer(replicas, torchkv.optim.AdamW(lr=args.lr))
+    adamw = torchkv.optim.AdamW(lr=args.lr)
+    trainer = torchkv.Trainer(replicas, adamw, kvstore=args.kvstore)
+    is_first_rank = trainer.kvstore.rank == 0
     old_layers = [key for key, _ in model[:-1].named_parameters()]
     trainer.optimizer.set_lr_mult({key: 0.1 for key in old_layers})
     schedule = CosineAnnealingLR(trainer.optimizer, T_max=args.epochs)
@@ -120,27 +137,28 @@ def main() -> None:
         schedule.load_state_dict(saved["schedule"])
         generator.set_state(saved["generator"])
         first = saved["epoch"]
-        print(f"resumed after epoch {first}")
+        if is_first_rank:
+            print(f"resumed after epoch {first}")
 
     for epoch in range(first + 1, args.epochs + 1):
         loss = train_epoch(
             replicas, trainer, data.train_images, data.train_labels, generator
         )
         schedule.step()
-        save(
-            args.checkpoint,
-            {
-                "model": replicas.state_dict(),
-                "optimizer": trainer.optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-                "generator": generator.get_state(),
-                "epoch": epoch,
-            },
-        )
-        accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
-        print(
-            f"epoch {epoch}: loss {loss:.4f}, {accuracy:.2%} of held-out scans correct"
-        )
+        checkpoint = {
+            "model": replicas.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),  # on all ranks
+            "schedule": schedule.state_dict(),
+            "generator": generator.get_state(),
+            "epoch": epoch,
+        }
+        if is_first_rank:
+            save(args.checkpoint, checkpoint)
+            accuracy = measure_accuracy(replicas[0], data.test_images, data.test_labels)
+            print(
+                f"epoch {epoch}: loss {loss:.4f}, {accuracy:.2%} of held-out scans "
+                "correct"
+            )
         if epoch == args.stop_after:
             break
 

@@ -395,6 +395,16 @@ class KVStore(Stateful):
 
     # -- workers
 
+    def num_dead_node(self) -> int:
+        """The number of other processes that this one takes for lost.
+
+        0 on one machine. In a ``dist`` store a process is lost if it sends no heartbeat
+        for four periods, or has ended without closing the store. Does not wait for
+        other processes, and also answers once calls fail because of a lost one.
+        Processes may learn of a loss at different times.
+        """
+        return self._impl.num_dead_node()
+
     def barrier(self) -> None:
         """Waits for all workers; returns at once on one machine."""
         self._impl.barrier()

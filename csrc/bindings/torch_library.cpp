@@ -200,6 +200,7 @@ TORCH_LIBRARY(torchkv, m) {
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
       .def("rank", &KVStore::rank)
       .def("num_workers", &KVStore::num_workers)
+      .def("num_dead_node", &KVStore::num_dead_node)
       .def("barrier", &KVStore::barrier)
       .def("close", &KVStore::close)
       .def_pickle(

@@ -1,6 +1,7 @@
 #include "access.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,8 +13,12 @@
 #include <cstring>
 #include <memory>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "../core/text.h"
+#include "errors.h"
+#include "transport/curve.h"
 #include "transport/host.h"
 
 namespace torchkv::dist {
@@ -95,22 +100,92 @@ std::shared_ptr<SharedMemory> shared_memory() {
   }
 }
 
+// As job_secret, but it is an error if there is none.
+std::string required_secret() {
+  std::string secret = job_secret();
+  TORCH_CHECK(
+      !secret.empty(),
+      "create: the ranks are on several hosts, so expected a secret in the "
+      "environment variable TORCHKV_JOB_SECRET, or a file with one in "
+      "TORCHKV_JOB_SECRET_FILE, the same on all of them; make one by `openssl "
+      "rand -hex 32`. On a trusted network, security='none' does without");
+  return secret;
+}
+
+// What the ranks say, and who says it, in order of the first that does.
+using Said = std::vector<std::pair<std::string, std::vector<int32_t>>>;
+
+Said who_says_what(const std::vector<std::string>& values) {
+  Said said;
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    auto found = std::find_if(said.begin(), said.end(), [&](const auto& one) {
+      return one.first == values[rank];
+    });
+    if (found == said.end()) {
+      found = said.insert(found, {values[rank], {}});
+    }
+    found->second.push_back(static_cast<int32_t>(rank));
+  }
+  return said;
+}
+
+void check_same_security(const std::vector<std::string>& securities) {
+  const Said said = who_says_what(securities);
+  std::vector<std::string> parts;
+  for (const auto& [security, ranks] : said) {
+    parts.push_back(quoted(security) + " on " + listed_ranks(ranks));
+  }
+  TORCH_CHECK(
+      said.size() == 1,
+      "create: expected the same security on all ranks, but got ",
+      c10::Join(" and ", parts));
+}
+
+void check_same_secret(const std::vector<std::string>& public_keys) {
+  const Said said = who_says_what(public_keys);
+  std::vector<std::string> parts;
+  const char* next = "one on ";
+  for (const auto& [key, ranks] : said) {
+    parts.push_back(
+        (key.empty() ? "none on " : std::exchange(next, "another on ")) +
+        listed_ranks(ranks));
+  }
+  TORCH_CHECK(
+      said.size() == 1,
+      "create: expected the same job secret (TORCHKV_JOB_SECRET, or the file "
+      "TORCHKV_JOB_SECRET_FILE) on all ranks, but the secrets differ: ",
+      c10::Join("; ", parts));
+}
+
 } // namespace
 
 void set_access(
     ZeromqConfig& config,
     const StoreOptions& options,
-    const std::vector<std::string>& hosts,
+    Exchange& exchange,
     const std::string& rendezvous_host) {
   const std::string& security = options.security;
   TORCH_CHECK_VALUE(
       security.empty() || security == "curve" || security == "none",
       "create: expected security 'curve' or 'none', but got ",
       quoted(security));
+  const auto hosts = exchange.all("host", own_process().host);
   const auto here = std::count(hosts.begin(), hosts.end(), own_process().host);
   if (here > 1) {
     config.memory = shared_memory();
   }
+  const auto securities =
+      exchange.all("security", security.empty() ? "curve" : security);
+  // Every rank refuses, or none.
+  const auto refuse_unless = [&](auto&& check) {
+    try {
+      check();
+    } catch (...) {
+      exchange.refuse();
+      throw;
+    }
+  };
+  refuse_unless([&] { check_same_security(securities); });
   if (std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) {
         return host == hosts[0];
       })) {
@@ -127,13 +202,19 @@ void set_access(
     return;
   }
   config.security = Security::kCurve;
-  config.secret = job_secret();
-  TORCH_CHECK(
-      !config.secret.empty(),
-      "create: the ranks are on several hosts, so expected a secret in the "
-      "environment variable TORCHKV_JOB_SECRET, or a file with one in "
-      "TORCHKV_JOB_SECRET_FILE, the same on all of them; make one by `openssl "
-      "rand -hex 32`. On a trusted network, security='none' does without");
+  constexpr auto* name = "public key";
+  std::string public_key;
+  refuse_unless([&] {
+    try {
+      config.secret = required_secret();
+      public_key = zeromq::derive_curve_keys(config.secret).client_public;
+    } catch (...) {
+      exchange.say(name, "");
+      throw;
+    }
+  });
+  const auto public_keys = exchange.all(name, public_key);
+  refuse_unless([&] { check_same_secret(public_keys); });
 }
 
 } // namespace torchkv::dist

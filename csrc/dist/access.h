@@ -1,24 +1,29 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "../store/options.h"
+#include "exchange.h"
 #include "transport/zeromq_transport.h"
 
 namespace torchkv::dist {
 
-// Who may connect to a rank of a job whose ranks are on `hosts`: fills in what
-// concerns it. On one host nothing listens on TCP. Between hosts, RuntimeError
-// without a secret (TORCHKV_JOB_SECRET, or the file TORCHKV_JOB_SECRET_FILE,
-// which only its owner may read) unless StoreOptions::security is "none", about
-// which it warns. `rendezvous_host` is reached through the interface to use.
-// Ranks of one host share memory, unless TORCHKV_SHARED_MEMORY is "0" or the
-// system has none, which is a warning.
+// Who may connect to this rank: fills in what concerns it. On one host nothing
+// listens on TCP. Between hosts, RuntimeError without a secret
+// (TORCHKV_JOB_SECRET, or the file TORCHKV_JOB_SECRET_FILE, which only its
+// owner may read) unless StoreOptions::security is "none", about which it
+// warns. RuntimeError on all ranks if their securities or secrets differ.
+// `rendezvous_host` is reached through the interface to use. Ranks of one host
+// share memory, unless TORCHKV_SHARED_MEMORY is "0" or the system has none,
+// which is a warning.
+//
+// Of the secret, the others and whoever reaches the rendezvous see the clients'
+// public key. It lets nobody connect, but tells whether a guess of the secret
+// is right, as a recorded handshake does. Hence the secret must be random.
 void set_access(
     ZeromqConfig& config,
     const StoreOptions& options,
-    const std::vector<std::string>& hosts,
+    Exchange& exchange,
     const std::string& rendezvous_host);
 
 } // namespace torchkv::dist

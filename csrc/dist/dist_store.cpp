@@ -91,6 +91,7 @@ DistStore::DistStore(
       node_(Node::join(options, environment_launch(options), timeout_)),
       staging_(runtime, Buffers(node_->memory())),
       snapshots_(options),
+      norms_(std::make_shared<NormReport>()),
       name_(options.name) {
   const std::string name = c10::str(type, '/', name_);
   const int64_t number = node_->num_made(stable_hash(name));
@@ -297,9 +298,12 @@ WorkPtr DistStore::merge(const Call& call) {
   if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
     const GradientSpec gradient = (*optimizer)->gradient;
     request.two_phase = gradient.max_norm != 0 || gradient.skip_nonfinite;
-    request.factor = [gradient](double squared_norm) {
-      return OptimizerStep::factor(gradient, squared_norm);
+    request.factor = [gradient, norms = norms_](double squared_norm) {
+      return norms->decide(gradient, squared_norm);
     };
+    if (!request.two_phase) {
+      norms_->clear_norm();
+    }
   }
   const bool is_waited = pulls || call.options.async_op;
   auto pending = begin(call.op, std::move(request), /*is_watched=*/!is_waited);

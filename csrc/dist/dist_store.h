@@ -12,6 +12,7 @@
 #include "../store/options.h"
 #include "../store/store.h"
 #include "node.h"
+#include "norm_report.h"
 #include "receipt.h"
 #include "session.h"
 #include "snapshot_schedule.h"
@@ -69,6 +70,7 @@ class DistStore final : public Store {
   int64_t version(const Key& key) override;
   int64_t rank() const override;
   int64_t num_workers() const override;
+  int64_t num_dead_node() const override;
   void barrier() override;
   void close() override;
 
@@ -106,6 +108,7 @@ class DistStore final : public Store {
   KeyTable table_; // entries without slices
   Staging staging_;
   SnapshotSchedule snapshots_;
+  const std::shared_ptr<NormReport> norms_; // pushes in flight have it, too
   const std::string name_;
 
   std::mutex barrier_mutex_; // a rank is in one barrier at a time

@@ -74,8 +74,8 @@ StoreStatus DistStore::status() const {
       table.num_bytes,
       table.kind,
       expected_keys_,
-      0,
-      std::nullopt};
+      norms_->num_skipped(),
+      norms_->grad_norm()};
 }
 
 Updater DistStore::updater() const {
@@ -143,9 +143,10 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   {
     const std::lock_guard lock(updater_mutex_);
     updater_.swap(next); // the old one is freed after the lock is released
-    spec_ = spec;
+    spec_ = std::move(spec);
     if (!keep_state) {
       expected_keys_.clear();
+      norms_->clear_norm();
     }
   }
   if (is_python && !is_sync_) {
@@ -249,6 +250,10 @@ int64_t DistStore::rank() const {
 
 int64_t DistStore::num_workers() const {
   return node_->num_ranks();
+}
+
+int64_t DistStore::num_dead_node() const {
+  return session_->num_lost();
 }
 
 } // namespace torchkv::dist

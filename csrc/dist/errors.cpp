@@ -14,11 +14,6 @@ std::string on_key(const Error& error) {
       : "";
 }
 
-std::string listed_ranks(const std::vector<int32_t>& ranks) {
-  return c10::str(
-      ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
-}
-
 std::string timeout_text(const Error& error, double timeout) {
   const std::string waited = error.missing.empty()
       ? "the server has not answered"
@@ -75,6 +70,11 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
 }
 
 } // namespace
+
+std::string listed_ranks(const std::vector<int32_t>& ranks) {
+  return c10::str(
+      ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+}
 
 std::string describe(const std::exception& error) {
   if (const auto* script =

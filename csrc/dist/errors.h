@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "../core/errors.h"
 #include "protocol/message.h"
@@ -10,6 +12,9 @@ namespace torchkv::dist {
 
 // "ValueError: text": the type as Python knows it, and the message.
 std::string describe(const std::exception& error);
+
+// "rank 1" or "ranks 0, 2".
+std::string listed_ranks(const std::vector<int32_t>& ranks);
 
 // Throws what the protocol's error is to a user: of `op`, on this rank, which
 // has waited `timeout` seconds if the error is a timeout.

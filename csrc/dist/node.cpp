@@ -11,6 +11,7 @@
 #include "../core/text.h"
 #include "access.h"
 #include "errors.h"
+#include "exchange.h"
 #include "session.h"
 #include "transport/host.h"
 #include "transport/zeromq_transport.h"
@@ -159,26 +160,6 @@ Node::Node(
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
   job_ = static_cast<int64_t>(job & (static_cast<uint64_t>(kMaxCounter) - 1));
-  const Time end = now() + timeout;
-  // One value of each rank.
-  const auto exchange = [&](const char* name, const std::string& own) {
-    rendezvous_->set(c10::str(prefix_, name, '/', rank_), own);
-    std::vector<std::string> all;
-    Error error;
-    error.code = ErrorCode::kTimeout;
-    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-      const auto value = rendezvous_->get(
-          c10::str(prefix_, name, '/', rank), std::max(end - now(), 0.0));
-      all.push_back(value.value_or(""));
-      if (!value) {
-        error.missing.push_back(rank);
-      }
-    }
-    if (!error.missing.empty()) {
-      throw_error("create", error, rank_, timeout);
-    }
-    return all;
-  };
   ZeromqConfig config;
   config.rank = rank_;
   config.token = token;
@@ -187,13 +168,13 @@ Node::Node(
   // The cores have heartbeats of their own. These find connections that are
   // dead, which is no proof that a rank is.
   config.lost = kDeadConnection;
-  set_access(
-      config, options, exchange("host", own_process().host), rendezvous_host());
+  Exchange exchange(rendezvous_, prefix_, rank_, num_ranks_, timeout);
+  set_access(config, options, exchange, rendezvous_host());
   memory_ = config.memory;
   shares_memory_ = memory_ != nullptr && config.security == Security::kIpc;
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
-      exchange("address", encode_address(transport_->address()));
+      exchange.all("address", encode_address(transport_->address()));
   // Only now: a create that has failed may be repeated by the same process.
   incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   for (int32_t rank = 0; rank < num_ranks_; ++rank) {

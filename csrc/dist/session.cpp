@@ -178,6 +178,23 @@ std::optional<Error> Session::fatal() {
   return worker_.fatal();
 }
 
+int64_t Session::num_lost() {
+  const std::lock_guard lock(node_->mutex());
+  const auto is_named = [](const std::optional<Error>& error, int32_t rank) {
+    return error && error->who == rank &&
+        (error->code == ErrorCode::kWorkerLost ||
+         error->code == ErrorCode::kServerLost);
+  };
+  int64_t count = 0;
+  for (int32_t rank = 0; rank < config_.num_workers; ++rank) {
+    const bool is_lost = worker_.link_state(rank) == LinkState::kLost ||
+        server_.peer_state(rank) == PeerState::kLost ||
+        is_named(worker_.fatal(), rank) || is_named(server_.fatal(), rank);
+    count += rank != node_->rank() && is_lost ? 1 : 0;
+  }
+  return count;
+}
+
 void Session::on_frame(Direction direction, const Frame& frame) {
   if (direction == Direction::kRequest) {
     server_.on_message(frame, node_->now());

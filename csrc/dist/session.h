@@ -63,6 +63,10 @@ class Session {
   // What every call fails with from now on. Without the node's mutex.
   std::optional<Error> fatal();
 
+  // How many of the other ranks the worker or the server takes for lost, or an
+  // error has named as lost. Without the node's mutex.
+  int64_t num_lost();
+
   // The slices of the keys that this rank's server holds, with the states of
   // their optimizer. REQUIRES: no push is in flight. Without the node's mutex.
   Shard held(const Keys& keys);

@@ -101,6 +101,10 @@ class TORCHKV_API Store {
   virtual int64_t num_workers() const {
     return 1;
   }
+  // How many of the others this process takes for lost. Does not wait.
+  virtual int64_t num_dead_node() const {
+    return 0;
+  }
   virtual void barrier() = 0;
 
   // May be repeated.

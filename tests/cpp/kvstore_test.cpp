@@ -150,8 +150,10 @@ TEST(KVStoreTest, OneMachineIsOneWorker) {
     store->barrier();
     EXPECT_EQ(store->rank(), 0);
     EXPECT_EQ(store->num_workers(), 1);
+    EXPECT_EQ(store->num_dead_node(), 0);
     store->close();
     EXPECT_THROW(store->barrier(), c10::Error);
+    EXPECT_THROW(store->num_dead_node(), c10::Error);
     EXPECT_EQ(store->rank(), 0);
     EXPECT_EQ(store->num_workers(), 1);
   }

@@ -184,7 +184,7 @@ def start_stranger(host: str | None, options: dict[str, Any]):
 def addresses(job: ranks.Ranks, num_ranks: int) -> list[list[str]]:
     """The lines that each rank tells the others: host, ipc, tcp, pid, start."""
     return [
-        job.store.get(f"torchkv/test/0/address/{rank}").decode().split("\n")
+        job.store.get(f"torchkv/test/0/address/{rank}/0").decode().split("\n")
         for rank in range(num_ranks)
     ]
 

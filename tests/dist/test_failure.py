@@ -33,6 +33,7 @@ def push_until_error(rank, type, victim, started):
     kv.set_optimizer("sgd", learning_rate=1.0)
     out = [full(0) for _ in range(4)]
     kv.barrier()
+    before = kv.num_dead_node()
     with open(f"{started}/{rank}", "w"):
         pass
     end = time.monotonic() + 30
@@ -41,8 +42,10 @@ def push_until_error(rank, type, victim, started):
             lambda: kv.pushpull(["a", "b", "c", "d"], [full(1)] * 4, out=out)
         )
         if failed[0]:
+            num_dead = before, kv.num_dead_node()
             # Sticky in dist_sync.
-            return failed, outcome(kv.barrier)[0], outcome(lambda: kv.pull("a"))[0]
+            errors = outcome(kv.barrier)[0], outcome(lambda: kv.pull("a"))[0]
+            return failed, *errors, num_dead
     return None
 
 
@@ -65,11 +68,12 @@ def test_a_lost_rank_is_an_error_on_all_others_in_dist_sync(tmp_path, number):
         for rank in (0, 2):
             ok, value = job.results[rank]
             assert ok, value
-            (kind, text, _), barrier, pull = value
+            (kind, text, _), barrier, pull, num_dead = value
             assert kind in ("WorkerLostError", "ServerLostError"), text
             assert "rank 1 is lost" in text
             assert barrier in ("WorkerLostError", "ServerLostError")
             assert pull in ("WorkerLostError", "ServerLostError")
+            assert num_dead == (0, 1)
         # Four heartbeats, and the linger at the end of the ranks.
         assert elapsed < 4 * HEARTBEAT_S + 2 * HEARTBEAT_S + 2
 
@@ -90,7 +94,7 @@ def use_other_keys(rank, started, proceed):
     errors = [
         outcome(lambda key=key: kv.pushpull(key, full(1), full(0)))[:2] for key in keys
     ]
-    return errors
+    return errors, kv.num_dead_node()
 
 
 def test_dist_async_goes_on_for_keys_elsewhere(tmp_path):
@@ -103,8 +107,10 @@ def test_dist_async_goes_on_for_keys_elsewhere(tmp_path):
         proceed.touch()
         job.collect(ranks=[0, 2])
         for rank in (0, 2):
-            ok, errors = job.results[rank]
-            assert ok, errors
+            ok, result = job.results[rank]
+            assert ok, result
+            errors, num_dead = result
+            assert num_dead == 1
             kinds = {kind for kind, _ in errors}
             assert kinds == {None, "ServerLostError"}
             for kind, text in errors:
@@ -212,6 +218,22 @@ def missing_environment(rank):
 def test_without_a_launcher_the_missing_variable_is_named():
     kind, text = ranks.run(missing_environment, 1)[0]
     assert kind == "RuntimeError" and "WORLD_SIZE" in text and "torchrun" in text
+
+
+def other_security(rank):
+    options = {"security": "none"} if rank == 1 else {}
+    first = outcome(lambda: torchkv.create("dist_sync", **options))
+    kv = torchkv.create("dist_sync", security="curve")  # the default
+    kv.barrier()
+    kv.close()
+    return first
+
+
+def test_another_security_is_an_error_of_all_ranks_at_once():
+    for kind, text, elapsed in ranks.run(other_security, 3):
+        assert kind == "RuntimeError"
+        assert text.endswith("but got 'curve' on ranks 0, 2 and 'none' on rank 1")
+        assert elapsed < 10
 
 
 def absent(rank):

@@ -5,6 +5,7 @@ tests are skipped.
 """
 
 import os
+import re
 import time
 
 import pytest
@@ -141,18 +142,47 @@ def test_secrets_that_are_none_are_refused(hosts, tmp_path, case):
     check_refusal(hosts, tmp_path, case)
 
 
-def test_another_secret_on_one_rank_is_an_error_in_time(hosts):
+SECRETS_DIFFER = r"secrets differ: one on rank 0; another on rank 1$"
+NOT_THE_SAME = {
+    "another": ({"TORCHKV_JOB_SECRET": OTHER_SECRET}, SECRETS_DIFFER, SECRETS_DIFFER),
+    "none": (
+        {"TORCHKV_JOB_SECRET": ""},
+        r"secrets differ: one on rank 0; none on rank 1$",
+        r"expected a secret in the environment variable TORCHKV_JOB_SECRET",
+    ),
+    "short": (
+        {"TORCHKV_JOB_SECRET": SECRET[:15]},
+        r"secrets differ: one on rank 0; none on rank 1$",
+        r"at least 16 bytes",
+    ),
+}
+
+
+def create_twice(rank, secret):
+    """The second time with the right secret."""
+    first = outcome(lambda: torchkv.create("dist_sync", timeout=30))
+    os.environ["TORCHKV_JOB_SECRET"] = secret
+    kv = torchkv.create("dist_sync", timeout=30)
+    kv.barrier()
+    kv.close()
+    return first
+
+
+@pytest.mark.parametrize("case", NOT_THE_SAME)
+def test_another_secret_on_one_rank_is_an_error_of_all_at_once(hosts, case):
+    environment, *messages = NOT_THE_SAME[case]
     results = ranks.run(
-        *(create, 2, {"timeout": 3}),
+        *(create_twice, 2, SECRET),
         hosts=hosts,
         environment={"TORCHKV_JOB_SECRET": SECRET},
-        environments={1: {"TORCHKV_JOB_SECRET": OTHER_SECRET}},
+        environments={1: environment},
     )
-    for rank, (kind, text, elapsed) in enumerate(results):
-        # ServerLostError: the other rank has given up a little earlier.
-        assert kind in ("StoreTimeoutError", "ServerLostError"), text
-        assert f"rank {1 - rank}" in text
-        assert elapsed < 3 + 3
+    for (kind, text, elapsed), message in zip(results, messages, strict=True):
+        assert kind == "RuntimeError", text
+        assert re.search(message, text), text
+        assert "TORCHKV_JOB_SECRET" in text or case == "short"
+        assert SECRET not in text and OTHER_SECRET not in text
+        assert elapsed < 10
 
 
 # -- partitions

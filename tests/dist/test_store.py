@@ -267,13 +267,22 @@ def skip_nonfinite(rank):
     out = [torch.empty(3), torch.empty(100_000)]
     kv.pushpull(["a", "b"], [bad, torch.ones(100_000)], out=out)
     skipped = [o.unique().tolist() for o in out]
+    report = [(kv.optimizer.num_skipped, kv.optimizer.grad_norm)]
     kv.pushpull(["a", "b"], [torch.ones(3), torch.ones(100_000)], out=out)
+    report.append((kv.optimizer.num_skipped, kv.optimizer.grad_norm))
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    report.append((kv.optimizer.num_skipped, kv.optimizer.grad_norm))
     kv.close()
-    return skipped, [o.unique().tolist() for o in out]
+    return skipped, [o.unique().tolist() for o in out], report
 
 
 def test_a_nonfinite_gradient_skips_the_step_on_all_servers():
-    assert ranks.run(skip_nonfinite, 2) == [([[1.0], [1.0]], [[-1.0], [-1.0]])] * 2
+    results = ranks.run(skip_nonfinite, 2)
+    assert [result[:2] for result in results] == [([[1.0]] * 2, [[-1.0]] * 2)] * 2
+    (*_, report), (*_, other) = results
+    # The gradient has 100,003 elements of 2.
+    assert report == [(1, None), (1, pytest.approx(400_012**0.5)), (1, None)]
+    assert other == [(0, None)] * 3  # only rank 0 adds up the norms
 
 
 def refuse_norm_in_async(rank):

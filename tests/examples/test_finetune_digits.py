@@ -1,6 +1,8 @@
 """The fine-tuning example, stopped and resumed, ends with the same bits."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -51,6 +53,38 @@ def test_a_resumed_run_ends_with_the_bits_of_a_whole_one(tmp_path):
     assert saved[1]["epoch"] == 6
     assert_same_tree(*saved, "checkpoint")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.pt", "whole.pt"]
+
+
+def run_ranks(tmp_path, *options):
+    """With two processes of one replica each."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node", "2", str(EXAMPLE)),
+        *("--devices", "cpu", "--kvstore", "dist_sync", *options),
+    ]
+    result = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_two_processes_resume_with_the_bits_of_a_whole_run_of_one(tmp_path):
+    whole = run(tmp_path, "--epochs", "2", "--checkpoint", "whole.pt")
+    parts = ("--epochs", "2", "--checkpoint", "parts.pt")
+    first = run_ranks(tmp_path, *parts, "--stop-after", "1")
+    second = run_ranks(tmp_path, *parts, "--resume")
+
+    # The loss is that of rank 0's share.
+    accuracies = [line.partition(", ")[2] for line in whole.splitlines()]
+    lines = (first + second).splitlines()
+    assert lines.pop(1) == "resumed after epoch 1"
+    assert [line.partition(", ")[2] for line in lines] == accuracies
+    saved = [
+        torch.load(tmp_path / name, weights_only=True)
+        for name in ("parts.pt", "whole.pt")
+    ]
+    assert_same_tree(*saved, "checkpoint")
 
 
 def test_it_reads_97_percent_of_held_out_scans(tmp_path):

@@ -25,6 +25,7 @@ CALLS = {
     "script updater": lambda kv, a, b: kv.set_updater(script(Add())),
     "set_optimizer": lambda kv, a, b: kv.set_optimizer("sgd"),
     "barrier": lambda kv, a, b: kv.barrier(),
+    "num_dead_node": lambda kv, a, b: kv.num_dead_node(),
     "script object": lambda kv, a, b: kv.script_object.push(3, a),
 }
 

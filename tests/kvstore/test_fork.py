@@ -48,6 +48,7 @@ CALLS = {
     "script updater": lambda kv: kv.set_updater(SCRIPTED),
     "set_optimizer": lambda kv: kv.set_optimizer("sgd"),
     "barrier": lambda kv: kv.barrier(),
+    "num_dead_node": lambda kv: kv.num_dead_node(),
     "repr": repr,
     "deepcopy": copy.deepcopy,
     "pickle": pickle.dumps,

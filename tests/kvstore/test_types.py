@@ -115,6 +115,7 @@ def test_type_is_a_str(name):
 def test_one_machine_is_one_worker(kv):
     assert kv.rank == 0
     assert kv.num_workers == 1
+    assert kv.num_dead_node() == 0
     assert kv.barrier() is None
     assert kv._barrier() is None
 

@@ -68,9 +68,9 @@ def mixed(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Tens
     return [a, b, c, d, e, f]
 
 
-def workers(kv: torch.classes.torchkv.KVStore) -> tuple[int, int]:
+def workers(kv: torch.classes.torchkv.KVStore) -> tuple[int, int, int]:
     kv.barrier()
-    return kv.rank(), kv.num_workers()
+    return kv.rank(), kv.num_workers(), kv.num_dead_node()
 
 
 def named(kv: torch.classes.torchkv.KVStore, x: torch.Tensor) -> list[torch.Tensor]:
@@ -144,8 +144,9 @@ def test_tensors_and_lists_mixed(scripted):
 
 
 def test_one_machine_is_one_worker(scripted):
-    assert script(workers)(scripted) == (0, 1)
+    assert script(workers)(scripted) == (0, 1, 0)
     assert (scripted.rank(), scripted.num_workers()) == (0, 1)
+    assert scripted.num_dead_node() == 0
     assert scripted.barrier() is None
 
 

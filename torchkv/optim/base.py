@@ -299,14 +299,15 @@ class StoreOptimizer(torch.optim.Optimizer):
         """The total 2-norm of the gradients of the last push that made a step.
 
         Over all keys of the push, before clipping by ``max_norm``. None unless
-        ``max_norm`` or ``skip_nonfinite`` is set, which compute it.
+        ``max_norm`` or ``skip_nonfinite`` is set, which compute it. In a ``dist``
+        store, None on all ranks but 0.
         """
         impl = self._store_with_state("grad_norm")
         return None if impl is None else impl.grad_norm()
 
     @property
     def num_skipped(self) -> int:
-        """How many pushes of the store ``skip_nonfinite`` has skipped so far."""
+        """How many pushes ``skip_nonfinite`` skipped; in ``dist`` stores, on rank 0."""
         impl = self._store_with_state("num_skipped")
         return 0 if impl is None else impl.num_skipped()
 

@@ -352,6 +352,7 @@ PYBIND11_MODULE(_C, m) {
       .def("barrier", &released<&KVStore::barrier>)
       .def("rank", &released<&KVStore::rank>)
       .def("num_workers", &released<&KVStore::num_workers>)
+      .def("num_dead_node", &released<&KVStore::num_dead_node>)
       .def("repr", &released<&KVStore::repr>)
       .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)

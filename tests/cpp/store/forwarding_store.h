@@ -104,6 +104,9 @@ class ForwardingStore final : public Store {
   int64_t num_workers() const override {
     return inner_->num_workers();
   }
+  int64_t num_dead_node() const override {
+    return forward([&] { return inner_->num_dead_node(); });
+  }
   void barrier() override {
     forward([&] { inner_->barrier(); });
   }

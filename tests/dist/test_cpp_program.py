@@ -1,0 +1,91 @@
+"""A C++ program without Python is a rank of a job, also beside ranks in Python.
+
+TORCHKV_JOB_RANK is the program torchkv_job_rank, which `make test` builds.
+"""
+
+import os
+import subprocess
+
+import pytest
+import torch
+
+import ranks
+import torchkv
+from torchkv.distributed import _zeromq_library
+
+STEPS = 3
+SIZES = {"w": (2, 3), "sharded": (100_000,)}
+
+
+@pytest.fixture(scope="module")
+def program():
+    path = os.environ.get("TORCHKV_JOB_RANK")
+    if not path:
+        pytest.skip("TORCHKV_JOB_RANK is not set")
+    return os.path.abspath(path)
+
+
+def run_program(rank, program, *arguments):
+    """As the rank that this process would be."""
+    result = subprocess.run(
+        [program, *arguments],
+        env={**os.environ, "TORCHKV_LIBZMQ": _zeromq_library()},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def only(value):
+    (number,) = value.unique().tolist()
+    return number
+
+
+def run_python(rank, type):
+    """What the program does."""
+    kv = torchkv.create(type)
+    keys, sizes = list(SIZES), SIZES.values()
+    kv.init(keys, [torch.full(size, 100.0 * rank) for size in sizes])
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    for step in range(STEPS):
+        kv.push(keys, [torch.full(size, float(step + rank)) for size in sizes])
+    kv.barrier()
+    w, sharded = (only(value) for value in kv.pull(keys))
+    return 0, said(kv.rank, kv.num_workers, w, sharded, kv.version("w")), ""
+
+
+def said(rank, num_ranks, w, sharded, version):
+    return (
+        f"rank {rank} of {num_ranks}, 0 lost: w {w:g}, sharded {sharded:g}, "
+        f"{version} updates\n"
+    )
+
+
+def run_either(rank, program, type, in_python):
+    if rank in in_python:
+        return run_python(rank, type)
+    return run_program(rank, program, type)
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize(
+    "num_ranks, in_python", [(2, []), (2, [0]), (2, [1]), (3, [1])]
+)
+def test_a_program_without_python_is_a_rank(program, type, num_ranks, in_python):
+    results = ranks.run(run_either, num_ranks, program, type, in_python)
+    total = -sum(step + rank for step in range(STEPS) for rank in range(num_ranks))
+    version = STEPS * (1 if type == "dist_sync" else num_ranks)
+    assert results == [
+        (0, said(rank, num_ranks, total, total, version), "")
+        for rank in range(num_ranks)
+    ]
+
+
+def test_its_errors_are_those_of_python(program):
+    ((status, _, text),) = ranks.run(
+        run_program, 1, program, "dist_sync", environment={"RANK": ""}
+    )
+    assert status == 1
+    assert "create: expected the environment variable RANK" in text
