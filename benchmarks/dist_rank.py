@@ -1,6 +1,8 @@
 """A rank of torchkv's or Gloo's job: a process that measures what it is told.
 
-    python dist_rank.py torchkv|gloo RANK PORT [SECURITY]
+    python dist_rank.py CONTESTANT RANK PORT [SECURITY]
+
+CONTESTANT is torchkv, torchkv-two-calls, gloo or gloo-views.
 
 PORT is that of the job's TCPStore. See peers/serve.py for the commands' form.
 """
@@ -57,12 +59,17 @@ class Case:
     def close(self) -> None:
         """Ends what the case has opened."""
 
+    def begin(self) -> None:
+        """What a step finds done, and is not measured."""
+
     def run(self, steps: int) -> dict[str, Any]:
         """Makes so many steps and one before; the seconds of each."""
         self.barrier()
+        self.begin()
         self.step()
         seconds = []
         for _ in range(steps):
+            self.begin()
             start = time.perf_counter()
             self.step()
             seconds.append(time.perf_counter() - start)
@@ -86,7 +93,11 @@ class Torchkv(Case):
     """`pushpull`, of a list or of one key, with SGD on the servers or without."""
 
     def __init__(
-        self, kv: torchkv.KVStore, shapes: Sequence[Shape], lr: float | None
+        self,
+        kv: torchkv.KVStore,
+        shapes: Sequence[Shape],
+        lr: float | None,
+        two_calls: bool = False,
     ) -> None:
         """Initializes the keys with zeros."""
         super().__init__(kv.rank, shapes, lr)
@@ -98,7 +109,18 @@ class Torchkv(Case):
         keys, values, outs = self.keys, self.values, self.outs
         if len(shapes) == 1:
             keys, values, outs = keys[0], values[0], outs[0]  # type: ignore[assignment]
-        self.step = lambda: kv.pushpull(keys, values, out=outs)  # type: ignore
+        if two_calls:
+
+            def step() -> None:
+                kv.push(keys, values)  # type: ignore[arg-type]
+                kv.pull(keys, out=outs)  # type: ignore[arg-type]
+
+        else:
+
+            def step() -> None:
+                kv.pushpull(keys, values, out=outs)  # type: ignore[arg-type]
+
+        self.step = step  # type: ignore[method-assign]
 
     def fetch(self) -> None:
         """Of dist_async, a step's result may lack steps of the other rank."""
@@ -192,6 +214,26 @@ class Gloo(Case):
         self.optimizer.step()
 
 
+class GlooViews(Gloo):
+    """Gradients are in the buckets, as with `gradient_as_bucket_view=True`."""
+
+    def begin(self) -> None:
+        """What backward writes."""
+        for _, views, values, _ in self.buckets:
+            torch._foreach_copy_(views, values)
+        for _, views, _, sums in self.buckets:
+            for view, total in zip(views, sums, strict=True):
+                total.set_(view)  # type: ignore[call-overload]
+
+    def step(self) -> None:
+        """Every bucket is on its way while the next is."""
+        works = [dist.all_reduce(flat, async_op=True) for flat, _, _, _ in self.buckets]
+        for work in works:
+            work.wait()
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+
 def in_buckets(shapes: Sequence[Shape]) -> Iterator[list[int]]:
     """The indices of shapes, from the last to the first, in lists of 25 MiB."""
     keys: list[int] = []
@@ -215,7 +257,7 @@ class Rank:
         self.tcp_store = dist.TCPStore("127.0.0.1", port, is_master=False)
         self.options = {"security": security} if security else {}
         self.case: Case | None = None
-        if contestant == "gloo":
+        if contestant.startswith("gloo"):
             dist.init_process_group(
                 "gloo", store=self.tcp_store, rank=rank, world_size=RANKS
             )
@@ -224,8 +266,9 @@ class Rank:
         self, type: str, shapes: list[Shape], lr: float | None, behind: bool = False
     ) -> None:
         """Makes the tensors, and torchkv's store."""
-        if self.contestant == "gloo":
-            self.case = Gloo(self.rank, shapes, lr)
+        if self.contestant.startswith("gloo"):
+            kind = GlooViews if self.contestant == "gloo-views" else Gloo
+            self.case = kind(self.rank, shapes, lr)
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # security="none" warns
@@ -237,7 +280,8 @@ class Rank:
                 timeout=TIMEOUT_S,
                 **self.options,
             )
-            self.case = (Behind if behind else Torchkv)(kv, shapes, lr)
+            two_calls = self.contestant == "torchkv-two-calls"
+            self.case = (Behind if behind else Torchkv)(kv, shapes, lr, two_calls)
 
     def run(self, steps: int, way: str) -> dict[str, Any]:
         """Makes steps; their seconds. There is one way only."""

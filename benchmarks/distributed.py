@@ -37,18 +37,24 @@ SETTLE_S = 0.03  # between turns, until the others' threads sleep
 LR = 2.0**-6  # and small integers as gradients: all weights are exact
 SMALL: list[Shape] = [(16,)]  # 64 bytes
 
-OURS = "torchkv pushpull, ipc"
+OURS = "torchkv pushpull"
+OURS_TWO_CALLS = "torchkv push, pull"
+OURS_SOCKETS = "torchkv pushpull, sockets"
 MXNET = "MXNet push, pull"
 MXNET_PUSHPULL = "MXNet pushpull"
 GLOO_SUM = "Gloo all_reduce"
 GLOO = "Gloo all_reduce, 25 MB buckets, fused SGD"
+GLOO_VIEWS = "Gloo all_reduce, gradients in buckets, fused SGD"
 # Contestants' jobs, and how each calls it.
 JOBS = {
     OURS: ("torchkv", "pushpull"),
+    OURS_TWO_CALLS: ("torchkv two calls", "push, pull"),
+    OURS_SOCKETS: ("torchkv sockets", "pushpull"),
     MXNET: ("MXNet", "push, pull"),
     MXNET_PUSHPULL: ("MXNet", "pushpull"),
     GLOO_SUM: ("Gloo", ""),
     GLOO: ("Gloo", ""),
+    GLOO_VIEWS: ("Gloo views", ""),
 }
 
 BEHIND = "pull of 64 B from each server"
@@ -90,7 +96,7 @@ def rows(smoke: bool) -> list[Row]:
             SMALL,
             None,
             many,
-            (OURS, *mxnet, GLOO_SUM),
+            (OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet, GLOO_SUM),
             {MXNET: 6.0, GLOO_SUM: 3.0},
         ),
         Row(
@@ -99,7 +105,7 @@ def rows(smoke: bool) -> list[Row]:
             shapes,
             LR,
             steps,
-            (OURS, *mxnet, GLOO),
+            (OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet, GLOO, GLOO_VIEWS),
             {MXNET: 3.5, GLOO: 1.0},
         ),
         Row(
@@ -124,7 +130,13 @@ class Jobs:
         self.mxnet: dict[str, Any] | None = None
         try:
             self._add("torchkv", Job.of_torch("torchkv", "torchkv"))
+            name = "torchkv two calls"
+            self._add(name, Job.of_torch(name, "torchkv-two-calls"))
+            name, sockets = "torchkv sockets", {"TORCHKV_SHARED_MEMORY": "0"}
+            job = Job.of_torch(name, "torchkv", environment=sockets)
+            self._add(name, job)
             self._add("Gloo", Job.of_torch("Gloo", "gloo"))
+            self._add("Gloo views", Job.of_torch("Gloo views", "gloo-views"))
             if prefix := prefix_of_other_host():
                 job = Job.of_torch("torchkv, tcp", "torchkv", ([], prefix), "none")
                 self._add("tcp", job)
@@ -211,7 +223,7 @@ def measure_behind(jobs: Jobs, rounds: int, smoke: bool) -> dict[str, Any] | Non
     if job is None:
         return None
     namespaces = {answer["namespace"] for answer in job.ask("namespace")}
-    assert len(namespaces) == 2, "the ranks are on one host and use ipc"
+    assert len(namespaces) == 2, "the ranks are on one host"
     large: Shape = (10_000 if smoke else 25_000_000,)
     shapes = [large, *SMALL, *SMALL]  # integer keys alternate between the servers
     job.ask("prepare", type="dist_sync", shapes=shapes, lr=None, behind=True)

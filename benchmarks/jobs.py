@@ -113,6 +113,7 @@ class Job:
         contestant: str,
         prefixes: Sequence[Sequence[str]] = ((), ()),
         security: str = "",
+        environment: dict[str, str] | None = None,
     ) -> Self:
         """Starts ranks of torchkv or Gloo; a prefix starts the command in its place."""
         job = cls(name)
@@ -123,12 +124,13 @@ class Job:
         for rank, prefix in enumerate(prefixes):
             program = [sys.executable, str(HERE / "dist_rank.py")]
             arguments = [contestant, str(rank), str(job.tcp_store.port), security]
-            environment = {
+            variables = {
                 "PYTHONPATH": str(Path(torchkv.__file__).parents[1]),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "TORCHKV_INTERFACE": "lo",
+                **(environment or {}),
             }
-            job.ranks.append(Process([*prefix, *program, *arguments], environment))
+            job.ranks.append(Process([*prefix, *program, *arguments], variables))
         return job
 
     @classmethod

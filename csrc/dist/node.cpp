@@ -19,7 +19,7 @@
 namespace torchkv::dist {
 namespace {
 
-constexpr Time kTick = 0.1; // the cores' timers
+constexpr Time kTick = 0.2; // of the cores, at most
 constexpr size_t kMaxEarly = 1024;
 constexpr Time kDeadConnection = 60;
 constexpr size_t kMaxSent = 4096; // messages that travel together
@@ -294,6 +294,10 @@ void Node::loop() {
     const Time time = now();
     if (time >= next_timer_) {
       next_timer_ = time + kTick;
+      for (const auto& [id, session] : sessions_) {
+        next_timer_ =
+            std::min(next_timer_, time + (session->config().heartbeat / 5));
+      }
       transport_->reclaim();
       for (auto it = sessions_.begin(); it != sessions_.end();) {
         it->second->on_timer(time);

@@ -27,7 +27,8 @@ struct PeerAddress {
 
 // Moves frames between the processes of a job, of all its stores. Frames may be
 // lost, as when a peer is gone; while a connection lasts, those of one
-// direction arrive in order and once.
+// direction arrive once, and mostly in order: one that is sent through shared
+// memory overtakes others that are on their way through a socket.
 //
 // All functions but wake() and poll() are called under one mutex of the owner,
 // by any thread. A forked child may only destroy the transport, which then does
