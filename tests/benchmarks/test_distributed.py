@@ -9,9 +9,10 @@ from jobs import Job, Process, prefix_of_other_host
 from mxnet_peer import PYTHON
 from smoke import assert_rounds, run_smoke
 
+VARIANTS = [distributed.OURS, distributed.OURS_TWO_CALLS, distributed.OURS_SOCKETS]
 OWN = [
-    [distributed.OURS, distributed.GLOO_SUM],
-    [distributed.OURS, distributed.GLOO],
+    [*VARIANTS, distributed.GLOO_SUM],
+    [*VARIANTS, distributed.GLOO, distributed.GLOO_VIEWS],
     [distributed.OURS],
 ]
 

@@ -27,7 +27,8 @@ class MemoryLinks::Bell {
   void ring() const {
     // Where it could wait, it is none of ours.
     const uint64_t one = 1;
-    if ((fcntl(file_, F_GETFL) & O_NONBLOCK) != 0) {
+    const auto flags = static_cast<unsigned>(fcntl(file_, F_GETFL));
+    if ((flags & unsigned{O_NONBLOCK}) != 0) {
       static_cast<void>(write(file_, &one, sizeof(one)) == 0);
     }
   }
@@ -60,8 +61,10 @@ MemoryLinks::MemoryLinks(
 
 // What others may still read stays as long as this process.
 MemoryLinks::~MemoryLinks() {
+  // NOLINTBEGIN(bugprone-unhandled-exception-at-new): a few bytes
   static auto* const mutex = new std::mutex();
   static auto* const kept = new std::vector<Blob>();
+  // NOLINTEND(bugprone-unhandled-exception-at-new)
   if (forks_ != fork_count()) {
     return;
   }
@@ -168,7 +171,12 @@ void MemoryLinks::take_descriptors() {
     }
     try {
       accept(announcement, received->file);
-    } catch (const c10::Error&) { // not what it says
+    } catch (const c10::Error& error) { // not what it says
+      TORCH_WARN(
+          "torchkv: rank ",
+          announcement.rank,
+          ": ",
+          error.what_without_backtrace());
     }
   }
 }

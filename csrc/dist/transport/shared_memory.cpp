@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kMinSegment = size_t{256} << 20U;
 // A free range of this size is given back to the system.
 constexpr size_t kTrim = size_t{1} << 20U;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr unsigned kSeals = unsigned{F_SEAL_SHRINK} | unsigned{F_SEAL_GROW};
 
 void expect_done(bool done, const char* what) {
   TORCH_CHECK(done, "shared memory: ", what, " failed: ", std::strerror(errno));
@@ -43,7 +43,8 @@ Segment::Segment(size_t size) : size_(size), forks_(fork_count()) {
   try {
     expect_done(ftruncate(file, static_cast<off_t>(size)) == 0, "ftruncate");
     map(file, PROT_READ | PROT_WRITE);
-    expect_done(fcntl(file, F_ADD_SEALS, kSeals | F_SEAL_SEAL) == 0, "fcntl");
+    expect_done(
+        fcntl(file, F_ADD_SEALS, kSeals | unsigned{F_SEAL_SEAL}) == 0, "fcntl");
     // What others get cannot be mapped for writing.
     const std::string path = "/proc/self/fd/" + std::to_string(file);
     file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -61,7 +62,8 @@ Segment::Segment(size_t size) : size_(size), forks_(fork_count()) {
 Segment::Segment(int file, size_t size) : size_(size), forks_(fork_count()) {
   struct stat status{};
   const int seals = fcntl(file, F_GET_SEALS);
-  const bool valid = size != 0 && seals >= 0 && (seals & kSeals) == kSeals &&
+  const bool valid = size != 0 && seals >= 0 &&
+      (static_cast<unsigned>(seals) & kSeals) == kSeals &&
       fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) >= size;
   try {
     TORCH_CHECK(valid, "shared memory: expected a sealed file");
@@ -197,6 +199,7 @@ std::optional<Region> SharedMemory::find(const void* data, size_t size) const {
 std::vector<SegmentPtr> SharedMemory::segments() const {
   const std::lock_guard lock(mutex_);
   std::vector<SegmentPtr> result;
+  result.reserve(arenas_.size());
   for (const auto& arena : arenas_) {
     result.push_back(arena.segment);
   }
