@@ -1,5 +1,7 @@
 #include "applier.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -118,16 +120,14 @@ std::optional<std::vector<Applier::Finished>> Applier::apply_now(
     }
     busy_ = true;
   }
-  std::optional<std::vector<Finished>> finished;
-  if (is_short(rounds)) {
-    finished = apply_all(rounds);
-  }
-  const std::lock_guard lock(mutex_);
-  busy_ = false;
-  if (!jobs_.empty()) {
-    wake_.notify_one();
-  }
-  return finished;
+  const auto done = c10::make_scope_exit([this] {
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    if (!jobs_.empty()) {
+      wake_.notify_one();
+    }
+  });
+  return is_short(rounds) ? std::optional(apply_all(rounds)) : std::nullopt;
 }
 
 // Whether they are of a built-in rule that is known, on little memory.
@@ -177,6 +177,8 @@ void Applier::loop() {
     }
     jobs.clear();
     finish(apply_all(std::exchange(rounds, {})));
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
   }
 }
 

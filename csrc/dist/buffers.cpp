@@ -3,12 +3,15 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "../core/plain_dispatch.h"
 
 namespace torchkv::dist {
 struct Buffers::Pool {
@@ -95,6 +98,9 @@ Allocator Buffers::allocator() const {
              c10::IntArrayRef strides,
              c10::ScalarType dtype,
              c10::Device /*device*/) {
+    // As Runtime::allocate.
+    const c10::InferenceMode normal(false);
+    const PlainDispatch plain;
     return buffers.empty({c10::multiply_integers(sizes)}, dtype)
         .as_strided(sizes, strides);
   };

@@ -23,6 +23,7 @@ constexpr Time kTick = 0.2; // of the cores, at most
 constexpr size_t kMaxEarly = 1024;
 constexpr Time kDeadConnection = 60;
 constexpr size_t kMaxSent = 4096; // messages that travel together
+constexpr size_t kMaxSentBytes = size_t{2} << 20U; // without long payloads
 
 // All nodes of this process; leaked, as their threads end with the process.
 struct Nodes {
@@ -213,15 +214,23 @@ int64_t Node::num_made(uint64_t id) {
 }
 
 void Node::send(int32_t rank, Direction direction, Frame frame) {
-  if (!stopping_) {
-    // A list of many keys may be longer than a receiver takes at once.
-    while (frame.size() > kMaxSent) {
-      const auto end = frame.begin() + kMaxSent;
-      transport_->send(rank, direction, Frame(frame.begin(), end));
-      frame.erase(frame.begin(), end);
-    }
-    transport_->send(rank, direction, std::move(frame));
+  if (stopping_) {
+    return;
   }
+  // A list of many keys may be longer than a receiver takes at once.
+  Frame part;
+  size_t num_bytes = 0; // of the payloads that are in the frame's head
+  for (auto& message : frame) {
+    const size_t size = message.payload.size();
+    const size_t bytes = size < kLongPayload ? size : 0;
+    if (part.size() == kMaxSent || num_bytes + bytes > kMaxSentBytes) {
+      transport_->send(rank, direction, std::exchange(part, {}));
+      num_bytes = 0;
+    }
+    num_bytes += bytes;
+    part.push_back(std::move(message));
+  }
+  transport_->send(rank, direction, std::move(part));
 }
 
 void Node::deliver() {

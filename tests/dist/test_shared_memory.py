@@ -57,6 +57,23 @@ def test_ranks_with_and_without_it_mix():
         assert ("r--s" in modes) == (rank != 1)
 
 
+def many_short_values(rank):
+    kv = torchkv.create("dist_sync", timeout=30)
+    keys = list(range(9000))  # of 4000 bytes, which share messages
+    kv.init(keys, [torch.zeros(1000)] * len(keys))
+    outs = [torch.empty(1000) for _ in keys]
+    kv.pushpull(keys, [torch.full((1000,), rank + 1.0)] * len(keys), out=outs)
+    kv.barrier()
+    kv.close()
+    return all(out.eq(3).all() for out in outs)
+
+
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_many_short_values_in_one_call(shared):
+    environment = {"TORCHKV_SHARED_MEMORY": shared}
+    assert ranks.run(many_short_values, 2, environment=environment) == [True] * 2
+
+
 def many_steps(rank):
     kv = torchkv.create("dist_async")
     kv.init("w", torch.zeros(SIZE))

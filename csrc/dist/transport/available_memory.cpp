@@ -31,10 +31,26 @@ size_t number_in(const std::string& path, size_t missing) {
   return file >> number ? number : missing;
 }
 
-size_t left_in(const std::string& folder, const char* limit, const char* used) {
+// Of a group, with what it would give back: file contents that were read once.
+size_t left_in(
+    const std::string& folder,
+    const char* limit,
+    const char* used,
+    const char* reclaimable) {
   const size_t most = number_in(folder + limit, kUnlimited);
-  const size_t now = number_in(folder + used, 0);
-  return most == kUnlimited ? kUnlimited : most - std::min(most, now);
+  if (most == kUnlimited) {
+    return kUnlimited;
+  }
+  size_t now = number_in(folder + used, 0);
+  std::ifstream statistics(folder + "/memory.stat");
+  std::string name;
+  size_t number = 0;
+  while (statistics >> name >> number) {
+    if (name == reclaimable) {
+      now -= std::min(now, number);
+    }
+  }
+  return most - std::min(most, now);
 }
 
 } // namespace
@@ -57,14 +73,19 @@ size_t available_memory() {
       if (controllers.empty()) {
         available = std::min(
             available,
-            left_in("/sys/fs/cgroup" + path, "/memory.max", "/memory.current"));
+            left_in(
+                "/sys/fs/cgroup" + path,
+                "/memory.max",
+                "/memory.current",
+                "inactive_file"));
       } else if (controllers == "memory") {
         available = std::min(
             available,
             left_in(
                 "/sys/fs/cgroup/memory" + path,
                 "/memory.limit_in_bytes",
-                "/memory.usage_in_bytes"));
+                "/memory.usage_in_bytes",
+                "total_inactive_file"));
       }
       if (path.empty()) {
         break;

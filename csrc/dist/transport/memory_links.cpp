@@ -86,26 +86,69 @@ void MemoryLinks::connect(
     int32_t rank,
     const PeerAddress& address,
     std::string path) {
-  const auto old = links_.find(rank);
-  if (old != links_.end()) {
-    retired_.push_back(std::move(old->second));
-    links_.erase(old);
-  }
-  Link& link = links_[rank];
+  Link link;
   link.path = std::move(path);
   link.watch = std::make_unique<ProcessWatch>(address);
   link.outbox = std::make_shared<const Segment>(sizeof(Outbox));
   link.seen.resize(kTickets);
+  const auto old = links_.find(rank);
+  if (old != links_.end()) {
+    if (old->second.path == link.path) {
+      return; // the same process, which still reads
+    }
+    unmap(old->second.other.memory);
+    retired_.push_back(std::move(old->second));
+    links_.erase(old);
+  }
   const auto early = early_.find(rank);
   if (early != early_.end()) {
     link.other = std::move(early->second);
     early_.erase(early);
   }
   announce(link);
+  confirm(link);
+  links_.emplace(rank, std::move(link));
 }
 
-// Whether the link has, or will find, what it needs to read all of this
-// memory.
+void MemoryLinks::confirm(const Link& link) const {
+  if (link.other.outbox == nullptr || link.other.bell == nullptr) {
+    return;
+  }
+  Outbox& own = outbox_of(link.outbox);
+  uint64_t count = own.num_mapped.load(std::memory_order_relaxed);
+  while (mapped_.count({link.other.memory, count}) != 0) {
+    ++count;
+  }
+  own.num_mapped.store(count);
+  own.has_taken.store(1);
+}
+
+// Whether the two have each other's outboxes and bells.
+bool MemoryLinks::is_usable(const Link& link) const {
+  return link.other.outbox != nullptr && link.other.bell != nullptr &&
+      outbox_of(link.other.outbox).has_taken.load() != 0;
+}
+
+void MemoryLinks::unmap(uint64_t memory) {
+  mapped_.erase(
+      mapped_.lower_bound({memory, 0}),
+      mapped_.upper_bound({memory, UINT64_MAX}));
+}
+
+void MemoryLinks::heard(int32_t rank, int64_t incarnation) {
+  const auto link = links_.find(rank);
+  if (link != links_.end()) {
+    link->second.incarnation = incarnation;
+  }
+}
+
+bool MemoryLinks::has_heard(int32_t rank, int64_t incarnation) const {
+  const auto link = links_.find(rank);
+  return link != links_.end() && link->second.incarnation == incarnation;
+}
+
+// Sends what has not been sent of this process's descriptors. False: some could
+// not be, yet.
 bool MemoryLinks::announce(Link& link) {
   if (link.is_refused) {
     return false;
@@ -121,8 +164,9 @@ bool MemoryLinks::announce(Link& link) {
     std::string text(sizeof(announcement), '\0');
     std::memcpy(text.data(), &announcement, sizeof(announcement));
     const int error = socket_.send(link.path, text, file);
-    if (error == 0 || error == EAGAIN || error == ENOBUFS) {
-      return error == 0;
+    if (error == 0 || error == EAGAIN || error == ENOBUFS ||
+        error == ETOOMANYREFS) {
+      return error == 0; // or later
     }
     link.is_refused = true;
     if (!link.watch->has_ended() && !std::exchange(warned_, true)) {
@@ -183,24 +227,28 @@ void MemoryLinks::take_descriptors() {
 
 // Takes the descriptor.
 void MemoryLinks::accept(const Announcement& announcement, int file) {
+  const auto rank = static_cast<int32_t>(announcement.rank);
+  const auto link = links_.find(rank);
   if (announcement.kind == Kind::kData) {
     mapped_[{announcement.memory, announcement.number}] =
         std::make_shared<const Segment>(file, announcement.size);
-    return;
-  }
-  const auto rank = static_cast<int32_t>(announcement.rank);
-  const auto link = links_.find(rank);
-  const bool is_early = link == links_.end() ||
-      (link->second.other.memory != 0 &&
-       link->second.other.memory != announcement.memory);
-  Other& other = is_early ? early_[rank] : link->second.other;
-  if (other.memory != announcement.memory) {
-    other = {announcement.memory, nullptr, nullptr};
-  }
-  if (announcement.kind == Kind::kBell) {
-    other.bell = std::make_shared<const Bell>(file);
   } else {
-    other.outbox = std::make_shared<const Segment>(file, sizeof(Outbox));
+    const bool is_early = link == links_.end() ||
+        (link->second.other.memory != 0 &&
+         link->second.other.memory != announcement.memory);
+    Other& other = is_early ? early_[rank] : link->second.other;
+    if (other.memory != announcement.memory) {
+      unmap(other.memory);
+      other = {announcement.memory, nullptr, nullptr};
+    }
+    if (announcement.kind == Kind::kBell) {
+      other.bell = std::make_shared<const Bell>(file);
+    } else {
+      other.outbox = std::make_shared<const Segment>(file, sizeof(Outbox));
+    }
+  }
+  if (link != links_.end()) {
+    confirm(link->second);
   }
 }
 
@@ -211,9 +259,7 @@ void MemoryLinks::ended(int32_t rank) {
   }
   const uint64_t memory = found->second.other.memory;
   links_.erase(found);
-  mapped_.erase(
-      mapped_.lower_bound({memory, 0}),
-      mapped_.upper_bound({memory, UINT64_MAX}));
+  unmap(memory);
 }
 
 bool MemoryLinks::put(
@@ -221,14 +267,12 @@ bool MemoryLinks::put(
     Direction direction,
     const std::vector<Blob>& parts) {
   const auto found = links_.find(rank);
-  if (found == links_.end() || found->second.other.outbox == nullptr ||
-      found->second.other.bell == nullptr) {
+  if (found == links_.end() || !is_usable(found->second)) {
     return false;
   }
   const Link& link = found->second;
   const Outbox& other = outbox_of(link.other.outbox);
-  if (!link.is_announced ||
-      !put_message(outbox_of(link.outbox), other, direction, parts)) {
+  if (!put_message(outbox_of(link.outbox), other, direction, parts)) {
     return false;
   }
   // After the message: either this sees that the other waits, or the other
@@ -239,8 +283,15 @@ bool MemoryLinks::put(
   return true;
 }
 
+// The ranks in turn.
 std::optional<MemoryLinks::Taken> MemoryLinks::take() {
-  for (auto& [rank, link] : links_) {
+  for (size_t i = 0; i < links_.size(); ++i) {
+    auto at = links_.upper_bound(last_taken_);
+    if (at == links_.end()) {
+      at = links_.begin();
+    }
+    auto& [rank, link] = *at;
+    last_taken_ = rank;
     if (link.other.outbox == nullptr) {
       continue;
     }
@@ -252,6 +303,7 @@ std::optional<MemoryLinks::Taken> MemoryLinks::take() {
       }
     } catch (const c10::Error& error) {
       TORCH_WARN("torchkv: rank ", rank, ": ", error.what_without_backtrace());
+      outbox_of(link.outbox).has_taken.store(0);
       link.other = {};
       link.is_refused = true;
     }

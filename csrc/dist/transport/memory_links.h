@@ -57,14 +57,21 @@ class TORCHKV_API MemoryLinks {
   void take_descriptors();
 
   // A process of this host, and the path of its socket. Replaces an earlier one
-  // of the rank, to which nothing is named any more.
+  // of the rank, to which nothing is named any more. c10::Error if the system
+  // has no memory or descriptor for it.
   void connect(int32_t rank, const PeerAddress& address, std::string path);
   // The rank's process has ended: it reads nothing any more.
   void ended(int32_t rank);
 
+  // The incarnation of the rank's worker, from a request of this process.
+  void heard(int32_t rank, int64_t incarnation);
+  bool has_heard(int32_t rank, int64_t incarnation) const;
+
   // Takes the payloads that the rank can read in this memory out of `payloads`,
   // and returns a part that names them; empty: none.
   std::vector<std::byte> name(int32_t rank, std::vector<Blob>& payloads);
+  // That message has not been sent.
+  void undo(int32_t rank, const std::vector<std::byte>& part);
   static bool is_names(const Blob& part);
   // Puts the payloads that such a part names back into their places. False: the
   // message is to be dropped.
@@ -109,8 +116,9 @@ class TORCHKV_API MemoryLinks {
     std::unique_ptr<ProcessWatch> watch;
     SegmentPtr outbox; // this process's
     Other other;
-    bool is_announced = false; // what the other needs, but for segments
+    bool is_announced = false; // to the other, but for segments
     size_t num_sent = 0; // segments
+    int64_t incarnation = 0; // of its worker; 0: unknown
     bool is_refused = false; // its socket is missing
     // Payloads that it may read.
     std::vector<Blob> held; // by ticket
@@ -121,6 +129,10 @@ class TORCHKV_API MemoryLinks {
     std::vector<uint64_t> seen; // uses that have come, by ticket
   };
   bool announce(Link& link);
+  // Tells the other what has been taken of its descriptors.
+  void confirm(const Link& link) const;
+  bool is_usable(const Link& link) const;
+  void unmap(uint64_t memory);
   void reclaim(Link& link);
   void accept(const Announcement& announcement, int file);
 
@@ -134,6 +146,7 @@ class TORCHKV_API MemoryLinks {
   std::vector<Link> retired_; // replaced, but perhaps still reading
   std::map<int32_t, Other> early_; // of ranks that connect() does not know
   std::map<std::pair<uint64_t, uint64_t>, SegmentPtr> mapped_; // memory, number
+  int32_t last_taken_ = -1; // the rank
   bool warned_ = false;
 };
 

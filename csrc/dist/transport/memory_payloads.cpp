@@ -18,13 +18,15 @@ std::vector<std::byte> MemoryLinks::name(
     return part;
   }
   Link& link = found->second;
-  if (link.other.outbox == nullptr) {
-    take_descriptors();
-  }
-  if (link.other.outbox == nullptr || !announce(link)) {
+  announce(link);
+  if (!is_usable(link)) {
     return part;
   }
-  reclaim(link);
+  constexpr size_t kFew = 256; // to look at for each message
+  if (link.outstanding.size() < kFew || link.free.empty()) {
+    reclaim(link);
+  }
+  const uint64_t num_mapped = outbox_of(link.other.outbox).num_mapped.load();
   std::vector<Name> names;
   std::vector<Blob> left;
   for (size_t i = 0; i < payloads.size(); ++i) {
@@ -34,8 +36,7 @@ std::vector<std::byte> MemoryLinks::name(
     if (has_ticket && payload.size() >= kMinPayload) {
       region = memory_->find(payload.data(), payload.size());
     }
-    // One that has been added since announce() waits for the next call.
-    if (!region || region->segment >= link.num_sent) {
+    if (!region || region->segment >= num_mapped) {
       left.push_back(std::move(payload));
       continue;
     }
@@ -69,6 +70,23 @@ std::vector<std::byte> MemoryLinks::name(
   return part;
 }
 
+void MemoryLinks::undo(int32_t rank, const std::vector<std::byte>& part) {
+  const auto found = links_.find(rank);
+  if (part.empty() || found == links_.end()) {
+    return;
+  }
+  Link& link = found->second;
+  for (size_t i = sizeof(NamesHead); i < part.size(); i += sizeof(Name)) {
+    Name name{};
+    std::memcpy(&name, part.data() + i, sizeof(name));
+    auto& outstanding = link.outstanding;
+    outstanding.erase(
+        std::find(outstanding.begin(), outstanding.end(), name.ticket));
+    link.held[name.ticket] = Blob();
+    link.free.push_back(name.ticket);
+  }
+}
+
 bool MemoryLinks::is_names(const Blob& part) {
   uint64_t magic = 0;
   if (part.size() >= sizeof(NamesHead)) {
@@ -91,9 +109,6 @@ bool MemoryLinks::resolve(const Blob& part, std::vector<Blob>& payloads) {
   }
   Link& sender = found->second;
   if (sender.other.memory != head.memory) {
-    take_descriptors();
-  }
-  if (sender.other.memory != head.memory) {
     return false;
   }
   std::vector<Blob> all;
@@ -109,11 +124,7 @@ bool MemoryLinks::resolve(const Blob& part, std::vector<Blob>& payloads) {
       return false;
     }
     sender.seen[name.ticket] = name.use;
-    auto segment = mapped_.find({head.memory, name.segment});
-    if (segment == mapped_.end()) {
-      take_descriptors(); // it was sent first
-      segment = mapped_.find({head.memory, name.segment});
-    }
+    const auto segment = mapped_.find({head.memory, name.segment});
     const bool known = segment != mapped_.end() &&
         name.offset <= segment->second->size() &&
         name.size <= segment->second->size() - name.offset;

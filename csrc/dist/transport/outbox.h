@@ -24,6 +24,10 @@ struct Outbox {
   alignas(64) Word written; // bytes, to the ring here
   alignas(64) Word consumed; // bytes, of the ring in the other outbox
   alignas(64) Word waiting; // 1: messages are to be announced
+  // Of what the other has sent descriptors of: 1 if its outbox and bell have
+  // been taken; its segments 0 to this one.
+  alignas(64) Word has_taken;
+  Word num_mapped;
   alignas(64) Word words[kTickets];
   alignas(64) std::byte ring[kRingBytes];
 };

@@ -138,6 +138,10 @@ std::byte* SharedMemory::take(size_t size) {
   };
   // Too much would not be an error, but the end of some process.
   if (size >= kTrim && available_memory() < size) {
+    TORCH_WARN_ONCE(
+        "torchkv: the system has no ",
+        size,
+        " bytes of memory to share; values travel over sockets");
     return nullptr;
   }
   for (auto& arena : arenas_) {

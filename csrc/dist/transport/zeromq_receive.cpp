@@ -87,8 +87,8 @@ void ZeromqTransport::serve_all(Handler& handler) {
 }
 
 size_t ZeromqTransport::serve_links(Handler& handler) {
-  size_t count = 0;
-  while (links_ != nullptr && count < kMaxFrames) {
+  size_t count = 0; // the rest of a deliver() is for the sockets
+  while (links_ != nullptr && count < kMaxFrames / 2) {
     auto taken = links_->take();
     if (!taken) {
       break;
@@ -99,6 +99,9 @@ size_t ZeromqTransport::serve_links(Handler& handler) {
     const int32_t rank =
         direction == Direction::kRequest ? taken->rank : config_.rank;
     if (frame && frame->front().header.rank == rank) {
+      if (direction == Direction::kRequest) {
+        links_->heard(rank, frame->front().header.inc);
+      }
       handler.on_frame(taken->rank, direction, std::move(*frame));
     } else if (frame) {
       ++num_refused_;

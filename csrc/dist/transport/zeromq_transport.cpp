@@ -252,19 +252,31 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
       (peer == peers_.end() || !peer->second.takes_messages())) {
     return;
   }
+  const int64_t incarnation = frame.front().header.inc;
+  // Of a rank with several processes, an answer is for the one that has asked.
+  const bool is_linked = links_ != nullptr &&
+      (direction == Direction::kRequest ||
+       links_->has_heard(rank, incarnation));
+  const auto* const identity = direction == Direction::kAnswer
+      ? routes_.find(rank, incarnation)
+      : nullptr;
+  if (direction == Direction::kAnswer && !is_linked && identity == nullptr) {
+    return;
+  }
   Encoded encoded = encode(frame, direction, config_.token);
   std::vector<std::byte> names;
-  if (links_ != nullptr) {
+  if (is_linked) {
     names = links_->name(rank, encoded.payloads);
   }
   zeromq::Parts parts;
   parts.reserve(3 + encoded.payloads.size());
   if (!names.empty()) {
-    parts.push_back(part_of(names));
+    // Copied by the socket if it is long: undo() may need it.
+    parts.emplace_back(nullptr, names.data(), names.size());
   }
   parts.push_back(part_of(encoded.head));
   // Signs of life go through the socket, whose connection they prove.
-  if (links_ != nullptr && encoded.payloads.empty() &&
+  if (is_linked && encoded.payloads.empty() &&
       std::none_of(frame.begin(), frame.end(), is_sign_of_life) &&
       links_->put(rank, direction, parts)) {
     return;
@@ -274,11 +286,10 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
   if (direction == Direction::kRequest) {
     socket = &peer->second.dealer();
     source = number_of(Source::kDealer, rank);
+  } else if (identity == nullptr) {
+    links_->undo(rank, names);
+    return;
   } else {
-    const auto* const identity = routes_.find(rank, frame.front().header.inc);
-    if (identity == nullptr) {
-      return;
-    }
     parts.emplace(parts.begin(), nullptr, identity->data(), identity->size());
   }
   for (auto& payload : encoded.payloads) {
@@ -290,8 +301,11 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
   if (socket->has_input()) {
     mark(source);
   }
+  if (!sent && is_linked) {
+    links_->undo(rank, names);
+  }
   if (!sent && direction == Direction::kAnswer) {
-    routes_.erase(rank, frame.front().header.inc);
+    routes_.erase(rank, incarnation);
   }
 }
 

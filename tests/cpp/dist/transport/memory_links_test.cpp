@@ -159,6 +159,8 @@ TEST_F(MemoryLinksTest, ALaterSegmentIsAnnounced) {
   const auto first = sender.memory->allocate(size);
   std::vector<Blob> payloads{sender.payload('a')}; // in another segment
   EXPECT_EQ(sender.memory->num_segments(), 2);
+  EXPECT_TRUE(sender.links.name(1, payloads).empty()); // not taken yet
+  receiver.links.take_descriptors();
   const Blob part = blob_of(sender.links.name(1, payloads));
   ASSERT_TRUE(MemoryLinks::is_names(part));
   ASSERT_TRUE(receiver.links.resolve(part, payloads));
@@ -201,6 +203,38 @@ TEST_F(MemoryLinksTest, NamesOfAnythingElseAreRefused) {
   }
 }
 
+TEST_F(MemoryLinksTest, WhatWasNotSentIsNotHeld) {
+  std::vector<Blob> payloads{sender.payload('a'), sender.payload('b')};
+  const auto part = sender.links.name(1, payloads);
+  EXPECT_EQ(sender.links.num_held(), 2);
+  sender.links.undo(1, part);
+  EXPECT_EQ(sender.links.num_held(), 0);
+  EXPECT_EQ(sender.memory->num_used(), 0);
+  payloads = {sender.payload('c')};
+  const Blob next = blob_of(sender.links.name(1, payloads));
+  ASSERT_TRUE(receiver.links.resolve(next, payloads));
+  EXPECT_EQ(letter_of(payloads[0]), 'c');
+}
+
+TEST_F(MemoryLinksTest, IncarnationsAreThoseThatWereHeard) {
+  EXPECT_FALSE(sender.links.has_heard(1, 1));
+  sender.links.heard(1, 1);
+  EXPECT_TRUE(sender.links.has_heard(1, 1));
+  EXPECT_FALSE(sender.links.has_heard(1, 2));
+  EXPECT_FALSE(sender.links.has_heard(2, 1));
+}
+
+TEST_F(MemoryLinksTest, ConnectingAgainToTheSameProcessChangesNothing) {
+  std::vector<Blob> payloads{sender.payload('a')};
+  const Blob part = blob_of(sender.links.name(1, payloads));
+  sender.connect(receiver);
+  EXPECT_EQ(sender.links.num_held(), 1);
+  ASSERT_TRUE(receiver.links.resolve(part, payloads));
+  payloads.clear();
+  sender.links.reclaim();
+  EXPECT_EQ(sender.links.num_held(), 0);
+}
+
 TEST_F(MemoryLinksTest, WhoHasEndedReadsNothing) {
   std::vector<Blob> payloads{sender.payload('a')};
   const Blob part = blob_of(sender.links.name(1, payloads));
@@ -219,6 +253,8 @@ TEST_F(MemoryLinksTest, AnotherProcessOfARankDoesNotGetItsPredecessorsTickets) {
   Party heir(1);
   heir.connect(sender);
   sender.connect(heir);
+  sender.links.take_descriptors();
+  heir.links.take_descriptors();
   std::vector<Blob> payloads{sender.payload('b')};
   const Blob second = blob_of(sender.links.name(1, payloads));
   ASSERT_TRUE(heir.links.resolve(second, payloads));
@@ -236,6 +272,8 @@ TEST_F(MemoryLinksTest, APayloadOutlivesBoth) {
     Party other(2);
     other.connect(receiver);
     receiver.connect(other);
+    other.links.take_descriptors();
+    receiver.links.take_descriptors();
     payloads = {other.payload('a')};
     const Blob part = blob_of(other.links.name(1, payloads));
     ASSERT_TRUE(receiver.links.resolve(part, payloads));
@@ -304,8 +342,11 @@ TEST(MemoryLinksOrderTest, EitherMayConnectFirst) {
   Party b(1);
   a.connect(b);
   std::vector<Blob> payloads{a.payload('a')};
+  b.links.take_descriptors();
   EXPECT_TRUE(a.links.name(1, payloads).empty()); // b has not said a word
   b.connect(a);
+  EXPECT_TRUE(a.links.name(1, payloads).empty());
+  a.links.take_descriptors();
   const Blob part = blob_of(a.links.name(1, payloads));
   ASSERT_TRUE(MemoryLinks::is_names(part));
   ASSERT_TRUE(b.links.resolve(part, payloads));
@@ -317,6 +358,8 @@ TEST(MemoryLinksOrderTest, AnotherJobsMemoryIsNotTaken) {
   Party stranger(1, 'x');
   stranger.connect(own);
   own.connect(stranger);
+  own.links.take_descriptors();
+  stranger.links.take_descriptors();
   std::vector<Blob> payloads{own.payload('a')};
   EXPECT_TRUE(own.links.name(1, payloads).empty());
   EXPECT_EQ(payloads.size(), 1);
