@@ -10,6 +10,7 @@
 #include "../core/errors.h"
 #include "../core/process.h"
 #include "../store/check.h"
+#include "capture.h"
 #include "errors.h"
 #include "transport/frame.h"
 
@@ -197,6 +198,7 @@ KeySpec DistStore::spec_of(const Meta& meta, bool whole) const {
 }
 
 WorkPtr DistStore::insert(const Call& call) {
+  check_not_capturing(call, runtime_);
   check_count(call.op, call.keys, *call.values);
   table_.check_absent(call.op, call.keys);
   check_key_kind(call.op, updater(), call.keys.list[0].kind());
@@ -260,6 +262,7 @@ WorkPtr DistStore::insert(const Call& call) {
 }
 
 Entries DistStore::find(const Call& call) const {
+  check_not_capturing(call, runtime_);
   Entries entries = table_.find(call.op, call.keys);
   check_values(call, entries);
   check_outs(call, entries);
