@@ -151,7 +151,6 @@ void Applier::loop() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      busy_ = false;
       wake_.wait(
           lock, [this] { return !busy_ && (stopping_ || !jobs_.empty()); });
       if (jobs_.empty()) {

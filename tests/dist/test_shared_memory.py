@@ -74,6 +74,23 @@ def test_many_short_values_in_one_call(shared):
     assert ranks.run(many_short_values, 2, environment=environment) == [True] * 2
 
 
+def many_named_values(rank):
+    kv = torchkv.create("dist_sync", timeout=30)
+    keys = list(range(4000))  # just long enough to be named, in few messages
+    kv.init(keys, [torch.zeros(1100)] * len(keys))
+    outs = [torch.empty(1100) for _ in keys]
+    for _ in range(3):
+        values = [torch.full((1100,), float(key + rank)) for key in keys]
+        kv.pushpull(keys, values, out=outs)
+    kv.barrier()
+    kv.close()
+    return all(out.eq(2 * key + 1).all() for key, out in zip(keys, outs, strict=True))
+
+
+def test_many_named_values_in_one_call():
+    assert ranks.run(many_named_values, 2) == [True] * 2
+
+
 def many_steps(rank):
     kv = torchkv.create("dist_async")
     kv.init("w", torch.zeros(SIZE))

@@ -69,9 +69,9 @@ class TORCHKV_API MemoryLinks {
 
   // Takes the payloads that the rank can read in this memory out of `payloads`,
   // and returns a part that names them; empty: none.
-  std::vector<std::byte> name(int32_t rank, std::vector<Blob>& payloads);
+  Blob name(int32_t rank, std::vector<Blob>& payloads);
   // That message has not been sent.
-  void undo(int32_t rank, const std::vector<std::byte>& part);
+  void undo(int32_t rank, const Blob& part);
   static bool is_names(const Blob& part);
   // Puts the payloads that such a part names back into their places. False: the
   // message is to be dropped.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "memory_links.h"
@@ -9,18 +10,15 @@
 
 namespace torchkv::dist {
 
-std::vector<std::byte> MemoryLinks::name(
-    int32_t rank,
-    std::vector<Blob>& payloads) {
-  std::vector<std::byte> part;
+Blob MemoryLinks::name(int32_t rank, std::vector<Blob>& payloads) {
   const auto found = links_.find(rank);
   if (payloads.empty() || found == links_.end()) {
-    return part;
+    return {};
   }
   Link& link = found->second;
   announce(link);
   if (!is_usable(link)) {
-    return part;
+    return {};
   }
   constexpr size_t kFew = 256; // to look at for each message
   if (link.outstanding.size() < kFew || link.free.empty()) {
@@ -60,19 +58,21 @@ std::vector<std::byte> MemoryLinks::name(
          region->size});
   }
   payloads = std::move(left);
-  if (!names.empty()) {
-    const NamesHead head{kNamesMagic, memory_->id(), rank_, names.size()};
-    part.resize(sizeof(head) + names.size() * sizeof(Name));
-    std::memcpy(part.data(), &head, sizeof(head));
-    std::memcpy(
-        part.data() + sizeof(head), names.data(), names.size() * sizeof(Name));
+  if (names.empty()) {
+    return {};
   }
-  return part;
+  const NamesHead head{kNamesMagic, memory_->id(), rank_, names.size()};
+  const size_t size = sizeof(head) + (names.size() * sizeof(Name));
+  const auto part = std::make_shared<std::vector<std::byte>>(size);
+  std::memcpy(part->data(), &head, sizeof(head));
+  std::memcpy(
+      part->data() + sizeof(head), names.data(), names.size() * sizeof(Name));
+  return {part, part->data(), size};
 }
 
-void MemoryLinks::undo(int32_t rank, const std::vector<std::byte>& part) {
+void MemoryLinks::undo(int32_t rank, const Blob& part) {
   const auto found = links_.find(rank);
-  if (part.empty() || found == links_.end()) {
+  if (part.size() == 0 || found == links_.end()) {
     return;
   }
   Link& link = found->second;

@@ -211,7 +211,17 @@ void ZeromqTransport::connect(int32_t rank, const PeerAddress& address) {
       peers_.try_emplace(rank, *context_, std::move(dealer), address, options)
           .first->second;
   if (links_ != nullptr && options.same_host && !address.ipc.empty()) {
-    links_->connect(rank, address, SocketFolder::descriptor_path(address.ipc));
+    try {
+      links_->connect(
+          rank, address, SocketFolder::descriptor_path(address.ipc));
+      links_->take_descriptors(); // the queue is short
+    } catch (const c10::Error& error) {
+      TORCH_WARN(
+          "torchkv: values travel to rank ",
+          rank,
+          " over a socket: ",
+          error.what_without_backtrace());
+    }
   }
   poller_.add(peer.dealer().fd(), number_of(Source::kDealer, rank));
   poller_.add(peer.monitor().fd(), number_of(Source::kState, rank));
@@ -264,15 +274,14 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
     return;
   }
   Encoded encoded = encode(frame, direction, config_.token);
-  std::vector<std::byte> names;
+  Blob names;
   if (is_linked) {
     names = links_->name(rank, encoded.payloads);
   }
   zeromq::Parts parts;
   parts.reserve(3 + encoded.payloads.size());
-  if (!names.empty()) {
-    // Copied by the socket if it is long: undo() may need it.
-    parts.emplace_back(nullptr, names.data(), names.size());
+  if (names.size() != 0) {
+    parts.push_back(names);
   }
   parts.push_back(part_of(encoded.head));
   // Signs of life go through the socket, whose connection they prove.
