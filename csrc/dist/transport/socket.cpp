@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "../../core/errors.h"
 #include "../../core/process.h"
 
 namespace torchkv::dist::zeromq {
@@ -132,6 +133,7 @@ bool Socket::send(const Blob& part, bool more) {
       std::memcpy(zmq.msg_data(&raw), part.data(), part.size());
     }
   } else {
+    TORCHKV_INTERNAL_ASSERT(part.owner() != nullptr, "it would be freed");
     auto* const owner = new std::shared_ptr<const void>(part.owner());
     const auto release = [](void*, void* hint) {
       delete static_cast<std::shared_ptr<const void>*>(hint);

@@ -61,6 +61,16 @@ class Link {
   std::unique_ptr<Socket> server_;
 };
 
+TEST(SocketTest, ALongPartNeedsAnOwner) {
+  Context context;
+  Link link(context);
+  link.connect();
+  const std::string text(Socket::kSharedBytes, 'x');
+  EXPECT_ANY_THROW(link.client.send({Blob(nullptr, text.data(), text.size())}));
+  link.client.send({Blob(nullptr, text.data(), text.size() - 1)});
+  EXPECT_TRUE(link.works());
+}
+
 constexpr const char* kEndpoint = "inproc://monitor";
 constexpr int kConnections = kHandshakeSucceeded + kDisconnected;
 
