@@ -101,6 +101,7 @@ def many_steps(rank):
     for _ in range(6):
         for _ in range(30):
             kv.pushpull("w", torch.ones(SIZE), out=out)
+            kv.barrier()  # or it depends on the timing how many are in flight
         with open("/proc/self/statm") as statm:
             resident.append(int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE"))
     kv.barrier()
