@@ -40,6 +40,7 @@ import torch
 import ranks
 import strangers
 import torchkv
+import usage
 
 MODES = ("ipc", "none", "curve", "insider")
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -54,11 +55,6 @@ MAX_SLOWER = 2.0
 
 def gradient(step: int, rank: int) -> int:
     return (step * 7 + rank * 3) % 11 - 5
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def train(rank: int, security: str | None, stop: str, tolerant: bool) -> dict[str, Any]:
@@ -84,8 +80,8 @@ def train(rank: int, security: str | None, stop: str, tolerant: bool) -> dict[st
             for key, value in zip(SIZES, out, strict=False):
                 assert value.eq(expected).all(), (step, key, value, expected)
             if step % 100 == 0:
-                memory.extend((time.monotonic(), resident_bytes()))
-                files = max(files, len(os.listdir("/proc/self/fd")))
+                memory.extend((time.monotonic(), usage.resident_bytes()))
+                files = max(files, usage.num_files())
             if out[-1].item() != 0:
                 break
             time.sleep(STEP_S)
@@ -97,7 +93,7 @@ def train(rank: int, security: str | None, stop: str, tolerant: bool) -> dict[st
         if not tolerant:
             raise
         return {"error": f"{type(error).__name__}: {error}"}
-    memory.extend((time.monotonic(), resident_bytes()))
+    memory.extend((time.monotonic(), usage.resident_bytes()))
     return {"times": times, "memory": memory, "files": files}
 
 

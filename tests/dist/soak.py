@@ -5,8 +5,8 @@
 Three stores: `sgd` and `sum` are dist_sync, with an optimizer and without; of them, the
 ranks predict every pulled value exactly. `async` is dist_async: what a pull returns is
 between the pushes that it must contain and those that it may, and after a barrier it is
-exact. Meanwhile ranks are stopped for up to two heartbeats, and the memory of each must
-not grow. Exits with 1 on any deviation.
+exact. Meanwhile ranks are stopped for up to two heartbeats, and the memory and the open
+files of each must not grow. Exits with 1 on any deviation.
 
 All ranks draw the same plan (which keys are pushed how often in a phase, what is
 deleted, the learning rate) and, from a generator of their own, the order of the pushes,
@@ -35,6 +35,7 @@ import torch
 
 import ranks
 import torchkv
+import usage
 
 NUM_RANKS = 4
 HEARTBEAT_S = 0.5
@@ -48,13 +49,13 @@ PHASES_PER_CHECK = 4  # of whether to stop
 NUM_PHASES_OF_EXTRA = 16  # between stores that live for a moment
 PERIOD = 7  # of the values' pattern
 LIMIT = 1 << 20  # of a value, so that fp32 is exact
-MAX_GROWTH = 24 << 20  # bytes of memory of a rank
-MAX_MORE_FILES = 16
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+# How much more of each a rank may use at the end. Shared memory is kept for the next
+# values, and grows for minutes to what the most values in flight have needed.
+USES = {
+    "bytes of memory": (usage.allocated_bytes, 8 << 20),
+    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 64 << 20),
+    "open files": (usage.num_files, 16),
+}
 
 
 def pair(*name: Any) -> tuple[int, int]:
@@ -382,7 +383,7 @@ def work(rank: int, seed: int, stop: str) -> dict[str, Any]:
     control = stores[1].kv
     control.init("stop", torch.zeros(1))
     stopping, num_phases, sampled = torch.zeros(1), 0, 0.0
-    memory, files = array.array("d"), array.array("d")
+    samples = {what: array.array("d") for what in USES}
     while not stopping:
         for _ in range(PHASES_PER_CHECK):
             plan.choice(stores).phase(plan)
@@ -393,14 +394,14 @@ def work(rank: int, seed: int, stop: str) -> dict[str, Any]:
         control.pushpull("stop", stopping)
         if time.monotonic() > sampled + 0.1:
             sampled = time.monotonic()
-            memory.append(resident_bytes())
-            files.append(len(os.listdir("/proc/self/fd")))
+            for what, (measure, _) in USES.items():
+                samples[what].append(measure())
     counts: Counter[str] = Counter(phases=num_phases)
     for store in stores:
         store.kv.barrier()
         counts.update(store.counts)
         store.kv.close()
-    return {"counts": counts, "memory": memory, "files": files}
+    return {"counts": counts, "samples": samples}
 
 
 @dataclass
@@ -410,30 +411,28 @@ class Report:
     seconds: float = 0.0
     stops: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    memory: list[tuple[float, float]] = field(default_factory=list)  # of each rank
-    files: list[tuple[float, float]] = field(default_factory=list)
+    # Of each rank: of each of USES, how much after the start and at the end.
+    uses: list[dict[str, tuple[float, float]]] = field(default_factory=list)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
-        memory = ", ".join(
-            f"{first / 1e6:.1f} to {last / 1e6:.1f}" for first, last in self.memory
-        )
-        return (
+        text = (
             f"{NUM_RANKS} ranks, {self.seconds:.0f} s, stopped {self.stops} times:"
-            f" {counts}, of all ranks; all exact\nMB of memory after the start and"
-            f" at the end, per rank: {memory}"
+            f" {counts}, of all ranks; all exact"
         )
+        for what in USES:
+            of_ranks = (
+                f"{uses[what][0]:,.0f} to {uses[what][1]:,.0f}" for uses in self.uses
+            )
+            text += f"\n{what} per rank: {', '.join(of_ranks)}"
+        return text
 
     def problems(self) -> list[str]:
-        found = [
-            f"the memory of rank {rank} grew by {(last - first) / 1e6:.1f} MB"
-            for rank, (first, last) in enumerate(self.memory)
-            if last - first > MAX_GROWTH
-        ]
-        return found + [
-            f"rank {rank} has {last - first:.0f} more open files"
-            for rank, (first, last) in enumerate(self.files)
-            if last - first > MAX_MORE_FILES
+        return [
+            f"rank {rank} has {last - first:,.0f} more {what}"
+            for rank, uses in enumerate(self.uses)
+            for what, (first, last) in uses.items()
+            if last - first > USES[what][1]
         ]
 
 
@@ -473,8 +472,8 @@ def soak(seconds: float, seed: int) -> Report:
             open(stop, "w").close()
             for result in job.join():
                 report.counts.update(result["counts"])
-                report.memory.append(ends(result["memory"]))
-                report.files.append(ends(result["files"]))
+                samples = result["samples"].items()
+                report.uses.append({what: ends(some) for what, some in samples})
     return report
 
 

@@ -9,6 +9,7 @@ import torch
 
 import ranks
 import torchkv
+import usage
 
 SIZE = 300_000  # more than a page; split between servers
 
@@ -102,8 +103,7 @@ def many_steps(rank):
         for _ in range(30):
             kv.pushpull("w", torch.ones(SIZE), out=out)
             kv.barrier()  # or it depends on the timing how many are in flight
-        with open("/proc/self/statm") as statm:
-            resident.append(int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE"))
+        resident.append(usage.resident_bytes())
     kv.barrier()
     value = kv.pull("w").unique().tolist()
     kv.barrier()
