@@ -1,6 +1,10 @@
 #include "runtime.h"
 
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
@@ -64,6 +68,10 @@ class C10Runtime final : public Runtime {
     return static_cast<C10Event&>(event).event.query();
   }
 
+  void synchronize(RuntimeEvent& event) override {
+    static_cast<C10Event&>(event).event.synchronize();
+  }
+
   void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
     c10::impl::VirtualGuardImpl(stream.device_type())
         .recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
@@ -106,6 +114,28 @@ class C10Runtime final : public Runtime {
     } else {
       destination.copy_(resolved);
     }
+  }
+
+  at::Tensor copy_to_host(const at::Tensor& source) override {
+    const c10::InferenceMode normal(false);
+    const PlainDispatch plain;
+    const at::TensorOptions options(source.scalar_type());
+    at::Tensor copy;
+    if (source.is_cuda() && at::hasCUDA()) {
+      // at::empty with pin_memory asks which accelerator is the current one,
+      // which initializes it.
+      auto memory = std::make_shared<c10::DataPtr>(
+          at::getHostAllocator(c10::kCUDA)->allocate(source.nbytes()));
+      void* const data = memory->get();
+      copy = at::from_blob(
+          data,
+          source.sizes(),
+          [memory = std::move(memory)](void* /*data*/) {},
+          options);
+    } else {
+      copy = at::empty(source.sizes(), options);
+    }
+    return copy.copy_(source, /*non_blocking=*/true);
   }
 };
 

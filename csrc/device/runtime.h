@@ -45,6 +45,8 @@ class TORCHKV_API Runtime {
   virtual void wait(RuntimeEvent& event, c10::Stream stream) = 0;
   // Whether the work recorded by `event` is done. Does not block the host.
   virtual bool is_done(RuntimeEvent& event) = 0;
+  // Blocks the host until it is.
+  virtual void synchronize(RuntimeEvent& event) = 0;
   // Once freed, `tensor`'s memory is not reused until `stream`'s work is done.
   virtual void keep_until_done(
       const at::Tensor& tensor,
@@ -66,6 +68,10 @@ class TORCHKV_API Runtime {
   virtual void copy(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
+  // A copy in CPU memory, pinned if the device is a CUDA device, which is
+  // enqueued on the current stream of the source, an accelerator's. Does not
+  // block the host. Keep both until it is done.
+  virtual at::Tensor copy_to_host(const at::Tensor& source) = 0;
 };
 
 // Makes the tensor's storage, however it is shared, impossible to resize. An

@@ -92,6 +92,10 @@ at::Tensor Buffers::empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const {
       dtype);
 }
 
+bool Buffers::are_shared() const {
+  return pool_->memory != nullptr;
+}
+
 Allocator Buffers::allocator() const {
   return [buffers = *this](
              c10::IntArrayRef sizes,

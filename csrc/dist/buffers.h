@@ -24,6 +24,8 @@ class Buffers {
   at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const;
   // The same for a LocalStore.
   Allocator allocator() const;
+  // Whether other processes may read the memory.
+  bool are_shared() const;
 
  private:
   struct Pool;

@@ -12,70 +12,21 @@
 #include "../store/check.h"
 #include "capture.h"
 #include "errors.h"
+#include "store_config.h"
 #include "transport/frame.h"
 
 namespace torchkv::dist {
 namespace {
 
-// Of all that the ranks of a store must agree on: the protocol included.
-constexpr uint64_t kProtocolVersion = 1;
-
-double timeout_of(const StoreOptions& options) {
-  double timeout = 300;
-  if (options.timeout) {
-    timeout = *options.timeout;
-  } else if (const char* text = std::getenv("TORCHKV_TIMEOUT")) {
-    char* end = nullptr;
-    timeout = std::strtod(text, &end);
-    TORCH_CHECK_VALUE(
-        end != text && *end == '\0',
-        "create: expected seconds in TORCHKV_TIMEOUT, but got '",
-        text,
-        "'");
-  }
-  TORCH_CHECK_VALUE(
-      timeout > 0, "create: expected a positive timeout, but got ", timeout);
-  return timeout;
-}
-
-Config config_of(
-    const Node& node,
-    const std::string& type,
-    const Policy& policy,
-    uint64_t store,
-    const StoreOptions& options,
-    double timeout) {
-  Config config;
-  config.job = node.job();
-  config.store = store;
-  config.num_workers = node.num_ranks();
-  config.num_servers = node.num_ranks();
-  config.policy = policy;
-  config.heartbeat = options.heartbeat.value_or(1);
-  TORCH_CHECK_VALUE(
-      config.heartbeat > 0,
-      "create: expected a positive heartbeat, but got ",
-      config.heartbeat);
-  config.lost = 4 * config.heartbeat;
-  if (node.shares_memory()) {
-    // Payloads are named, not sent: nothing long holds up what is urgent.
-    config.frame_bytes = size_t{64} << 20U;
-  }
-  config.join = timeout;
-  // A server says whom it waits for when it is asked again.
-  config.retry = std::clamp(timeout / 4, 0.05, config.retry);
-  config.digest = stable_hash(
-      c10::str(
-          type,
-          '/',
-          node.num_ranks(),
-          '/',
-          kProtocolVersion,
-          '/',
-          config.piece_bytes,
-          '/',
-          config.split_bytes));
-  return config;
+// For a call of which some values are on devices: those of the items named.
+Session::Complete completion(Download download, std::vector<size_t> items) {
+  return [download = std::make_shared<Download>(std::move(download)),
+          items = std::move(items)](Request& request) {
+    const auto values = download->wait();
+    for (size_t i = 0; i < items.size(); ++i) {
+      request.items[items[i]].value = blob_of(values[i]);
+    }
+  };
 }
 
 } // namespace
@@ -158,14 +109,18 @@ DistStore::~DistStore() {
 
 // -- calls
 
-PendingPtr DistStore::begin(const char* op, Request request, bool is_watched)
-    const {
+PendingPtr DistStore::begin(
+    const char* op,
+    Request request,
+    bool is_watched,
+    Session::Complete complete) const {
   // Not in create: ranks may create stores in different orders.
   session_->join(op, timeout_);
   if (const auto error = session_->fatal()) {
     throw_error(op, *error, rank(), timeout_);
   }
-  return session_->call(std::move(request), timeout_, is_watched);
+  return session_->call(
+      std::move(request), timeout_, is_watched, std::move(complete));
 }
 
 const Return& DistStore::wait(const char* op, Pending& pending) const {
@@ -288,10 +243,17 @@ WorkPtr DistStore::merge(const Call& call) {
   }
   const bool pulls = call.outs != nullptr;
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
+  std::vector<at::Tensor> on_devices;
+  std::vector<size_t> items_on_devices;
   for (auto& sum : staging_.sum(call, dtypes)) {
     Request::Item item;
     item.key = sum.key;
-    item.value = blob_of(sum.value);
+    if (sum.value.device().is_cpu()) {
+      item.value = blob_of(sum.value);
+    } else {
+      on_devices.push_back(sum.value);
+      items_on_devices.push_back(request.items.size());
+    }
     item.dtype = static_cast<int32_t>(sum.value.scalar_type());
     item.item_bytes = static_cast<int32_t>(sum.value.element_size());
     item.priority = call.options.priority;
@@ -309,7 +271,14 @@ WorkPtr DistStore::merge(const Call& call) {
     }
   }
   const bool is_waited = pulls || call.options.async_op;
-  auto pending = begin(call.op, std::move(request), /*is_watched=*/!is_waited);
+  auto pending = begin(
+      call.op,
+      std::move(request),
+      /*is_watched=*/!is_waited,
+      on_devices.empty() ? nullptr
+                         : completion(
+                               staging_.download(std::move(on_devices)),
+                               std::move(items_on_devices)));
   snapshot_if_due(call.keys);
   return is_waited
       ? finish(

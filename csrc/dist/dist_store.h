@@ -83,8 +83,11 @@ class DistStore final : public Store {
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;
-  PendingPtr begin(const char* op, Request request, bool is_watched = false)
-      const;
+  PendingPtr begin(
+      const char* op,
+      Request request,
+      bool is_watched = false,
+      Session::Complete complete = nullptr) const;
   void run(const char* op, Request request) const;
   std::optional<Shard> latest_snapshot(
       const SnapshotFiles& files,

@@ -15,9 +15,9 @@ std::string on_key(const Error& error) {
 }
 
 std::string timeout_text(const Error& error, double timeout) {
-  const std::string waited = error.missing.empty()
-      ? "the server has not answered"
-      : "waited for " + listed_ranks(error.missing);
+  const std::string waited = !error.text.empty() ? error.text
+      : error.missing.empty()                    ? "the server has not answered"
+                              : "waited for " + listed_ranks(error.missing);
   return c10::str(
       "timed out after ",
       timeout,
@@ -65,6 +65,11 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
       return timeout_text(error, timeout);
     case ErrorCode::kUpdater:
       return c10::str("the updater has raised ", error.text);
+    case ErrorCode::kTransfer:
+      return c10::str(
+          "copying the values from their device has raised ",
+          error.text,
+          ". Other ranks wait for the push until they time out");
   }
   return "unknown error";
 }

@@ -15,10 +15,24 @@ namespace torchkv::dist {
 // A call of the worker that threads may wait for. Thread-safe.
 class Pending {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  // Until begun(), a call whose values are on a device times out by itself.
+  explicit Pending(std::optional<Clock::time_point> begins_until = std::nullopt)
+      : begins_until_(begins_until) {}
+
+  void begun() {
+    const std::lock_guard lock(mutex_);
+    begins_until_.reset();
+  }
+
+  // The first result counts.
   void finish(Return result) {
     {
       const std::lock_guard lock(mutex_);
-      result_ = std::move(result);
+      if (!result_) {
+        result_ = std::move(result);
+      }
     }
     finished_.notify_all();
   }
@@ -34,6 +48,15 @@ class Pending {
     std::unique_lock lock(mutex_);
     while (true) {
       finished_.wait_for(lock, kSignals, [this] { return !!result_; });
+      if (!result_ && begins_until_ && Clock::now() > *begins_until_) {
+        result_.emplace();
+        result_->error = Error{
+            ErrorCode::kTimeout,
+            -1,
+            {},
+            "the values have not left their device",
+            {}};
+      }
       if (result_) {
         return *result_; // not written again
       }
@@ -44,8 +67,9 @@ class Pending {
   }
 
  private:
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_; // guards the rest
   std::condition_variable finished_;
+  std::optional<Clock::time_point> begins_until_;
   std::optional<Return> result_;
 };
 using PendingPtr = std::shared_ptr<Pending>;

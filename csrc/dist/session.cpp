@@ -60,22 +60,70 @@ void Session::join(const char* op, double timeout) {
   }
 }
 
-PendingPtr Session::call(Request request, double timeout, bool is_watched) {
-  auto pending = std::make_shared<Pending>();
+PendingPtr Session::call(
+    Request request,
+    double timeout,
+    bool is_watched,
+    Complete complete) {
   const bool is_push = request.kind == Request::Kind::kPush ||
       request.kind == Request::Kind::kPushPull;
-  Watched watched{pending, {}, is_watched, is_push, /*is_close=*/false};
+  Watched watched{nullptr, {}, is_watched, is_push, /*is_close=*/false};
   for (const auto& item : request.items) {
     watched.keys.push_back(item.key);
   }
   const std::lock_guard lock(node_->mutex());
   TORCH_CHECK(
       !node_->is_stopping(), "the store is closed, as the process is ending");
+  if (complete == nullptr && departing_.empty()) {
+    const auto pending = watched.pending = std::make_shared<Pending>();
+    begin(std::move(request), timeout, std::move(watched));
+    return pending;
+  }
+  using Duration = Pending::Clock::duration;
+  const auto pending = watched.pending = std::make_shared<Pending>(
+      Pending::Clock::now() +
+      std::chrono::duration_cast<Duration>(
+          std::chrono::duration<double>(timeout)));
+  departing_.push_back(pending);
+  departures_.run([this,
+                   request = std::move(request),
+                   timeout,
+                   watched = std::move(watched),
+                   complete = std::move(complete)]() mutable {
+    depart(std::move(request), timeout, std::move(watched), complete);
+  });
+  return pending;
+}
+
+void Session::depart(
+    Request request,
+    double timeout,
+    Watched watched,
+    const Complete& complete) {
+  std::optional<Error> error;
+  try {
+    if (complete != nullptr) {
+      complete(request);
+    }
+  } catch (const std::exception& thrown) {
+    error = Error{ErrorCode::kTransfer, -1, {}, describe(thrown), {}};
+  }
+  const std::lock_guard lock(node_->mutex());
+  departing_.erase(departing_.begin()); // they depart in order
+  if (error) {
+    end(watched, {{}, std::move(error), {}});
+  } else {
+    watched.pending->begun();
+    begin(std::move(request), timeout, std::move(watched));
+  }
+  begin_close();
+}
+
+void Session::begin(Request request, double timeout, Watched watched) {
   const CallId id = worker_.call(std::move(request), node_->now(), timeout);
   calls_.emplace(id, std::move(watched));
   perform(worker_.take());
   node_->deliver();
-  return pending;
 }
 
 std::optional<Error> Session::deferred_error(const Keys* keys) {
@@ -108,7 +156,7 @@ void Session::close(double timeout) {
 
 // The call may begin when the servers are known; on_timer() tries again.
 void Session::begin_close() {
-  if (closing_ && close_timeout_ && worker_.ready()) {
+  if (closing_ && close_timeout_ && worker_.ready() && departing_.empty()) {
     Watched watched{
         std::make_shared<Pending>(), {}, false, false, /*is_close=*/true};
     calls_.emplace(
@@ -125,6 +173,7 @@ void Session::flush() {
   std::vector<PendingPtr> pushes;
   {
     const std::lock_guard lock(node_->mutex());
+    pushes = departing_;
     for (const auto& [id, call] : calls_) {
       if (call.is_push) {
         pushes.push_back(call.pending);
@@ -333,12 +382,16 @@ void Session::perform_one(Return& action) {
   if (watched.is_close) {
     closed_ = true;
   }
+  end(watched, std::move(action));
+}
+
+void Session::end(const Watched& watched, Return result) {
   // Bounded, should nobody ask.
   constexpr size_t kMaxDeferred = 64;
-  if (action.error && watched.is_watched && deferred_.size() < kMaxDeferred) {
-    deferred_.emplace_back(*action.error, watched.keys);
+  if (result.error && watched.is_watched && deferred_.size() < kMaxDeferred) {
+    deferred_.emplace_back(*result.error, watched.keys);
   }
-  watched.pending->finish(std::move(action));
+  watched.pending->finish(std::move(result));
 }
 
 } // namespace torchkv::dist

@@ -49,8 +49,15 @@ class Session {
   void join(const char* op, double timeout);
 
   // Begins a call. With `is_watched` an error that nobody waits for is kept for
-  // deferred_error(). Without the node's mutex.
-  PendingPtr call(Request request, double timeout, bool is_watched);
+  // deferred_error(). With `complete`, the call begins when that has returned,
+  // on a thread of the session's, and so do all calls after it, in order.
+  // Without the node's mutex.
+  using Complete = std::function<void(Request&)>;
+  PendingPtr call(
+      Request request,
+      double timeout,
+      bool is_watched,
+      Complete complete = nullptr);
   // An error of an earlier push of one of the keys or, without keys, of any.
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
@@ -92,6 +99,13 @@ class Session {
     bool is_push;
     bool is_close;
   };
+  void begin(Request request, double timeout, Watched watched);
+  void depart(
+      Request request,
+      double timeout,
+      Watched watched,
+      const Complete& complete);
+  void end(const Watched& watched, Return result);
   void begin_close();
   void write(std::function<void()> function);
   void perform(Actions actions);
@@ -114,6 +128,7 @@ class Session {
   Server server_;
   Worker worker_;
   std::unordered_map<CallId, Watched> calls_;
+  std::vector<PendingPtr> departing_; // calls that have not begun
   std::vector<std::pair<Error, std::vector<Key>>> deferred_;
   bool closing_ = false;
   std::optional<double> close_timeout_; // of a close call that has not begun
@@ -122,6 +137,7 @@ class Session {
   // Last: their threads use the rest, and the applier the writer.
   Background writer_;
   Applier applier_;
+  Background departures_;
 };
 
 } // namespace torchkv::dist

@@ -1,26 +1,82 @@
 #include "staging.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 
-#include <unordered_map>
 #include <utility>
 
 namespace torchkv::dist {
+namespace {
+
+LocalStore::Options device_options() {
+  LocalStore::Options options;
+  options.policy = Placement::Policy::kShardAll;
+  return options;
+}
+
+// A part of a call.
+struct PartOfCall {
+  Keys keys;
+  Tensors values;
+
+  void add(const Key& key, c10::ArrayRef<at::Tensor> of_key) {
+    keys.list.push_back(key);
+    for (const auto& value : of_key) {
+      values.append(value);
+    }
+    values.end_group();
+  }
+};
+
+at::Tensor empty_on(
+    Runtime& runtime,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype,
+    c10::Device device) {
+  return runtime.allocate(
+      sizes, at::detail::defaultStrides(sizes), dtype, device);
+}
+
+} // namespace
+
+// What a call has for a key.
+struct Staging::Group {
+  size_t num_values = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined; // of all values
+  c10::ScalarType stored = c10::ScalarType::Undefined;
+  c10::SmallVector<int64_t, 4> sizes;
+  c10::Device device = c10::kCPU; // or the first accelerator
+
+  void add(const at::Tensor& value) {
+    dtype = num_values == 0 ? value.scalar_type()
+                            : c10::promoteTypes(dtype, value.scalar_type());
+    sizes.assign(value.sizes().begin(), value.sizes().end());
+    if (device.is_cpu()) {
+      device = value.device();
+    }
+    ++num_values;
+  }
+
+  c10::ScalarType dtype_of_sum() const {
+    return num_values == 1 ? dtype
+                           : at::toOpMathType(c10::promoteTypes(dtype, stored));
+  }
+};
+
 Staging::Staging(Runtime& runtime, Buffers buffers)
-    : buffers_(std::move(buffers)), store_(runtime, store_options(buffers_)) {}
+    : runtime_(runtime),
+      buffers_(std::move(buffers)),
+      streams_(std::make_shared<Streams>(runtime)),
+      store_(runtime, store_options(buffers_)),
+      device_store_(runtime, device_options()) {}
 
 std::vector<Staging::Sum> Staging::sum(
     const Call& call,
     c10::ArrayRef<c10::ScalarType> dtypes) {
-  struct Group {
-    size_t num_values = 0;
-    c10::ScalarType dtype = c10::ScalarType::Undefined; // of all values
-    c10::ScalarType stored = c10::ScalarType::Undefined;
-    c10::SmallVector<int64_t, 4> sizes;
-  };
   std::vector<Sum> sums;
-  std::unordered_map<Key, Group, KeyHash> groups;
+  Groups groups;
+  bool are_on_cpu = true;
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const Key& key = call.keys.list[i];
     Group& group = groups[key];
@@ -29,39 +85,96 @@ std::vector<Staging::Sum> Staging::sum(
       group.stored = dtypes[i];
     }
     for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
-      group.dtype = group.num_values == 0
-          ? value.scalar_type()
-          : c10::promoteTypes(group.dtype, value.scalar_type());
-      group.sizes.assign(value.sizes().begin(), value.sizes().end());
-      ++group.num_values;
+      group.add(value);
     }
+    are_on_cpu = are_on_cpu && group.device.is_cpu();
   }
+  std::unordered_map<Key, at::Tensor, KeyHash> on_devices;
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, group] : groups) {
-    const c10::ScalarType dtype = group.num_values == 1
-        ? group.dtype
-        : at::toOpMathType(c10::promoteTypes(group.dtype, group.stored));
-    const auto meta = store_.meta(call.op, key);
-    if (meta && (meta->dtype != dtype || meta->sizes != group.sizes)) {
-      store_.erase(key);
-    }
-    if (!meta || meta->dtype != dtype || meta->sizes != group.sizes) {
-      const Tensors value(buffers_.empty(group.sizes, dtype));
-      store_.insert({call.op, key, &value});
-    }
+  if (are_on_cpu) {
+    sum_in(store_, call, groups);
+  } else {
+    sum_on_devices(call, groups, on_devices);
   }
-  store_.merge({call.op, call.keys, call.values});
   for (auto& sum : sums) {
-    sum.value = store_.lease(sum.key).first;
+    const auto found = on_devices.find(sum.key);
+    sum.value = found != on_devices.end() ? std::move(found->second)
+                                          : store_.lease(sum.key).first;
   }
   return sums;
 }
 
+void Staging::sum_in(
+    LocalStore& store,
+    const Call& call,
+    const Groups& groups) {
+  for (const Key& key : call.keys.list) {
+    const Group& group = groups.at(key);
+    const c10::ScalarType dtype = group.dtype_of_sum();
+    const auto meta = store.meta(call.op, key);
+    const bool fits =
+        meta && meta->dtype == dtype && meta->sizes == group.sizes;
+    if (meta && !fits) {
+      store.erase(key);
+    }
+    if (!fits) {
+      const Tensors value(
+          &store == &store_
+              ? buffers_.empty(group.sizes, dtype)
+              : empty_on(runtime_, group.sizes, dtype, group.device));
+      store.insert({call.op, key, &value});
+    }
+  }
+  store.merge({call.op, call.keys, call.values});
+}
+
+void Staging::sum_on_devices(
+    const Call& call,
+    const Groups& groups,
+    std::unordered_map<Key, at::Tensor, KeyHash>& sums) {
+  PartOfCall on_cpu;
+  PartOfCall several; // values of a key
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const Group& group = groups.at(key);
+    const auto values = call.values->of(static_cast<int64_t>(i));
+    if (group.device.is_cpu()) {
+      on_cpu.add(key, values);
+    } else if (group.num_values > 1) {
+      several.add(key, values);
+    } else if (!values.empty()) {
+      at::Tensor copy =
+          empty_on(runtime_, group.sizes, group.dtype, group.device);
+      runtime_.copy(copy, values[0]);
+      sums[key] = std::move(copy);
+    }
+  }
+  if (!on_cpu.keys.list.empty()) {
+    on_cpu.keys.single = false;
+    sum_in(store_, {call.op, on_cpu.keys, &on_cpu.values}, groups);
+  }
+  if (!several.keys.list.empty()) {
+    several.keys.single = false;
+    sum_in(device_store_, {call.op, several.keys, &several.values}, groups);
+    for (const Key& key : several.keys.list) {
+      if (sums.count(key) == 0) {
+        sums[key] = device_store_.lease(key).first;
+      }
+    }
+  }
+}
+
+Download Staging::download(std::vector<at::Tensor> sums) const {
+  return Download(streams_, buffers_, std::move(sums));
+}
+
 void Staging::erase(const Keys& keys) {
   const std::lock_guard lock(mutex_);
-  for (const auto& key : keys.list) {
-    if (store_.meta("delete", key)) {
-      store_.erase(key);
+  for (auto* store : {&store_, &device_store_}) {
+    for (const auto& key : keys.list) {
+      if (store->meta("delete", key)) {
+        store->erase(key);
+      }
     }
   }
 }

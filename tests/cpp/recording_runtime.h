@@ -42,6 +42,9 @@ class RecordingRuntime final : public Runtime {
   bool is_done(RuntimeEvent& /*event*/) override {
     return done;
   }
+  void synchronize(RuntimeEvent& /*event*/) override {
+    log.emplace_back("synchronize");
+  }
   void keep_until_done(const at::Tensor& /*tensor*/, c10::Stream stream)
       override {
     log.push_back("keep " + name_of(stream));
@@ -58,6 +61,10 @@ class RecordingRuntime final : public Runtime {
       on_copy();
     }
     destination.copy_(source);
+  }
+  at::Tensor copy_to_host(const at::Tensor& source) override {
+    log.emplace_back("copy to host");
+    return source.clone();
   }
 
   // "1", or "1 of 3" on device 3.

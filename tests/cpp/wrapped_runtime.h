@@ -33,6 +33,9 @@ class WrappedRuntime : public Runtime {
   bool is_done(RuntimeEvent& event) override {
     return real_.is_done(event);
   }
+  void synchronize(RuntimeEvent& event) override {
+    real_.synchronize(event);
+  }
   void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
     real_.keep_until_done(tensor, stream);
   }
@@ -45,6 +48,9 @@ class WrappedRuntime : public Runtime {
   }
   void copy(const at::Tensor& destination, const at::Tensor& source) override {
     real_.copy(destination, source);
+  }
+  at::Tensor copy_to_host(const at::Tensor& source) override {
+    return real_.copy_to_host(source);
   }
 
  private:

@@ -72,13 +72,15 @@ enum class ErrorCode : uint8_t {
   kSuperseded, // another process has this worker's rank
   kTimeout,
   kUpdater, // the updater has thrown `text`
+  // Not in messages:
+  kTransfer, // copying the values from their device has thrown `text`
 };
 
 struct Error {
   ErrorCode code = ErrorCode::kUnknown;
   int32_t who = -1; // rank or server at fault; -1: nobody
   std::optional<SliceId> slice;
-  std::string text; // of kUpdater: type and message, for the drivers
+  std::string text; // of what was thrown: type and message, for the drivers
   std::vector<int32_t> missing; // of kTimeout: the ranks that were waited for
 };
 TORCHKV_API bool operator==(const Error& a, const Error& b);

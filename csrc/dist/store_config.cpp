@@ -1,0 +1,76 @@
+#include "store_config.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "protocol/slice.h"
+
+namespace torchkv::dist {
+namespace {
+
+// Of all that the ranks of a store must agree on: the protocol included.
+constexpr uint64_t kProtocolVersion = 1;
+
+} // namespace
+
+double timeout_of(const StoreOptions& options) {
+  double timeout = 300;
+  if (options.timeout) {
+    timeout = *options.timeout;
+  } else if (const char* text = std::getenv("TORCHKV_TIMEOUT")) {
+    char* end = nullptr;
+    timeout = std::strtod(text, &end);
+    TORCH_CHECK_VALUE(
+        end != text && *end == '\0',
+        "create: expected seconds in TORCHKV_TIMEOUT, but got '",
+        text,
+        "'");
+  }
+  TORCH_CHECK_VALUE(
+      timeout > 0, "create: expected a positive timeout, but got ", timeout);
+  return timeout;
+}
+
+Config config_of(
+    const Node& node,
+    const std::string& type,
+    const Policy& policy,
+    uint64_t store,
+    const StoreOptions& options,
+    double timeout) {
+  Config config;
+  config.job = node.job();
+  config.store = store;
+  config.num_workers = node.num_ranks();
+  config.num_servers = node.num_ranks();
+  config.policy = policy;
+  config.heartbeat = options.heartbeat.value_or(1);
+  TORCH_CHECK_VALUE(
+      config.heartbeat > 0,
+      "create: expected a positive heartbeat, but got ",
+      config.heartbeat);
+  config.lost = 4 * config.heartbeat;
+  if (node.shares_memory()) {
+    // Payloads are named, not sent: nothing long holds up what is urgent.
+    config.frame_bytes = size_t{64} << 20U;
+  }
+  config.join = timeout;
+  // A server says whom it waits for when it is asked again.
+  config.retry = std::clamp(timeout / 4, 0.05, config.retry);
+  config.digest = stable_hash(
+      c10::str(
+          type,
+          '/',
+          node.num_ranks(),
+          '/',
+          kProtocolVersion,
+          '/',
+          config.piece_bytes,
+          '/',
+          config.split_bytes));
+  return config;
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../store/options.h"
+#include "node.h"
+#include "protocol/config.h"
+
+namespace torchkv::dist {
+
+// Seconds after which a store's calls fail. ValueError if it is not positive.
+double timeout_of(const StoreOptions& options);
+
+// Of the store with the number `store`. ValueError for a wrong heartbeat.
+Config config_of(
+    const Node& node,
+    const std::string& type,
+    const Policy& policy,
+    uint64_t store,
+    const StoreOptions& options,
+    double timeout);
+
+} // namespace torchkv::dist
