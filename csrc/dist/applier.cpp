@@ -3,6 +3,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "../core/in_progress.h"
@@ -108,6 +109,22 @@ void Applier::restore(
       store_.set_state_of(key, used, *shared);
       held->second.updater = used;
     }
+  });
+}
+
+std::shared_ptr<OpaqueUpdater> Applier::script(int64_t epoch) {
+  // Shared, so that it is broken if the applier ends.
+  auto done = std::make_shared<std::promise<std::shared_ptr<OpaqueUpdater>>>();
+  auto result = done->get_future();
+  enqueue([this, epoch, done = std::exchange(done, nullptr)] {
+    done->set_value(updates_.script(epoch));
+  });
+  return result.get();
+}
+
+void Applier::set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script) {
+  enqueue([this, epoch, script = std::move(script)] {
+    updates_.set_script(epoch, script);
   });
 }
 

@@ -66,6 +66,10 @@ class Applier {
       const Updater& updater,
       int64_t epoch,
       KeyState state);
+  // As Updates, after what is queued. script() blocks until then.
+  std::shared_ptr<OpaqueUpdater> script(int64_t epoch);
+  void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
+  // For Updates::set_python only.
   Updates& updates() {
     return updates_;
   }

@@ -101,6 +101,8 @@ class DistStore final : public Store {
   DistStore& exchange_store();
   std::vector<at::Tensor> gather(const at::Tensor& bytes, bool to_all);
   at::Tensor own_parts(const Keys& keys);
+  std::vector<at::Tensor> gather_scripts();
+  void load_script(const char* op, const at::Tensor& bytes);
 
   Runtime& runtime_;
   const uint64_t num_forks_; // before it was made

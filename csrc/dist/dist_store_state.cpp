@@ -2,7 +2,6 @@
 // calls: a rank reads and writes what its own server holds, and the ranks tell
 // each other by a store of their own.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -129,63 +128,6 @@ void DistStore::settle(const char* op) {
   barrier();
 }
 
-// A store for bytes, of the same ranks: made when it is first needed.
-DistStore& DistStore::exchange_store() {
-  if (exchange_ == nullptr) {
-    StoreOptions options;
-    options.name = c10::str(name_, "#exchange");
-    options.rank = rank();
-    options.world_size = num_workers();
-    options.rendezvous = node_->rendezvous();
-    options.security = node_->security();
-    options.timeout = timeout_;
-    options.heartbeat = session_->config().heartbeat;
-    Policy policy;
-    policy.quorum = 1;
-    exchange_ =
-        std::make_unique<DistStore>("dist_async", policy, runtime_, options);
-  }
-  return *exchange_;
-}
-
-// Each rank's bytes, on rank 0 or on all.
-std::vector<at::Tensor> DistStore::gather(
-    const at::Tensor& bytes,
-    bool to_all) {
-  DistStore& store = exchange_store();
-  const int64_t ranks = num_workers();
-  // Int keys: the sizes, then each rank's bytes.
-  const Tensors no_sizes(at::zeros({ranks}, at::kLong));
-  store.insert({kSave, Key(-1), &no_sizes});
-  for (int64_t i = 0; i < ranks; ++i) { // one at a time: ASSIGN keeps the last
-    if (i == rank()) {
-      const Tensors current = Tensors::one_each(store.pull(Key(-1), {}));
-      current.flat[0].data_ptr<int64_t>()[i] = bytes.numel();
-      store.merge({kSave, Key(-1), &current});
-      store.session_->flush();
-    }
-    store.barrier();
-  }
-  const at::Tensor sizes = store.pull(Key(-1), {})[0];
-  Keys keys(Key(-1));
-  keys.single = false;
-  std::vector<at::Tensor> result;
-  for (int64_t i = 0; i < ranks; ++i) {
-    const Tensors empty(at::empty({sizes.data_ptr<int64_t>()[i]}, at::kByte));
-    store.insert({kSave, Key(i), &empty});
-    keys.list.push_back(Key(i));
-  }
-  const Tensors own(bytes);
-  store.merge({kSave, Key(rank()), &own});
-  store.session_->flush();
-  store.barrier();
-  for (int64_t i = 0; i < ranks && (to_all || rank() == 0); ++i) {
-    result.push_back(store.pull(Key(i), {})[0]);
-  }
-  store.erase(keys);
-  return result;
-}
-
 // What this rank's server holds of the keys.
 at::Tensor DistStore::own_parts(const Keys& keys) {
   Shard shard = session_->held(keys);
@@ -201,16 +143,22 @@ StoreState DistStore::gather_state(bool with_keys) {
   const std::lock_guard calls(gather_mutex_);
   StoreState state;
   const Updater updater = this->updater();
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
+  const bool is_script = opaque != nullptr &&
+      dynamic_cast<const ScriptUpdater*>(opaque->get()) != nullptr;
   TORCH_CHECK_TYPE(
-      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater),
+      is_script || opaque == nullptr,
       kSave,
-      ": expected no updater or a built-in optimizer, since the servers' copies "
-      "of another updater keep their own state");
+      ": expected an updater that can be copied (none, a built-in optimizer or "
+      "TorchScript), but got a Python callable; call set_updater(None) first");
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   if (optimizer != nullptr) {
     state.optimizer = **optimizer;
   }
   settle(kSave);
+  if (is_script) {
+    state.updater = gather_scripts();
+  }
   if (const auto kind = table_.summary().kind) {
     state.key_kind = name(*kind);
   }
@@ -303,10 +251,9 @@ void DistStore::load(StoreState state) {
       op,
       ": expected a store without keys, as stores on several machines keep "
       "theirs");
-  TORCH_CHECK_TYPE(
-      state.updater.empty(),
-      op,
-      ": expected no updater or a built-in optimizer");
+  if (!state.updater.empty()) {
+    load_script(op, state.updater[0]);
+  }
   // What the ranks must know beforehand: rank 0's keys.
   Keys keys;
   keys.list.append(state.int_keys.begin(), state.int_keys.end());

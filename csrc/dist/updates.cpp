@@ -59,6 +59,15 @@ bool Updates::is_known_rule(int64_t gen) const {
              update->second.updater);
 }
 
+std::shared_ptr<OpaqueUpdater> Updates::script(int64_t epoch) const {
+  return script_epoch_ == epoch ? script_ : nullptr;
+}
+
+void Updates::set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script) {
+  script_ = std::move(script);
+  script_epoch_ = epoch;
+}
+
 void Updates::set_python(
     int64_t epoch,
     std::shared_ptr<OpaqueUpdater> updater) {

@@ -29,6 +29,12 @@ class Updates {
   // Whether of() has been called for the generation, and it is a built-in rule.
   bool is_known_rule(int64_t gen) const;
 
+  // The TorchScript updater of an epoch, with its state; null if none of its
+  // updates has been made.
+  std::shared_ptr<OpaqueUpdater> script(int64_t epoch) const;
+  // What of() then takes for the epoch, instead of the one in the options.
+  void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
+
   // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
   // call, stands for on this rank. Any thread.
   void set_python(int64_t epoch, std::shared_ptr<OpaqueUpdater> updater);

@@ -13,6 +13,7 @@
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
+#include "script_archives.h"
 
 namespace torchkv {
 namespace {
@@ -153,7 +154,13 @@ std::shared_ptr<ScriptUpdater> ScriptUpdater::load(const at::Tensor& bytes) {
   // mode.
   const c10::InferenceMode normal_tensors(false);
   const PlainDispatch plain;
-  const at::Tensor flat = bytes.cpu().contiguous();
+  const auto archives = unpack_archives(bytes.cpu());
+  TORCH_CHECK_VALUE(
+      archives.size() == 1,
+      "load: expected a store of several processes, as many as have saved it, ",
+      archives.size(),
+      ": the updater has a state of its own in each of them");
+  const at::Tensor flat = archives[0].contiguous();
   std::istringstream stream(
       std::string(
           static_cast<const char*>(flat.const_data_ptr()),
