@@ -1,7 +1,8 @@
-"""Two ranks on one host, of one thread each: torchkv's dist types, MXNet's, Gloo.
+"""Ranks on one host, of one thread each: torchkv's dist types, MXNet's, Gloo.
 
-ResNet-50's list with SGD on the servers, 64 bytes, a pull behind a large push, and what
-an idle rank costs.
+ResNet-50's list with an optimizer on the servers, by two ranks or four, over tcp, and
+as a step of the Trainer; 100 MB, 64 bytes, many small keys; a pull behind a large push,
+and what an idle rank costs.
 
     python benchmarks/distributed.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import random
 import statistics
 import time
@@ -34,31 +36,59 @@ from report import (
 ROUNDS = 21
 MIN_ROUNDS = 3
 SETTLE_S = 0.03  # between turns, until the others' threads sleep
-LR = 2.0**-6  # and small integers as gradients: all weights are exact
+LR = 2.0**-6  # and small integers as gradients: SGD's weights are exact
 SMALL: list[Shape] = [(16,)]  # 64 bytes
+LARGE: list[Shape] = [(25_000_000,)]  # 100 MB
+MANY: list[Shape] = [(100,)] * 10_000
 
 OURS = "torchkv pushpull"
 OURS_TWO_CALLS = "torchkv push, pull"
 OURS_SOCKETS = "torchkv pushpull, sockets"
+OURS_TCP = "torchkv pushpull, tcp"
+OURS_OF_4 = "torchkv pushpull, 4 ranks"
+TRAINER = "torchkv Trainer"
 MXNET = "MXNet push, pull"
 MXNET_PUSHPULL = "MXNet pushpull"
 GLOO_SUM = "Gloo all_reduce"
-GLOO = "Gloo all_reduce, 25 MB buckets, fused SGD"
-GLOO_VIEWS = "Gloo all_reduce, gradients in buckets, fused SGD"
-# Contestants' jobs, and how each calls it.
+GLOO = "Gloo all_reduce, 25 MB buckets, fused step"
+GLOO_VIEWS = "Gloo all_reduce, gradients in buckets, fused step"
+GLOO_FLAT = "Gloo all_reduce, gradients in one bucket, fused step"
+GLOO_COPIED = "Gloo all_reduce, copied into one bucket and back"
+GLOO_VIEWS_OF_4 = "Gloo, gradients in buckets, 4 ranks"
+GLOO_FLAT_OF_4 = "Gloo, gradients in one bucket, 4 ranks"
+DDP = "DistributedDataParallel, fused step"
+COPIES = "a copy of the list on each rank"
+# Contestants' jobs, and their names there (dist_rank.py).
 JOBS = {
-    OURS: ("torchkv", "pushpull"),
-    OURS_TWO_CALLS: ("torchkv two calls", "push, pull"),
-    OURS_SOCKETS: ("torchkv sockets", "pushpull"),
+    OURS: ("torchkv", "torchkv"),
+    OURS_TWO_CALLS: ("torchkv", "two-calls"),
+    OURS_SOCKETS: ("torchkv sockets", "torchkv"),
+    OURS_TCP: ("torchkv tcp", "torchkv"),
+    OURS_OF_4: ("torchkv 4", "torchkv"),
+    TRAINER: ("torchkv", "trainer"),
     MXNET: ("MXNet", "push, pull"),
     MXNET_PUSHPULL: ("MXNet", "pushpull"),
-    GLOO_SUM: ("Gloo", ""),
-    GLOO: ("Gloo", ""),
-    GLOO_VIEWS: ("Gloo views", ""),
+    GLOO_SUM: ("Gloo", "gloo-sum"),
+    GLOO: ("Gloo", "gloo"),
+    GLOO_VIEWS: ("Gloo", "gloo-views"),
+    GLOO_FLAT: ("Gloo", "gloo-flat"),
+    GLOO_COPIED: ("Gloo", "gloo"),
+    GLOO_VIEWS_OF_4: ("Gloo 4", "gloo-views"),
+    GLOO_FLAT_OF_4: ("Gloo 4", "gloo-flat"),
+    DDP: ("Gloo", "ddp"),
+    COPIES: ("Gloo", "copies"),
 }
 
 BEHIND = "pull of 64 B from each server"
 PUSH = "the push of 100 MB, until it was applied"
+
+
+class Goal(NamedTuple):
+    """How many times as fast as another a contestant must be."""
+
+    ours: str
+    other: str
+    limit: float
 
 
 class Row(NamedTuple):
@@ -67,55 +97,103 @@ class Row(NamedTuple):
     what: str
     type: str
     shapes: list[Shape]
-    lr: float | None  # None: the sum, without an optimizer
+    optimizer: str | None  # None: the sum
     steps: int  # of a turn
-    contestants: tuple[str, ...]
-    targets: dict[str, float]  # by contestant, how many times as fast torchkv is
+    contestants: tuple[str, ...]  # times are compared with the first's
+    goals: tuple[Goal, ...]
+    most_copies: float = math.inf  # how many times as long as COPIES
 
     @property
     def title(self) -> str:
         """Of its table."""
-        if len(self.shapes) == 1:
-            return f"{self.what}, {self.type}"
-        return (
-            f"{self.what}, {self.type}: {len(self.shapes)} keys, "
-            f"{num_parameters(self.shapes) / 1e6:.1f} million parameters, SGD"
-        )
+        title = f"{self.what}, {self.type}, {self.optimizer or 'sum'}"
+        if len(self.shapes) > 1:
+            millions = num_parameters(self.shapes) / 1e6
+            title += f": {len(self.shapes)} keys, {millions:.1f} million parameters"
+        return title
+
+
+def goals(ours: str, limit: float, *others: str) -> tuple[Goal, ...]:
+    """The same for all the others."""
+    return tuple(Goal(ours, other, limit) for other in others)
 
 
 def rows(smoke: bool) -> list[Row]:
-    """The cases; MXNet's optimizer stays once it is set, so 64 bytes come first."""
+    """The cases; MXNet's optimizer stays once it is set, so sums come first."""
     shapes = shrunk(resnet50()) if smoke else resnet50()
+    large = shrunk(LARGE) if smoke else LARGE
+    many = MANY[:100] if smoke else MANY
     steps = 1 if smoke else 4
-    many = 10 if smoke else 300
     mxnet = (MXNET, MXNET_PUSHPULL)
+    in_buckets = (GLOO_VIEWS, GLOO_FLAT)
+
+    def resnet(
+        optimizer: str, contestants: tuple[str, ...], *all: Goal, how: str = ""
+    ) -> Row:
+        what = f"ResNet-50{how}"
+        return Row(what, "dist_sync", shapes, optimizer, steps, contestants, all)
+
     return [
         Row(
             "64 B",
             "dist_sync",
             SMALL,
             None,
-            many,
+            10 if smoke else 300,
             (OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet, GLOO_SUM),
-            {MXNET: 6.0, GLOO_SUM: 3.0},
+            (
+                *goals(OURS, 6.0, MXNET),
+                *goals(OURS, 3.0, GLOO_SUM),
+                *goals(OURS, 1 / 1.2, OURS_SOCKETS),
+            ),
         ),
         Row(
-            "ResNet-50",
+            "many small keys",
             "dist_sync",
-            shapes,
-            LR,
+            many,
+            None,
             steps,
-            (OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet, GLOO, GLOO_VIEWS),
-            {MXNET: 3.5, GLOO: 1.0},
+            (OURS, GLOO_COPIED),
+            goals(OURS, 0.95, GLOO_COPIED),
+        ),
+        resnet(
+            "sgd",
+            (
+                *(OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet),
+                *(GLOO, *in_buckets, COPIES),
+            ),
+            *goals(OURS, 6.0, MXNET),
+            *goals(OURS, 1.0, GLOO),
+            *goals(OURS, 2.0, *in_buckets),
+            *goals(OURS_TWO_CALLS, 1.4, *in_buckets),
+        )._replace(most_copies=2.5),
+        resnet("momentum", (OURS, *in_buckets), *goals(OURS, 2.0, *in_buckets)),
+        resnet("adamw", (OURS, *in_buckets), *goals(OURS, 2.0, *in_buckets)),
+        resnet("sgd", (OURS_TCP, GLOO), *goals(OURS_TCP, 1.1, GLOO), how=" over tcp"),
+        resnet("sgd", (TRAINER, DDP), *goals(TRAINER, 1.8, DDP), how=", Trainer"),
+        resnet(
+            "sgd",
+            (OURS_OF_4, GLOO_VIEWS_OF_4, GLOO_FLAT_OF_4),
+            *goals(OURS_OF_4, 1.5, GLOO_VIEWS_OF_4, GLOO_FLAT_OF_4),
+            how=", 4 ranks",
+        ),
+        Row(
+            "100 MB",
+            "dist_sync",
+            large,
+            "sgd",
+            steps,
+            (OURS, GLOO_FLAT),
+            goals(OURS, 2.0, GLOO_FLAT),
         ),
         Row(
             "ResNet-50",
             "dist_async",
             shapes,
-            LR,
+            "sgd",
             steps,
             (OURS, *mxnet),
-            {MXNET: 3.5},
+            goals(OURS, 3.5, MXNET),
         ),
     ]
 
@@ -130,16 +208,14 @@ class Jobs:
         self.mxnet: dict[str, Any] | None = None
         try:
             self._add("torchkv", Job.of_torch("torchkv", "torchkv"))
-            name = "torchkv two calls"
-            self._add(name, Job.of_torch(name, "torchkv-two-calls"))
             name, sockets = "torchkv sockets", {"TORCHKV_SHARED_MEMORY": "0"}
-            job = Job.of_torch(name, "torchkv", environment=sockets)
-            self._add(name, job)
+            self._add(name, Job.of_torch(name, "torchkv", environment=sockets))
             self._add("Gloo", Job.of_torch("Gloo", "gloo"))
-            self._add("Gloo views", Job.of_torch("Gloo views", "gloo-views"))
+            for name, kind in (("torchkv 4", "torchkv"), ("Gloo 4", "gloo")):
+                self._add(name, Job.of_torch(name, kind, 4))
             if prefix := prefix_of_other_host():
-                job = Job.of_torch("torchkv, tcp", "torchkv", ([], prefix), "none")
-                self._add("tcp", job)
+                name = "torchkv tcp"
+                self._add(name, Job.of_torch(name, "torchkv", other_host=prefix))
             else:
                 print("tcp is skipped: `unshare --mount` fails, so all is one host\n")
             if not options.no_mxnet and options.mxnet.exists():
@@ -167,20 +243,20 @@ class Jobs:
         """Ends all processes."""
         self._stack.__exit__(*error)
 
-    def find(self, contestant: str, type: str = "") -> Job | None:
-        """The processes of a contestant, if it takes part."""
-        return self._jobs.get(contestant) or self._jobs.get(f"{contestant} {type}")
+    def find(self, job: str, type: str = "") -> Job | None:
+        """The processes of a job, if it takes part."""
+        return self._jobs.get(job) or self._jobs.get(f"{job} {type}")
 
 
-def checked(job: Job, what: str) -> None:
-    """Raises unless both ranks have the right values."""
-    if not all(answer["agrees"] for answer in job.ask("check")):
+def checked(job: Job, contestant: str, what: str) -> None:
+    """Raises unless all ranks have the right values."""
+    if not all(answer["agrees"] for answer in job.ask("check", contestant=contestant)):
         raise AssertionError(f"{what}: the values are not those of these steps")
 
 
 def seconds_of(row: Row, answers: list[dict[str, Any]]) -> float:
-    """A turn's seconds per step, on the slower rank."""
-    middle = statistics.median if len(row.shapes) == 1 else statistics.fmean
+    """A turn's seconds per step, on the slowest rank."""
+    middle = statistics.median if row.shapes == SMALL else statistics.fmean
     return max(middle(answer["seconds"]) for answer in answers)
 
 
@@ -200,10 +276,10 @@ def measure_row(row: Row, jobs: Jobs, rounds: int) -> dict[str, Any]:
         shuffle(order)
         for name in order:
             time.sleep(SETTLE_S)
-            answers = turns[name].ask("run", way=JOBS[name][1], steps=row.steps)
+            answers = turns[name].ask("run", contestant=JOBS[name][1], steps=row.steps)
             times[name].append(seconds_of(row, answers))
     for name, job in turns.items():
-        checked(job, f"{name}, {row.title}")
+        checked(job, JOBS[name][1], f"{name}, {row.title}")
     for job in set(turns.values()):
         job.ask("drop")
     return {"title": row.title, "type": row.type, "seconds": times}
@@ -211,29 +287,37 @@ def measure_row(row: Row, jobs: Jobs, rounds: int) -> dict[str, Any]:
 
 def prepare(row: Row, job: Job, name: str) -> None:
     """Makes arrays, takes a step, and checks it."""
-    way = JOBS[name][1]
-    job.ask("prepare", type=row.type, shapes=row.shapes, lr=row.lr)
-    job.ask("run", way=way, steps=1)
-    checked(job, f"{name}, {row.title}")
+    contestant = JOBS[name][1]
+    job.ask(
+        "prepare",
+        contestant=contestant,
+        type=row.type,
+        shapes=row.shapes,
+        optimizer=row.optimizer,
+        lr=LR,
+    )
+    job.ask("run", contestant=contestant, steps=1)
+    checked(job, contestant, f"{name}, {row.title}")
 
 
 def measure_behind(jobs: Jobs, rounds: int, smoke: bool) -> dict[str, Any] | None:
     """A pull of higher priority behind a large push, over tcp; None if not possible."""
-    job = jobs.find("tcp")
+    job = jobs.find("torchkv tcp")
     if job is None:
         return None
     namespaces = {answer["namespace"] for answer in job.ask("namespace")}
     assert len(namespaces) == 2, "the ranks are on one host"
     large: Shape = (10_000 if smoke else 25_000_000,)
     shapes = [large, *SMALL, *SMALL]  # integer keys alternate between the servers
-    job.ask("prepare", type="dist_sync", shapes=shapes, lr=None, behind=True)
+    task = {"type": "dist_sync", "shapes": shapes, "optimizer": None, "lr": LR}
+    job.ask("prepare", contestant="behind", **task)
     seconds: Times = {BEHIND: [], PUSH: []}
     for _ in range(max(MIN_ROUNDS, rounds)):
-        answers = job.ask("run", way="behind", steps=3)
+        answers = job.ask("run", contestant="behind", steps=3)
         for name, field in {BEHIND: "seconds", PUSH: "pushes"}.items():
             both = zip(*(answer[field] for answer in answers), strict=True)
             seconds[name].extend(map(max, both))
-    checked(job, BEHIND)
+    checked(job, "behind", BEHIND)
     job.ask("drop")
     return {"title": "64 B behind 100 MB, tcp", "seconds": seconds}
 
@@ -242,33 +326,35 @@ def measure_idle(jobs: Jobs, seconds: float) -> float:
     """The share of a core that an idle rank with an open store uses, in percent."""
     job = jobs.find("torchkv")
     assert job is not None
-    job.ask("prepare", type="dist_sync", shapes=SMALL, lr=None)
-    job.ask("run", way="pushpull", steps=10)
+    task = {"type": "dist_sync", "shapes": SMALL, "optimizer": None, "lr": LR}
+    job.ask("prepare", contestant="torchkv", **task)
+    job.ask("run", contestant="torchkv", steps=10)
     share = max(answer["share"] for answer in job.ask("idle", seconds=seconds))
     job.ask("drop")
     return 100 * share
 
 
-def ratio(times: Times, name: str, least: bool = False) -> float:
-    """How many times as long as torchkv's steps another's take."""
+def ratio(times: Times, other: str, ours: str, least: bool = False) -> float:
+    """How many times as long as one's steps another's take."""
     middle = min if least else statistics.median
-    return middle(times[name]) / middle(times[OURS])
+    return middle(times[other]) / middle(times[ours])
 
 
 def table_of(measured: Mapping[str, Any]) -> Table:
-    """The times, and their ratios to torchkv's where that takes part."""
+    """The times; those of contestants also as ratios to the first's."""
     times = measured["seconds"]
     header = ["", "min", "median", "max"]
     lines = [
         [name, *min_and_median(each), *min_and_median([max(each)])[:1]]
         for name, each in times.items()
     ]
-    if OURS in times:
+    if "type" in measured:
+        ours = next(iter(times))
         header += ["ratio of minima", "ratio of medians"]
         for line, name in zip(lines, times, strict=True):
             line += [
-                f"{ratio(times, name, least=True):.2f}",
-                f"{ratio(times, name):.2f}",
+                f"{ratio(times, name, ours, least=True):.2f}",
+                f"{ratio(times, name, ours):.2f}",
             ]
     return Table(measured["title"], header, lines)
 
@@ -278,14 +364,20 @@ def targets_of(
     behind: Mapping[str, Any] | None,
     idle: float,
 ) -> list[Target]:
-    """All targets; ratios are those of medians."""
+    """All targets; ratios are those of medians, to copies those of minima."""
     targets = []
     for row, measured in cases:
         times = measured["seconds"]
-        for name, limit in row.targets.items():
-            value = ratio(times, name) if name in times else None
-            what = f"{row.what}, {row.type}, faster than {name}"
+        case = row.title.split(":")[0]
+        for ours, other, limit in row.goals:
+            took_part = ours in times and other in times
+            value = ratio(times, other, ours) if took_part else None
+            what = f"{case}: {ours}, faster than {other}"
             targets.append(Target(what, value, limit))
+        if row.most_copies < math.inf:
+            value = ratio(times, OURS, COPIES, least=True)
+            what = f"{case}: {OURS}, in copies, minima"
+            targets.append(Target(what, value, row.most_copies, at_least=False))
     pull = statistics.median(behind["seconds"][BEHIND]) * 1e3 if behind else None
     what = "64 B pull behind a 100 MB push, tcp, median"
     if behind is None:

@@ -1,7 +1,7 @@
 """The processes of several-process contestants: started once, told what to do by pipes.
 
-A job has two ranks, which answer JSON lines (peers/serve.py), and may have processes
-that only run, such as MXNet's servers. All use one thread.
+A job has ranks, which answer JSON lines (peers/serve.py), and may have processes that
+only run, such as MXNet's servers. All use one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torchkv
 
 HERE = Path(__file__).parent
-RANKS = 2
 ANSWER_S = 120.0
 END_S = 10.0
 
@@ -110,51 +109,58 @@ class Job:
     def of_torch(
         cls,
         name: str,
-        contestant: str,
-        prefixes: Sequence[Sequence[str]] = ((), ()),
-        security: str = "",
+        kind: str,
+        num_ranks: int = 2,
+        *,
+        other_host: Sequence[str] = (),
         environment: dict[str, str] | None = None,
     ) -> Self:
-        """Starts ranks of torchkv or Gloo; a prefix starts the command in its place."""
+        """Starts ranks of torchkv or Gloo.
+
+        `other_host` is what starts a command as on another host: for the last rank.
+        """
         job = cls(name)
         # Here, so that it outlives the ranks.
         job.tcp_store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
-        for rank, prefix in enumerate(prefixes):
-            program = [sys.executable, str(HERE / "dist_rank.py")]
-            arguments = [contestant, str(rank), str(job.tcp_store.port), security]
+        for rank in range(num_ranks):
+            program = [sys.executable, str(HERE / "dist_rank.py"), kind]
+            arguments = [str(rank), str(num_ranks), str(job.tcp_store.port)]
+            prefix = other_host if rank == num_ranks - 1 else ()
             variables = {
                 "PYTHONPATH": str(Path(torchkv.__file__).parents[1]),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "TORCHKV_INTERFACE": "lo",
                 **(environment or {}),
             }
-            job.ranks.append(Process([*prefix, *program, *arguments], variables))
+            security = ["none"] if other_host else []
+            command = [*prefix, *program, *arguments, *security]
+            job.ranks.append(Process(command, variables))
         return job
 
     @classmethod
-    def of_mxnet(cls, name: str, python: Path) -> Self:
-        """Starts MXNet's scheduler, two servers and two workers."""
+    def of_mxnet(cls, name: str, python: Path, num_ranks: int = 2) -> Self:
+        """Starts MXNet's scheduler, and as many servers as workers."""
         job = cls(name)
         environment = {
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(free_port()),
             "DMLC_NODE_HOST": "127.0.0.1",
             "DMLC_LOCAL": "1",  # sockets of the file system, as torchkv's: faster
-            "DMLC_NUM_WORKER": str(RANKS),
-            "DMLC_NUM_SERVER": str(RANKS),
+            "DMLC_NUM_WORKER": str(num_ranks),
+            "DMLC_NUM_SERVER": str(num_ranks),
         }
-        for role in ["scheduler", *["server"] * RANKS]:
+        for role in ["scheduler", *["server"] * num_ranks]:
             command = [str(python), "-c", "import mxnet"]
             job.others.append(Process(command, {**environment, "DMLC_ROLE": role}))
-        for _ in range(RANKS):
+        for _ in range(num_ranks):
             command = [str(python), str(HERE / "peers" / "mxnet_dist_worker.py")]
             job.ranks.append(Process(command, {**environment, "DMLC_ROLE": "worker"}))
         return job
 
     def ask(self, do: str, **arguments: object) -> list[dict[str, Any]]:
-        """Sends a command to both ranks and waits for their answers."""
+        """Sends a command to all ranks and waits for their answers."""
         for process in self.ranks:
             process.tell(do, **arguments)
         answers = []

@@ -33,19 +33,27 @@ class Rank:
             "python": platform.python_version(),
         }
 
-    def prepare(self, type: str, shapes: list[list[int]], lr: float | None) -> None:
-        """Makes arrays and keys; `lr` is of SGD on the servers, None for plain sums.
+    def prepare(
+        self,
+        contestant: str,
+        type: str,
+        shapes: list[list[int]],
+        optimizer: str | None,
+        lr: float,
+    ) -> None:
+        """Makes arrays and keys; the optimizer is SGD on the servers, or none.
 
-        Keys cannot be deleted, nor can the optimizer be removed: cases without come
-        first.
+        Both contestants use the same. Keys cannot be deleted, nor can the optimizer be
+        removed: cases without come first.
         """
+        assert optimizer in (None, "sgd")
         if self.kv is None:
             self.kv = mx.kv.create(type)
-        assert lr is not None or not self.optimized
-        if lr is not None and not self.optimized:
+        assert optimizer is not None or not self.optimized
+        if optimizer is not None and not self.optimized:
             self.kv.set_optimizer(mx.optimizer.SGD(learning_rate=lr))
             self.optimized = True
-        self.lr, self.steps, self.shapes = lr, 0, shapes
+        self.optimizer, self.lr, self.steps, self.shapes = optimizer, lr, 0, shapes
         self.keys = [self.next_key + i for i in range(len(shapes))]
         self.next_key += len(shapes)
         self.values = [
@@ -62,7 +70,7 @@ class Rank:
         tile = np.tile(np.array(pattern, "float32"), 1024)
         return np.resize(tile, self.shapes[i])
 
-    def run(self, steps: int, way: str) -> dict[str, Any]:
+    def run(self, contestant: str, steps: int) -> dict[str, Any]:
         """Makes so many steps and one before; the seconds of each.
 
         Each has its own copy of the values, because MXNet pulls into the arrays that
@@ -84,7 +92,7 @@ class Rank:
             self.kv.pushpull(keys, values, out=outs)
             mx.nd.waitall()
 
-        step = {"push, pull": push_pull, "pushpull": pushpull}[way]
+        step = {"push, pull": push_pull, "pushpull": pushpull}[contestant]
         self.kv._barrier()
         step(copies[0])
         seconds = []
@@ -95,18 +103,16 @@ class Rank:
         self.steps += 1 + steps
         return {"seconds": seconds}
 
-    def check(self) -> dict[str, Any]:
+    def check(self, contestant: str) -> dict[str, Any]:
         """Whether the values are those after all steps of both workers."""
         self.kv._barrier()
         self.kv.pull(self.keys, out=self.outs)
-        factor = 1.0 if self.lr is None else -self.lr * self.steps
-        agrees = all(
-            np.array_equal(
-                out.asnumpy(),
-                self.pattern(i, [factor * value for value in sum_pattern(i, 2)]),
-            )
-            for i, out in enumerate(self.outs)
-        )
+        factor = 1.0 if self.optimizer is None else -self.lr * self.steps
+        agrees = True
+        for i, out in enumerate(self.outs):
+            total = sum_pattern(i, self.kv.num_workers)
+            expected = self.pattern(i, [factor * value for value in total])
+            agrees = agrees and np.array_equal(out.asnumpy(), expected)
         self.kv._barrier()
         return {"agrees": agrees}
 
