@@ -102,7 +102,8 @@ class DistStore final : public Store {
   std::vector<at::Tensor> gather(const at::Tensor& bytes, bool to_all);
   at::Tensor own_parts(const Keys& keys);
   std::vector<at::Tensor> gather_scripts();
-  void load_script(const char* op, const at::Tensor& bytes);
+  at::Tensor own_script(const char* op, const at::Tensor& bytes) const;
+  void load_updater(const char* op, StoreState& state);
 
   Runtime& runtime_;
   const uint64_t num_forks_; // before it was made

@@ -100,7 +100,9 @@ std::vector<at::Tensor> DistStore::gather_scripts() {
   return {pack_archives(archives)};
 }
 
-void DistStore::load_script(const char* op, const at::Tensor& bytes) {
+// This rank's copy of a saved TorchScript updater.
+at::Tensor DistStore::own_script(const char* op, const at::Tensor& bytes)
+    const {
   const auto archives = unpack_archives(bytes);
   TORCH_CHECK_VALUE(
       archives.size() == 1 ||
@@ -111,10 +113,7 @@ void DistStore::load_script(const char* op, const at::Tensor& bytes) {
       ", but got ",
       num_workers(),
       ": the updater has a state of its own on each");
-  const auto& own = archives[archives.size() == 1 ? 0 : rank()];
-  set_updater(ScriptUpdater::load(own));
-  session_->applier().set_script(epoch(), ScriptUpdater::load(own));
-  barrier(); // no push comes before
+  return archives[archives.size() == 1 ? 0 : static_cast<size_t>(rank())];
 }
 
 } // namespace torchkv::dist

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 #include <utility>
 
 #include "../core/errors.h"
@@ -244,29 +245,59 @@ void DistStore::set_optimizer_states(
   barrier();
 }
 
+void DistStore::load_updater(const char* op, StoreState& state) {
+  if (!state.updater.empty()) {
+    const at::Tensor own = own_script(op, state.updater[0]);
+    auto script = ScriptUpdater::load(own);
+    set_updater(ScriptUpdater::load(own));
+    session_->applier().set_script(epoch(), std::move(script));
+    barrier(); // no push comes before
+  } else if (state.optimizer) {
+    set_optimizer(*std::move(state.optimizer), false, /*check_keys=*/false);
+  } else if (!std::holds_alternative<std::monostate>(updater())) {
+    set_updater(nullptr);
+  }
+}
+
+// REQUIRES: a state that a LocalStore takes, but for a packed updater.
 void DistStore::load(StoreState state) {
   constexpr auto* op = "load";
-  TORCH_CHECK_VALUE(
-      table_.summary().num_keys == 0,
-      op,
-      ": expected a store without keys, as stores on several machines keep "
-      "theirs");
   if (!state.updater.empty()) {
-    load_script(op, state.updater[0]);
+    own_script(op, state.updater[0]); // may refuse it
   }
-  // What the ranks must know beforehand: rank 0's keys.
+  const std::vector<Key> present = this->keys();
+  std::unordered_set<Key, KeyHash> whole(present.begin(), present.end());
+  {
+    const std::lock_guard lock(updater_mutex_);
+    for (const Key& key : split_keys_) {
+      whole.erase(key);
+    }
+  }
+  if (!present.empty()) {
+    Keys erased;
+    erased.list.append(present.begin(), present.end());
+    erased.single = false;
+    erase(erased);
+  }
+  load_updater(op, state);
   Keys keys;
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
   keys.list.append(state.str_keys.begin(), state.str_keys.end());
   keys.single = false;
-  if (state.optimizer) {
-    set_optimizer(*std::move(state.optimizer), false, /*check_keys=*/false);
+  // In order; those that were on one server are again.
+  for (size_t begin = 0, end = 0; begin < keys.list.size(); begin = end) {
+    Keys run;
+    run.single = false;
+    CallOptions options;
+    options.whole = whole.count(keys.list[begin]) != 0;
+    while (end < keys.list.size() &&
+           (whole.count(keys.list[end]) != 0) == options.whole) {
+      run.list.push_back(keys.list[end++]);
+    }
+    const Tensors values = Tensors::one_each(
+        at::TensorList(state.values).slice(begin, end - begin));
+    insert({"init", run, &values, nullptr, options});
   }
-  if (keys.list.empty()) {
-    return;
-  }
-  const Tensors values = Tensors::one_each(state.values);
-  insert({"init", keys, &values});
   if (!state.states.empty()) {
     set_optimizer_states(keys, state.states);
   }

@@ -145,16 +145,76 @@ def test_assign_takes_rank_0s_values(type):
         assert refused[0] == "ValueError" and "(key 'w')" in refused[1]
 
 
-def nonempty(rank, folder):
+def load_over(rank, folder):
+    """Into a store that has been used, and has a sharded key more; then once more."""
     kv = make()
-    result = outcome(lambda: kv.load(folder))
+    kv.init("other", torch.ones(200_000))
+    kv.set_optimizer("adam", learning_rate=0.5)
+    optimizer = kv.optimizer
+    for number in range(2):
+        step(kv, number, rank)
+    results = []
+    for _ in range(2):
+        kv.load(folder)
+        assert kv.keys() == list(SIZES) and "other" not in kv
+        assert kv.optimizer is optimizer and optimizer.lr == 0.01
+        results.append([step(kv, number, rank) for number in range(3, 6)][-1])
+    kv.barrier()
     kv.close()
-    return result
+    return results
 
 
-def test_load_needs_a_store_without_keys(saved):
-    for kind, text in ranks.run(nonempty, 2, saved[0]):
-        assert kind == "ValueError" and "without keys" in text
+def test_load_replaces_what_a_store_has(saved):
+    folder, last = saved
+    for results in ranks.run(load_over, 2, folder):
+        assert all(equal(result, last) for result in results)
+
+
+def fail_to_load_over(rank, folder):
+    """A damaged state, a state of other keys: nothing has changed."""
+    kv = make()
+    kv.set_optimizer("adam", learning_rate=0.5)
+    before = step(kv, 0, rank)
+    state = torchkv.create("local")
+    state.load(folder)
+    saved = state.state_dict()
+    saved["keys"]["a"]["state"]["exp_avg"] = torch.zeros(7)
+    results = [outcome(lambda: kv.load_state_dict(saved))]
+    del saved["keys"]["a"]
+    results.append(outcome(lambda: kv.load_state_dict(saved, strict=False)))
+    after = [kv.pull(key) for key in SIZES]
+    kv.barrier()
+    kv.close()
+    return results, equal(before, after)
+
+
+def test_a_state_that_does_not_load_changes_nothing(saved):
+    for results, is_same in ranks.run(fail_to_load_over, 2, saved[0]):
+        (damaged, text), (missing, missing_text) = results
+        assert damaged == missing == "ValueError" and "expected shape [3]" in text
+        assert "expected a state with all keys" in missing_text
+        assert is_same
+
+
+def without_updater(rank, folder):
+    kv = torchkv.create("dist_sync")
+    kv.init("w", torch.full((100_000,), 2.0), whole=True)
+    kv.save(folder)
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.push("w", torch.ones(100_000))
+    kv.load(folder)
+    optimizer = kv.optimizer
+    kv.set_updater(subtract)  # which needs whole values, as it still is
+    kv.push("w", torch.ones(100_000))
+    value = kv.pull("w")
+    kv.barrier()
+    kv.close()
+    return optimizer, value[0].item()
+
+
+def test_load_removes_the_updater_and_keeps_whole_values(tmp_path):
+    for optimizer, value in ranks.run(without_updater, 2, str(tmp_path / "store")):
+        assert optimizer is None and value == 0
 
 
 def python_updater(rank, folder):

@@ -6,7 +6,7 @@ as a tuple, which is also what TorchScript's archives, pickles and copies hold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -157,6 +157,8 @@ class Content:
         impl.barrier()
         before = impl.optimizer()
         if impl.type.startswith("dist"):
+            # Refuses what is inconsistent, before the store's keys are deleted.
+            replace(self, updater=None).make("local")
             impl.load(self._as_tuple(impl.type))
         else:
             impl.take(self.make(impl.type))

@@ -84,8 +84,15 @@ def load_state_dict(
     if keys or current.optimizer is not None or current.updater is not None:
         _check_fits(impl, keys, current, content, strict)
         # The keys of this store, in its order; those that the state lacks unchanged.
-        is_whole = all(key in content.keys for key in keys)
-        kept = {} if is_whole else Content.of(impl).keys
+        missing = [key for key in keys if key not in content.keys]
+        if missing and impl.type.startswith("dist"):
+            # Rank 0 alone would know their state.
+            raise ValueError(
+                "load_state_dict: expected a state with all keys of a store of several "
+                f"processes, but got one without {len(missing)} (key "
+                f"{listed(missing, 10)})"
+            )
+        kept = Content.of(impl).keys if missing else {}
         content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
         content.key_kind = current.key_kind
     return content.replace(impl)

@@ -75,15 +75,16 @@ class Stateful:
         continues with the saved numbers, and so do its schedulers. Updates that other
         threads make meanwhile are lost. :func:`torchkv.load` makes a new store.
 
-        A ``dist`` store must not have keys; all its ranks make the call, and rank 0's
-        values count. Versions begin at 0 there.
+        All ranks of a ``dist`` store make the call with the same store, from a folder
+        that all can read. Versions begin at 0 there.
 
         Args:
             path: what :meth:`save` was given.
 
         Raises:
             FileNotFoundError: the folder does not exist.
-            ValueError: it holds no store, or a damaged one. Nothing has changed.
+            ValueError: it holds no store, or a damaged one, or a TorchScript updater
+                with a state of its own on another number of ranks. Nothing has changed.
             TypeError: this store has keys of the other kind. Nothing has changed.
         """
         self._impl.barrier()  # a closed store is an error before a long read
@@ -106,6 +107,9 @@ class Stateful:
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Replaces the content by what :meth:`state_dict` returned.
 
+        All ranks of a ``dist`` store make the call with the whole state, as rank 0 got
+        it.
+
         An empty store without updater and optimizer becomes the saved one. Any other
         keeps its keys, and must have the state's shapes, dtypes and optimizer; the
         optimizer object continues with the state's numbers, and a TorchScript updater
@@ -118,7 +122,8 @@ class Stateful:
 
         Raises:
             ValueError: missing or unexpected keys, another shape, dtype or optimizer,
-                or an invalid part. Nothing has changed.
+                or an invalid part; keys missing in a ``dist`` store, even if not
+                `strict`. Nothing has changed.
             TypeError: the store's updater is a Python callable.
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
