@@ -330,6 +330,37 @@ def train_with_trainer(rank):
     return first, [p.detach() for p in model.parameters()]
 
 
+def resume_with_trainer(rank, file):
+    def start():
+        model = torch.nn.Linear(300, 200)  # the weight is sharded
+        return model, torchkv.Trainer(
+            model, "adamw", {"learning_rate": 0.1}, kvstore="dist_sync"
+        )
+
+    def train(model, trainer, steps):
+        for step in steps:
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            inputs = torch.randn(5, 300, generator=generator)
+            model(inputs).square().sum().backward()
+            trainer.step(10)
+
+    model, trainer = start()
+    train(model, trainer, range(3))
+    state = trainer.state_dict()
+    if rank == 0:
+        torch.save(state, file)
+    train(model, trainer, range(3, 6))  # a step ends after rank 0 has written
+    other, resumed = start()
+    train(other, resumed, range(1))
+    resumed.load_state_dict(torch.load(file))
+    train(other, resumed, range(3, 6))
+    return equal(model.parameters(), other.parameters())
+
+
+def test_a_trainer_continues_from_its_state(tmp_path):
+    assert ranks.run(resume_with_trainer, 2, str(tmp_path / "state.pt")) == [True, True]
+
+
 def test_a_trainer_works_on_several_machines():
     (first, last), (other_first, other_last) = ranks.run(train_with_trainer, 2)
     assert equal(first, other_first) and equal(last, other_last)

@@ -188,6 +188,19 @@ def test_stale_gradients_are_rejected_unless_ignored(on_store):
     trainer.step(1, ignore_stale_grad=True)  # nothing to do
 
 
+def test_all_stale_gradients_are_named():
+    model = make_model()
+    trainer = torchkv.Trainer(model, "sgd")
+    fill_gradients(model)
+    model[0].weight.grad = model[2].bias.grad = None
+    with pytest.raises(
+        UserWarning,
+        match=r"none for 2 of 4 \(key '0.weight', replica 0; key '2.bias', replica 0\)"
+        ".*ignore_stale_grad=True",
+    ):
+        trainer.step()
+
+
 def test_one_replica_without_a_gradient():
     copies = torchkv.replicate(make_model(), ["cpu"] * 2)
     trainer = torchkv.Trainer(copies, "sgd", {"learning_rate": 1.0})

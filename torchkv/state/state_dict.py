@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,6 +97,34 @@ def load_state_dict(
         content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
         content.key_kind = current.key_kind
     return content.replace(impl)
+
+
+def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """A state dict of a store with other str keys, if it has the form of one.
+
+    What is invalid is left as it is, for :func:`load_state_dict` to refuse.
+    """
+
+    def first(row: Any) -> Any:
+        is_row = isinstance(row, list) and row and isinstance(row[0], str)
+        return [rename(row[0]), *row[1:]] if is_row else row
+
+    def all_first(rows: Any) -> Any:
+        return [first(row) for row in rows] if isinstance(rows, list) else rows
+
+    if not isinstance(state, dict) or state.get("key_kind") != "str":
+        return state
+    keys, optimizer = state.get("keys"), state.get("optimizer")
+    result = {**state, "absent": all_first(state.get("absent"))}
+    if isinstance(keys, dict):
+        names = {key: rename(key) if isinstance(key, str) else key for key in keys}
+        if len(set(names.values())) < len(names):
+            return state
+        result["keys"] = {names[key]: item for key, item in keys.items()}
+    if isinstance(optimizer, dict) and "options" in optimizer:
+        options = all_first(optimizer["options"])
+        result["optimizer"] = {**optimizer, "options": options}
+    return result
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:

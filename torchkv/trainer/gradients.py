@@ -83,19 +83,23 @@ class Gradients:
             UserWarning: a replica without a gradient, unless `ignore_stale`.
         """
         result = {}
+        stale = []
         for key in self.trained():
             copies = self._parameters[key]
             found = [p.grad for p in copies if p.grad is not None]
-            if len(found) < len(copies) and not ignore_stale:
+            if len(found) < len(copies):
                 replica = [p.grad is None for p in copies].index(True)
-                raise UserWarning(
-                    f"{op}: expected a gradient from backward() since the last step, "
-                    f"but got none (key {shown(key)}, replica {replica}); if the model "
-                    "only uses some of its parameters on purpose, "
-                    "ignore_stale_grad=True skips those without a gradient"
-                )
+                stale.append(f"{shown(key)}, replica {replica}")
             if found:
                 result[key] = found
+        if stale and not ignore_stale:
+            raise UserWarning(
+                f"{op}: expected a gradient of each parameter from backward() since "
+                f"the last step, but got none for {len(stale)} of "
+                f"{len(self.trained())} (key {'; key '.join(stale)}); if the model "
+                "only uses some of its parameters on purpose, ignore_stale_grad=True "
+                "skips those without a gradient"
+            )
         return result
 
     def trained(self) -> list[StoreKey]:

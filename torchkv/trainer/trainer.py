@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchkv.files import read_state
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, check_known, expect, listed
+from torchkv.optim.groups import StoreKey, check_known, expect
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
+from torchkv.trainer.states import States
 from torchkv.trainer.weights import Weights
 
 
-class Trainer:
+class Trainer(States):
     """Trains parameters with an optimizer on a store, as ``mxnet.gluon.Trainer`` does.
 
     ::
@@ -285,41 +284,6 @@ class Trainer:
                     parameter.grad = None
                 elif parameter.grad is not None:
                     parameter.grad.detach_().zero_()
-
-    # -- state
-
-    def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Writes the optimizer's options and state, per parameter, to a file.
-
-        Weights are not included; save ``model.state_dict()`` as well. The file is
-        replaced atomically: after a failure or crash it is still the old one.
-
-        Raises:
-            OSError: what writing raised.
-        """
-        self._store.save_optimizer_states(fname)
-
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Loads what :meth:`save_states` wrote, bit for bit.
-
-        Weights do not change; load the model's state before or afterwards.
-
-        Raises:
-            ValueError: a damaged file, or the state of another optimizer or of other
-                parameters. Nothing has changed.
-            OSError: what reading raised.
-        """
-        op = "load_states"
-        state, optimizer = read_state(op, fname), self.optimizer
-        self._weights.store_changed(self._gradients.trained())
-        saved, trained = state.get("state"), set(self._store.keys())
-        if isinstance(saved, Mapping) and saved.keys() != trained:
-            some = listed(sorted(saved.keys() ^ trained, key=str))
-            raise ValueError(
-                f"{op}: expected the state of the trainer's {len(trained)} parameters, "
-                f"but got that of {len(saved)}; only one of them has {some}"
-            )
-        optimizer.load_state_dict(state)
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""

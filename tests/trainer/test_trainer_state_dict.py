@@ -1,0 +1,151 @@
+"""Trainer.state_dict and load_state_dict."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.stateful import Stateful
+
+import torchkv
+from training import (
+    assert_same_weights,
+    fill_gradients,
+    make_batches,
+    make_model,
+    summed_loss,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "adamw": {"learning_rate": 0.1},
+    "lamb": {"learning_rate": 0.1},
+}
+
+
+def make_trainer(model, name="adamw", **options):
+    return torchkv.Trainer(model, name, OPTIMIZERS[name], **options)
+
+
+def train(model, trainer, batches):
+    for x, y in batches:
+        summed_loss(model, x, y).backward()
+        trainer.step(len(x))
+
+
+def zeroed(model):
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+    return other
+
+
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_continues_bit_for_bit(tmp_path, name, on_store):
+    model = make_model()
+    trainer = make_trainer(model, name, update_on_kvstore=on_store)
+    batches = make_batches()
+    train(model, trainer, batches[:5])
+    trainer.optimizer.lr = 0.03
+    torch.save(trainer.state_dict(), tmp_path / "state.pt")
+    at_that_time = weights(model)
+    train(model, trainer, batches[5:])
+
+    other = zeroed(model)
+    loaded = make_trainer(other, name, update_on_kvstore=on_store)
+    train(other, loaded, batches[:1])
+    optimizer = loaded.optimizer
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_same_weights(weights(other), at_that_time)
+    assert loaded.optimizer is optimizer and loaded.learning_rate == 0.03
+    train(other, loaded, batches[5:])
+    assert_same_weights(weights(other), weights(model))
+
+
+def test_all_replicas_follow():
+    replicas = torchkv.replicate(make_model(), ["cpu", "cpu"])
+    trainer = make_trainer(replicas)
+    state = trainer.state_dict()
+    for module in replicas:
+        fill_gradients(module)
+    trainer.step()
+    trainer.load_state_dict(state)
+    for module in replicas:
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter, state["keys"][name]["value"])
+
+
+def test_weights_written_between_steps_are_in_the_state():
+    model = make_model()
+    trainer = make_trainer(model)
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    assert trainer.state_dict()["keys"]["0.weight"]["value"].eq(3).all()
+
+
+@pytest.mark.parametrize("compiled", [(True, False), (False, True), (True, True)])
+def test_names_are_those_without_torch_compile(compiled):
+    models = [make_model(), zeroed(make_model())]
+    trainers = []
+    for model, is_compiled in zip(models, compiled, strict=True):
+        trainers.append(make_trainer(torch.compile(model) if is_compiled else model))
+    trainers[0].optimizer.set_lr_mult({next(iter(trainers[0].kvstore.keys())): 0.5})
+    fill_gradients(models[0])
+    trainers[0].step()
+    state = trainers[0].state_dict()
+    assert list(state["keys"]) == [name for name, _ in models[0].named_parameters()]
+    trainers[1].load_state_dict(state)
+    for model in models:
+        fill_gradients(model)
+    for trainer in trainers:
+        trainer.step()
+    assert_same_weights(weights(models[1]), weights(models[0]))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_torch_distributed_checkpoint(tmp_path):
+    model = make_model()
+    trainer = make_trainer(model)
+    batches = make_batches()
+    train(model, trainer, batches[:5])
+    assert isinstance(trainer, Stateful)
+    dcp.save({"trainer": trainer}, checkpoint_id=tmp_path)
+    other = zeroed(model)
+    loaded = make_trainer(other)
+    dcp.load({"trainer": loaded}, checkpoint_id=tmp_path)
+    assert_same_weights(weights(other), weights(model))
+    for each, its in (model, trainer), (other, loaded):
+        train(each, its, batches[5:])
+    assert_same_weights(weights(other), weights(model))
+
+
+def test_what_does_not_fit_changes_nothing():
+    model = make_model()
+    trainer = make_trainer(model)
+    fill_gradients(model)
+    trainer.step()
+    before = weights(model)
+    wider = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 3))
+    states = [
+        make_trainer(wider).state_dict(),
+        make_trainer(make_model(), "sgd").state_dict(),
+        make_trainer(nn.Linear(2, 2)).state_dict(),
+        {},
+        {**trainer.state_dict(), "keys": 3},
+    ]
+    for state in states:
+        with pytest.raises((ValueError, TypeError)):
+            trainer.load_state_dict(state)
+        assert_same_weights(weights(model), before)
+
+
+def test_of_a_class_of_torch_optim():
+    trainer = torchkv.Trainer(make_model(), torch.optim.Adagrad)
+    with pytest.raises(TypeError, match="state_dict: expected an updater that can be"):
+        trainer.state_dict()

@@ -1,0 +1,111 @@
+"""The methods of a Trainer that save and load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchkv.files import read_state
+from torchkv.kvstore import KVStore
+from torchkv.optim import StoreOptimizer
+from torchkv.optim.groups import StoreKey, listed
+from torchkv.state.state_dict import renamed
+from torchkv.trainer.gradients import Gradients
+from torchkv.trainer.weights import Weights
+
+
+class States:
+    """A base of :class:`torchkv.Trainer`, in which its methods are documented."""
+
+    _parameters: Mapping[StoreKey, list[Tensor]]
+    _store: KVStore
+    _gradients: Gradients
+    _weights: Weights
+
+    @property
+    def optimizer(self) -> StoreOptimizer:
+        """The optimizer."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights, and the optimizer's options and state, per parameter.
+
+        A copy, of dicts, lists, tensors, numbers and str, in the form of
+        :meth:`torchkv.KVStore.state_dict`. ``torch.save`` takes it, ``torch.load``
+        reads it with ``weights_only=True``, and ``torch.distributed.checkpoint`` takes
+        the trainer itself. Names are without the ``_orig_mod.`` that ``torch.compile``
+        adds. All ranks of a ``dist`` store make the call; on those other than 0 the
+        result has no parameters. A scheduler has a state of its own.
+
+        Raises:
+            TypeError: the optimizer is a class of ``torch.optim``; use
+                :meth:`save_states`.
+        """
+        self._weights.store_changed(self._gradients.trained())
+        return renamed(self._store.state_dict(), _plain_name)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from what :meth:`state_dict` returned, bit for bit.
+
+        The parameters of all replicas get the weights at once. Gradients stay.
+
+        Args:
+            state_dict: that of a trainer with the same parameters and the same kind of
+                optimizer. All ranks of a ``dist`` store load the same.
+
+        Raises:
+            ValueError: missing or unexpected parameters, another shape, dtype or
+                optimizer, or an invalid part. Nothing has changed.
+            TypeError: the optimizer is a class of ``torch.optim``.
+        """
+        self._weights.store_changed(self._gradients.trained())
+        keys: list[StoreKey] = list(self._store.keys())
+        own = {_plain_name(str(key)): str(key) for key in keys}
+        self._store.load_state_dict(
+            renamed(state_dict, lambda name: own.get(_plain_name(name), name))
+        )
+        with torch.no_grad():
+            self._store.pull(keys, [self._parameters[key] for key in keys])
+        self._weights.note_written(keys)
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Writes the optimizer's options and state, per parameter, to a file.
+
+        Weights are not included; save ``model.state_dict()`` as well. The file is
+        replaced atomically: after a failure or crash it is still the old one.
+
+        Raises:
+            OSError: what writing raised.
+        """
+        self._store.save_optimizer_states(fname)
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Loads what :meth:`save_states` wrote, bit for bit.
+
+        Weights do not change; load the model's state before or afterwards.
+
+        Raises:
+            ValueError: a damaged file, or the state of another optimizer or of other
+                parameters. Nothing has changed.
+            OSError: what reading raised.
+        """
+        op = "load_states"
+        state, optimizer = read_state(op, fname), self.optimizer
+        self._weights.store_changed(self._gradients.trained())
+        saved, trained = state.get("state"), set(self._store.keys())
+        if isinstance(saved, Mapping) and saved.keys() != trained:
+            some = listed(sorted(saved.keys() ^ trained, key=str))
+            raise ValueError(
+                f"{op}: expected the state of the trainer's {len(trained)} parameters, "
+                f"but got that of {len(saved)}; only one of them has {some}"
+            )
+        optimizer.load_state_dict(state)
+
+
+def _plain_name(name: str) -> str:
+    """A parameter's name without what ``torch.compile`` adds to it."""
+    return name.replace("_orig_mod.", "")
