@@ -39,7 +39,8 @@ class States:
         reads it with ``weights_only=True``, and ``torch.distributed.checkpoint`` takes
         the trainer itself. Names are without the ``_orig_mod.`` that ``torch.compile``
         adds. All ranks of a ``dist`` store make the call; on those other than 0 the
-        result has no parameters. A scheduler has a state of its own.
+        result has no parameters. Schedulers have a state of their own, and a model's
+        buffers, such as those of BatchNorm, are only in ``model.state_dict()``.
 
         Raises:
             TypeError: the optimizer is a class of ``torch.optim``; use
