@@ -240,6 +240,11 @@ std::vector<Applier::Finished> Applier::apply_all(
       if (rounds[begin]->result == nullptr) { // failed before the update
         rounds[begin]->result = rounds[begin]->source;
       }
+      // Before the workers hear of the update: their next pushes may be written
+      // where these are.
+      for (auto& push : rounds[begin]->pushes) {
+        push.pieces.clear();
+      }
       finished.push_back({rounds[begin], error, /*is_measured=*/false});
     }
   }

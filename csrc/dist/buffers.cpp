@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../core/plain_dispatch.h"
+#include "byte_counts.h"
 
 namespace torchkv::dist {
 struct Buffers::Pool {
@@ -105,8 +106,10 @@ Allocator Buffers::allocator() const {
     // As Runtime::allocate.
     const c10::InferenceMode normal(false);
     const PlainDispatch plain;
-    return buffers.empty({c10::multiply_integers(sizes)}, dtype)
-        .as_strided(sizes, strides);
+    const at::Tensor memory =
+        buffers.empty({c10::multiply_integers(sizes)}, dtype);
+    byte_counts().allocated += static_cast<int64_t>(memory.nbytes());
+    return memory.as_strided(sizes, strides);
   };
 }
 
@@ -177,6 +180,7 @@ at::Tensor tensor_of(
   }
   at::Tensor result = buffers.empty(sizes, dtype);
   copy_pieces(pieces, result.mutable_data_ptr());
+  byte_counts().joined += static_cast<int64_t>(result.nbytes());
   return result;
 }
 

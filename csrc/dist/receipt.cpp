@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../memory/layout.h"
+#include "byte_counts.h"
 #include "errors.h"
 
 namespace torchkv::dist {
@@ -152,6 +153,7 @@ void Receipt::write_key(
     if (!out.is_inference()) {
       out.unsafeGetTensorImpl()->bump_version();
     }
+    byte_counts().written += static_cast<int64_t>(out.nbytes());
   }
   add_copies(batch, pieces, plain);
 }

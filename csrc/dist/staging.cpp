@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "byte_counts.h"
+
 namespace torchkv::dist {
 namespace {
 
@@ -100,6 +102,7 @@ std::vector<Staging::Sum> Staging::sum(
     const auto found = on_devices.find(sum.key);
     sum.value = found != on_devices.end() ? std::move(found->second)
                                           : store_.lease(sum.key).first;
+    byte_counts().summed += static_cast<int64_t>(sum.value.nbytes());
   }
   return sums;
 }

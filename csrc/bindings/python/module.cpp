@@ -14,6 +14,7 @@
 #include "../../core/gil.h"
 #include "../../core/signals.h"
 #include "../../core/text.h"
+#include "../../dist/byte_counts.h"
 #include "../../dist/node.h"
 #include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"
@@ -273,6 +274,7 @@ PYBIND11_MODULE(_C, m) {
       "close_all",
       [] { dist::Node::close_all(dist::Node::kExitTimeout); },
       py::call_guard<py::gil_scoped_release>());
+  m.def("byte_counts", &dist::snapshot_of_byte_counts);
   py::class_<Work, WorkPtr>(
       m,
       "Work",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../../core/process.h"
+#include "../byte_counts.h"
 
 namespace torchkv::dist {
 
@@ -21,6 +22,14 @@ constexpr int kReconnectMs = 20;
 constexpr int kMaxReconnectMs = 1000;
 constexpr int kHandshakeMs = 5000;
 constexpr Time kPatience = 1; // with a broken connection
+
+int64_t total_bytes(const std::vector<Blob>& payloads) {
+  size_t sum = 0;
+  for (const auto& payload : payloads) {
+    sum += payload.size();
+  }
+  return static_cast<int64_t>(sum);
+}
 
 // glibc gives freed memory back to the system beyond a threshold, and the page
 // faults that follow take longer than to receive a piece: without this, pieces
@@ -275,9 +284,11 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
   }
   Encoded encoded = encode(frame, direction, config_.token);
   Blob names;
+  const int64_t num_bytes = total_bytes(encoded.payloads);
   if (is_linked) {
     names = links_->name(rank, encoded.payloads);
   }
+  const int64_t num_sent = total_bytes(encoded.payloads);
   zeromq::Parts parts;
   parts.reserve(3 + encoded.payloads.size());
   if (names.size() != 0) {
@@ -288,6 +299,7 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
   if (is_linked && encoded.payloads.empty() &&
       std::none_of(frame.begin(), frame.end(), is_sign_of_life) &&
       links_->put(rank, direction, parts)) {
+    byte_counts().named += num_bytes;
     return;
   }
   zeromq::Socket* socket = router_.get();
@@ -305,6 +317,8 @@ void ZeromqTransport::send(int32_t rank, Direction direction, Frame frame) {
     parts.push_back(std::move(payload));
   }
   const bool sent = socket->send(parts);
+  byte_counts().named += num_bytes - num_sent;
+  byte_counts().sent += num_sent;
   // The call may have noticed input, and then its descriptor tells poll()
   // nothing of it.
   if (socket->has_input()) {
