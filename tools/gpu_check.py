@@ -126,6 +126,7 @@ NEEDS = [
     package("ninja", without="the build takes longer without; "),
     package("pytest", 9),
     package("pytest-timeout", without="a test that hangs ends its step without; "),
+    package("pyzmq", 27, without="the tests of several processes fail without; "),
     package("numpy", without="the tests that import it fail without; "),
     package("safetensors", without="the tests that import it fail without; "),
     package("matplotlib"),
