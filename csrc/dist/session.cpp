@@ -79,18 +79,18 @@ PendingPtr Session::call(
     begin(std::move(request), timeout, std::move(watched));
     return pending;
   }
-  using Duration = Pending::Clock::duration;
+  constexpr double kLongest = 1e9; // that the clock can add
+  const std::chrono::duration<double> most(std::min(timeout, kLongest));
   const auto pending = watched.pending = std::make_shared<Pending>(
       Pending::Clock::now() +
-      std::chrono::duration_cast<Duration>(
-          std::chrono::duration<double>(timeout)));
+      std::chrono::duration_cast<Pending::Clock::duration>(most));
   departing_.push_back(pending);
   departures_.run([this,
                    request = std::move(request),
                    timeout,
                    watched = std::move(watched),
                    complete = std::move(complete)]() mutable {
-    depart(std::move(request), timeout, std::move(watched), complete);
+    depart(std::move(request), timeout, watched, complete);
   });
   return pending;
 }
@@ -98,23 +98,26 @@ PendingPtr Session::call(
 void Session::depart(
     Request request,
     double timeout,
-    Watched watched,
+    const Watched& watched,
     const Complete& complete) {
   std::optional<Error> error;
+  std::unique_lock lock(node_->mutex(), std::defer_lock);
   try {
     if (complete != nullptr) {
       complete(request);
     }
+    lock.lock();
+    watched.pending->begun();
+    begin(std::move(request), timeout, watched);
   } catch (const std::exception& thrown) {
     error = Error{ErrorCode::kTransfer, -1, {}, describe(thrown), {}};
   }
-  const std::lock_guard lock(node_->mutex());
+  if (!lock.owns_lock()) {
+    lock.lock();
+  }
   departing_.erase(departing_.begin()); // they depart in order
   if (error) {
     end(watched, {{}, std::move(error), {}});
-  } else {
-    watched.pending->begun();
-    begin(std::move(request), timeout, std::move(watched));
   }
   begin_close();
 }

@@ -103,7 +103,7 @@ class Session {
   void depart(
       Request request,
       double timeout,
-      Watched watched,
+      const Watched& watched,
       const Complete& complete);
   void end(const Watched& watched, Return result);
   void begin_close();
