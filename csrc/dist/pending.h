@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -17,9 +18,14 @@ class Pending {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Until begun(), a call whose values are on a device times out by itself.
-  explicit Pending(std::optional<Clock::time_point> begins_until = std::nullopt)
-      : begins_until_(begins_until) {}
+  Pending() = default;
+  // Of a call whose values are on a device: it times out by itself if it is not
+  // begun() within so many seconds.
+  explicit Pending(double timeout)
+      : begins_until_(
+            Clock::now() +
+            std::chrono::duration_cast<Clock::duration>(
+                std::chrono::duration<double>(std::min(timeout, 1e9)))) {}
 
   void begun() {
     const std::lock_guard lock(mutex_);

@@ -79,18 +79,14 @@ PendingPtr Session::call(
     begin(std::move(request), timeout, std::move(watched));
     return pending;
   }
-  constexpr double kLongest = 1e9; // that the clock can add
-  const std::chrono::duration<double> most(std::min(timeout, kLongest));
-  const auto pending = watched.pending = std::make_shared<Pending>(
-      Pending::Clock::now() +
-      std::chrono::duration_cast<Pending::Clock::duration>(most));
+  const auto pending = watched.pending = std::make_shared<Pending>(timeout);
   departing_.push_back(pending);
   departures_.run([this,
-                   request = std::move(request),
                    timeout,
+                   request = std::move(request),
                    watched = std::move(watched),
-                   complete = std::move(complete)]() mutable {
-    depart(std::move(request), timeout, watched, complete);
+                   own = std::move(complete)]() mutable {
+    depart(std::move(request), timeout, watched, std::move(own));
   });
   return pending;
 }
@@ -99,25 +95,27 @@ void Session::depart(
     Request request,
     double timeout,
     const Watched& watched,
-    const Complete& complete) {
+    Complete complete) {
   std::optional<Error> error;
-  std::unique_lock lock(node_->mutex(), std::defer_lock);
-  try {
-    if (complete != nullptr) {
-      complete(request);
+  const auto guarded = [&](const auto& function) {
+    try {
+      function();
+    } catch (const std::exception& thrown) {
+      error = Error{ErrorCode::kTransfer, -1, {}, describe(thrown), {}};
     }
-    lock.lock();
-    watched.pending->begun();
-    begin(std::move(request), timeout, watched);
-  } catch (const std::exception& thrown) {
-    error = Error{ErrorCode::kTransfer, -1, {}, describe(thrown), {}};
+  };
+  if (complete != nullptr) {
+    guarded([&] { complete(request); });
+    complete = nullptr; // frees what it has of devices
   }
-  if (!lock.owns_lock()) {
-    lock.lock();
+  const std::lock_guard lock(node_->mutex());
+  if (!error) {
+    watched.pending->begun();
+    guarded([&] { begin(std::move(request), timeout, watched); });
   }
   departing_.erase(departing_.begin()); // they depart in order
   if (error) {
-    end(watched, {{}, std::move(error), {}});
+    end(watched, {{}, error, {}});
   }
   begin_close();
 }

@@ -104,7 +104,7 @@ class Session {
       Request request,
       double timeout,
       const Watched& watched,
-      const Complete& complete);
+      Complete complete);
   void end(const Watched& watched, Return result);
   void begin_close();
   void write(std::function<void()> function);
