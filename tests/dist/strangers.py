@@ -290,9 +290,10 @@ class Stranger:
 
     def _flip(self, data: bytes, first: int, end: int) -> bytes:
         result = bytearray(data)
-        for _ in range(self._random.choice((1, 1, 2, 8))):
-            at = self._random.randrange(first, min(end, len(data)))
-            result[at] ^= 1 << self._random.randrange(8)
+        bits = range(8 * first, 8 * min(end, len(data)))
+        # Distinct ones: two flips of a bit would leave a token that is right.
+        for bit in self._random.sample(bits, self._random.choice((1, 1, 2, 8))):
+            result[bit // 8] ^= 1 << bit % 8
         return bytes(result)
 
     def _hello(self, rest: bytes = b"") -> list[bytes]:
