@@ -359,7 +359,7 @@ class Trainer(Case):
         self.trainer.zero_grad()
 
     def barrier(self) -> None:
-        """The store's, which has keys from the first step on."""
+        """Waits for the other ranks, once their stores have joined."""
         self.kv.barrier()
 
     def close(self) -> None:

@@ -133,14 +133,23 @@ def test_what_does_not_fit_changes_nothing():
     before = weights(model)
     wider = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 3))
     states = [
-        make_trainer(wider).state_dict(),
-        make_trainer(make_model(), "sgd").state_dict(),
-        make_trainer(nn.Linear(2, 2)).state_dict(),
-        {},
-        {**trainer.state_dict(), "keys": 3},
+        (
+            make_trainer(wider).state_dict(),
+            r"shape \[8, 5\], but got torch.float32 and \[6, 9\]",
+        ),
+        (
+            make_trainer(make_model(), "sgd").state_dict(),
+            "the optimizer 'adamw', as the store has, but got one of .* 'sgd'",
+        ),
+        (make_trainer(nn.Linear(2, 2)).state_dict(), "but got a state with 4 missing"),
+        ({}, "missing 'format' in the state"),
+        (
+            {**trainer.state_dict(), "keys": 3},
+            "expected 'keys' in the state as dict, but got 3",
+        ),
     ]
-    for state in states:
-        with pytest.raises((ValueError, TypeError)):
+    for state, message in states:
+        with pytest.raises(ValueError, match=message):
             trainer.load_state_dict(state)
         assert_same_weights(weights(model), before)
 

@@ -87,12 +87,12 @@ class Gradients:
         for key in self.trained():
             copies = self._parameters[key]
             found = [p.grad for p in copies if p.grad is not None]
-            if len(found) < len(copies):
+            if len(found) < len(copies) and not ignore_stale:
                 replica = [p.grad is None for p in copies].index(True)
                 stale.append(f"{shown(key)}, replica {replica}")
             if found:
                 result[key] = found
-        if stale and not ignore_stale:
+        if stale:
             raise UserWarning(
                 f"{op}: expected a gradient of each parameter from backward() since "
                 f"the last step, but got none for {len(stale)} of "
