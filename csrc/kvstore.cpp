@@ -242,8 +242,8 @@ StoreState KVStore::state(bool with_keys) const {
   return state;
 }
 
-StoreState KVStore::gather_state(bool with_keys) {
-  StoreState state = usable("save").gather_state(with_keys);
+StoreState KVStore::gather_state() {
+  StoreState state = usable("save").gather_state();
   state.type = type_;
   return state;
 }

@@ -205,11 +205,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // A snapshot that shares nothing with the store, and the store it describes.
   // Each key is as it was at one moment, different keys perhaps at different
   // ones. Throws where the updater cannot be copied (a Python callable).
-  // Without keys: only what concerns all of them.
+  // Without keys: only what concerns all of them; of a store on several
+  // machines, which is refused with keys, what this rank knows.
   StoreState state(bool with_keys = true) const;
   // The same of a store on several machines, on rank 0; the other ranks make
   // the call, too, and get a state without keys.
-  StoreState gather_state(bool with_keys = true);
+  StoreState gather_state();
   // Fills a store without keys. On several machines all ranks make the call,
   // and rank 0's state counts.
   void load(StoreState state);

@@ -328,6 +328,7 @@ void Applier::append_values(
 }
 
 void Applier::measure_one(const RoundPtr& round) {
+  const auto held = callers_.hold(round);
   Keys keys;
   Tensors values;
   try {
@@ -344,6 +345,7 @@ void Applier::measure_one(const RoundPtr& round) {
 std::optional<std::string> Applier::apply_batch(
     c10::ArrayRef<RoundPtr> rounds,
     const Updates::Update& update) {
+  const auto held = callers_.hold(rounds);
   Keys keys;
   Tensors values;
   for (const auto& round : rounds) {

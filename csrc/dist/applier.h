@@ -14,6 +14,7 @@
 
 #include "../store/local_store.h"
 #include "buffers.h"
+#include "caller_values.h"
 #include "protocol/action.h"
 #include "snapshot_files.h"
 #include "updates.h"
@@ -69,7 +70,11 @@ class Applier {
   // As Updates, after what is queued. script() blocks until then.
   std::shared_ptr<OpaqueUpdater> script(int64_t epoch);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
-  // For Updates::set_python only.
+  // Pushed values may be callers' memory.
+  const CallerValues& callers() const {
+    return callers_;
+  }
+  // For Updates::set_python, and for what complete() calls.
   Updates& updates() {
     return updates_;
   }
@@ -113,6 +118,7 @@ class Applier {
   const size_t piece_bytes_;
   const Done done_;
   const Buffers buffers_;
+  const CallerValues callers_;
   LocalStore store_;
 
   // Of the thread that has set busy_.

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "../core/export.h"
 #include "../kernels/cpu/copy_batch.h"
 #include "../store/local_store.h"
 #include "protocol/blob.h"
@@ -14,7 +15,7 @@ namespace torchkv::dist {
 // Reuses CPU memory of tensors: memory that is fresh from the system costs more
 // than a copy does, as each page is mapped at its first touch. Copies share the
 // memory; what is not in use when the last copy is gone is freed. Thread-safe.
-class Buffers {
+class TORCHKV_API Buffers {
  public:
   // Of `memory`, where it has some; null: as torch's tensors.
   explicit Buffers(std::shared_ptr<SharedMemory> memory = nullptr);
@@ -36,10 +37,10 @@ class Buffers {
 LocalStore::Options store_options(const Buffers& buffers);
 
 // The tensor's memory. REQUIRES: contiguous, on the CPU.
-Blob blob_of(const at::Tensor& tensor);
+TORCHKV_API Blob blob_of(const at::Tensor& tensor);
 
 // The pieces as one tensor: without a copy if they are one aligned memory.
-at::Tensor tensor_of(
+TORCHKV_API at::Tensor tensor_of(
     const std::vector<Blob>& pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
@@ -54,6 +55,6 @@ void add_copies(
     c10::ArrayRef<void*> destinations);
 
 // `blob` in pieces of `piece_bytes`; at least one.
-std::vector<Blob> cut(const Blob& blob, size_t piece_bytes);
+TORCHKV_API std::vector<Blob> cut(const Blob& blob, size_t piece_bytes);
 
 } // namespace torchkv::dist

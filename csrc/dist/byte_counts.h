@@ -14,7 +14,7 @@ namespace torchkv::dist {
 struct ByteCounts {
   using Count = std::atomic<int64_t>;
 
-  Count summed{0}; // of pushes: the sums in buffers
+  Count summed{0}; // of pushes: the sums, and copies, in buffers
   Count named{0}; // that other ranks read in shared memory
   Count sent{0}; // in messages through sockets, without the named ones
   Count joined{0}; // pieces that were copied into one tensor

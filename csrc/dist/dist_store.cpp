@@ -19,10 +19,10 @@ namespace torchkv::dist {
 namespace {
 
 // For a call of which some values are on devices: those of the items named.
-Session::Complete completion(Download download, std::vector<size_t> items) {
-  return [download = std::make_shared<Download>(std::move(download)),
+Session::Complete completion(HostCopy copy, std::vector<size_t> items) {
+  return [copy = std::make_shared<HostCopy>(std::move(copy)),
           items = std::move(items)](Request& request) {
-    const auto values = download->wait();
+    const auto values = copy->wait();
     for (size_t i = 0; i < items.size(); ++i) {
       request.items[items[i]].value = blob_of(values[i]);
     }
@@ -152,6 +152,27 @@ KeySpec DistStore::spec_of(const Meta& meta, bool whole) const {
   return spec;
 }
 
+void check_fits_messages(
+    const char* op,
+    const Key& key,
+    const at::Tensor& value) {
+  const Where where{op, key};
+  TORCHKV_CHECK_VALUE(
+      key.kind() == KeyKind::kInt || key.text().size() <= kMaxKeyBytes,
+      where,
+      "expected a key of at most ",
+      kMaxKeyBytes,
+      " bytes, but got one of ",
+      key.text().size());
+  TORCHKV_CHECK_VALUE(
+      value.dim() <= static_cast<int64_t>(kMaxKeyDims),
+      where,
+      "expected at most ",
+      kMaxKeyDims,
+      " dimensions, but got ",
+      value.dim());
+}
+
 WorkPtr DistStore::insert(const Call& call) {
   check_not_capturing(call, runtime_);
   check_count(call.op, call.keys, *call.values);
@@ -163,21 +184,7 @@ WorkPtr DistStore::insert(const Call& call) {
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const Key& key = call.keys.list[i];
     const at::Tensor& value = call.values->flat[i];
-    const Where where{call.op, key};
-    TORCHKV_CHECK_VALUE(
-        key.kind() == KeyKind::kInt || key.text().size() <= kMaxKeyBytes,
-        where,
-        "expected a key of at most ",
-        kMaxKeyBytes,
-        " bytes, but got one of ",
-        key.text().size());
-    TORCHKV_CHECK_VALUE(
-        value.dim() <= static_cast<int64_t>(kMaxKeyDims),
-        where,
-        "expected at most ",
-        kMaxKeyDims,
-        " dimensions, but got ",
-        value.dim());
+    check_fits_messages(call.op, key, value);
     Meta meta{
         c10::SmallVector<int64_t, 4>(value.sizes()),
         value.scalar_type(),
@@ -208,11 +215,11 @@ WorkPtr DistStore::insert(const Call& call) {
     }
   }
   run(call.op, std::move(request));
-  table_.insert(call.op, entries);
-  {
+  { // before others find the keys
     const std::lock_guard lock(updater_mutex_);
     split_keys_.insert(split.begin(), split.end());
   }
+  table_.insert(call.op, entries);
   return call.outs == nullptr ? nullptr : pull(call);
 }
 
@@ -242,14 +249,27 @@ WorkPtr DistStore::merge(const Call& call) {
     node_->reclaim(); // so that sums are written in place
   }
   const bool pulls = call.outs != nullptr;
+  CallerValues::OfCall values(
+      session_->applier().callers(), staging_.buffers());
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
   std::vector<at::Tensor> on_devices;
   std::vector<size_t> items_on_devices;
-  for (auto& sum : staging_.sum(call, dtypes)) {
+  const Updater updater = this->updater();
+  const bool is_waited = pulls || call.options.async_op;
+  // Python may hold up an update for as long as it likes.
+  const bool in_place = pulls && !call.options.async_op &&
+      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater);
+  const auto elsewhere = [&](size_t i) {
+    return places_elsewhere(*entries[i]);
+  };
+  const Staging::InPlace reads{values, elsewhere};
+  for (auto& sum : staging_.sum(call, dtypes, in_place ? &reads : nullptr)) {
     Request::Item item;
     item.key = sum.key;
+    item.own = std::move(sum.own);
     if (sum.value.device().is_cpu()) {
-      item.value = blob_of(sum.value);
+      const bool is_own = item.own.data() == sum.value.const_data_ptr();
+      item.value = is_own ? item.own : blob_of(sum.value);
     } else {
       on_devices.push_back(sum.value);
       items_on_devices.push_back(request.items.size());
@@ -259,7 +279,6 @@ WorkPtr DistStore::merge(const Call& call) {
     item.priority = call.options.priority;
     request.items.push_back(std::move(item));
   }
-  const Updater updater = this->updater();
   if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
     const GradientSpec gradient = (*optimizer)->gradient;
     request.two_phase = gradient.max_norm != 0 || gradient.skip_nonfinite;
@@ -270,20 +289,22 @@ WorkPtr DistStore::merge(const Call& call) {
       norms_->clear_norm();
     }
   }
-  const bool is_waited = pulls || call.options.async_op;
   auto pending = begin(
       call.op,
       std::move(request),
       /*is_watched=*/!is_waited,
       on_devices.empty() ? nullptr
                          : completion(
-                               staging_.download(std::move(on_devices)),
+                               staging_.copy_to_host(std::move(on_devices)),
                                std::move(items_on_devices)));
   snapshot_if_due(call.keys);
-  return is_waited
-      ? finish(
-            call, std::move(pending), pulls ? outs_of(call, entries) : Outs())
-      : nullptr;
+  if (!is_waited) {
+    return nullptr;
+  }
+  WorkPtr work =
+      finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs());
+  values.set_merged();
+  return work;
 }
 
 void DistStore::snapshot_if_due(const Keys& pushed) {

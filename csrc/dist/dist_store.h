@@ -20,6 +20,12 @@
 
 namespace torchkv::dist {
 
+// ValueError for a key or a value that messages have no room for.
+void check_fits_messages(
+    const char* op,
+    const Key& key,
+    const at::Tensor& value);
+
 // A store whose keys are spread over the servers of several processes
 // (dist_sync, dist_async). It checks calls, sums each process's values, and
 // hands them to its session's worker; values and updater are on the servers.
@@ -60,8 +66,8 @@ class DistStore final : public Store {
       const Keys& keys,
       const std::vector<KeyState>& states) override;
 
-  StoreState state(bool with_keys) const override; // refused
-  StoreState gather_state(bool with_keys) override;
+  StoreState state(bool with_keys) const override; // refused with keys
+  StoreState gather_state() override;
   void load(StoreState state) override;
   void take(Store& other) override;
   void visit_sole_updater(
@@ -71,6 +77,7 @@ class DistStore final : public Store {
   int64_t rank() const override;
   int64_t num_workers() const override;
   int64_t num_dead_node() const override;
+  // ValueError, once, if this rank has set updaters otherwise than rank 0.
   void barrier() override;
   void close() override;
 
@@ -95,14 +102,21 @@ class DistStore final : public Store {
   void snapshot_if_due(const Keys& pushed);
   void set_spec(const char* op, Updater next, bool keep_state);
   void send_spec(const char* op, const UpdateSpec& spec);
+  void meet(const char* op);
+  void check_gradient(const char* op, const GradientSpec& gradient) const;
+  void check_same_updates(const char* op, const UpdateSpec& own);
   int64_t epoch() const;
   std::vector<Place> places_of(const Entry& entry) const;
+  std::vector<Place> places_elsewhere(const Entry& entry) const;
   void settle(const char* op);
   DistStore& exchange_store();
   std::vector<at::Tensor> gather(const at::Tensor& bytes, bool to_all);
   at::Tensor own_parts(const Keys& keys);
   std::vector<at::Tensor> gather_scripts();
-  at::Tensor own_script(const char* op, const at::Tensor& bytes) const;
+  std::shared_ptr<OpaqueUpdater> own_script(
+      const char* op,
+      const at::Tensor& bytes) const;
+  void check_loads(const char* op, const StoreState& state) const;
   void load_updater(const char* op, StoreState& state);
 
   Runtime& runtime_;
@@ -126,6 +140,7 @@ class DistStore final : public Store {
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;
   UpdateSpec spec_; // without an archive on ranks other than 0
+  PendingPtr sent_spec_; // rank 0's latest
   std::unordered_set<Key, KeyHash> split_keys_; // over several servers
   std::vector<Key> expected_keys_;
 };

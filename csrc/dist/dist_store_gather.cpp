@@ -87,11 +87,12 @@ std::vector<at::Tensor> DistStore::gather_scripts() {
     return {};
   }
   // As it was set, where no key of the server has been updated.
-  at::Tensor first;
+  at::Tensor set;
   {
     const std::lock_guard lock(updater_mutex_);
-    first = ScriptUpdater::load(spec_.archive)->serialize();
+    set = spec_.archive;
   }
+  const at::Tensor first = ScriptUpdater::load(set)->serialize();
   for (auto& archive : archives) {
     if (archive.numel() == 0) {
       archive = first;
@@ -100,9 +101,11 @@ std::vector<at::Tensor> DistStore::gather_scripts() {
   return {pack_archives(archives)};
 }
 
-// This rank's copy of a saved TorchScript updater.
-at::Tensor DistStore::own_script(const char* op, const at::Tensor& bytes)
-    const {
+// This rank's copy of a saved TorchScript updater. All ranks refuse what one
+// cannot load.
+std::shared_ptr<OpaqueUpdater> DistStore::own_script(
+    const char* op,
+    const at::Tensor& bytes) const {
   const auto archives = unpack_archives(bytes);
   TORCH_CHECK_VALUE(
       archives.size() == 1 ||
@@ -113,7 +116,21 @@ at::Tensor DistStore::own_script(const char* op, const at::Tensor& bytes)
       ", but got ",
       num_workers(),
       ": the updater has a state of its own on each");
-  return archives[archives.size() == 1 ? 0 : static_cast<size_t>(rank())];
+  std::vector<std::shared_ptr<OpaqueUpdater>> scripts;
+  scripts.reserve(archives.size());
+  for (const auto& archive : archives) {
+    try {
+      scripts.push_back(ScriptUpdater::load(archive));
+    } catch (const c10::Error& error) {
+      TORCH_CHECK_VALUE(
+          false,
+          op,
+          ": expected an updater that TorchScript can read, but got bytes that "
+          "it refuses: ",
+          error.what_without_backtrace());
+    }
+  }
+  return scripts[scripts.size() == 1 ? 0 : static_cast<size_t>(rank())];
 }
 
 } // namespace torchkv::dist

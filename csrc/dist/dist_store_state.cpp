@@ -126,7 +126,7 @@ void DistStore::settle(const char* op) {
   table_.check_open(op);
   session_->join(op, timeout_);
   session_->flush();
-  barrier();
+  meet(op);
 }
 
 // What this rank's server holds of the keys.
@@ -140,8 +140,13 @@ at::Tensor DistStore::own_parts(const Keys& keys) {
   return as_tensor(out.take());
 }
 
-StoreState DistStore::gather_state(bool with_keys) {
-  const std::lock_guard calls(gather_mutex_);
+StoreState DistStore::state(bool with_keys) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !with_keys,
+      kSave,
+      ": a store on several machines cannot be copied by pickle, copy.deepcopy "
+      "or torch.jit.save; its save(path) and state_dict() are for all ranks to "
+      "call");
   StoreState state;
   const Updater updater = this->updater();
   const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
@@ -156,19 +161,28 @@ StoreState DistStore::gather_state(bool with_keys) {
   if (optimizer != nullptr) {
     state.optimizer = **optimizer;
   }
-  settle(kSave);
   if (is_script) {
-    state.updater = gather_scripts();
+    state.updater.push_back(serialize_updater(**opaque));
   }
   if (const auto kind = table_.summary().kind) {
     state.key_kind = name(*kind);
+  }
+  return state;
+}
+
+StoreState DistStore::gather_state() {
+  const std::lock_guard calls(gather_mutex_);
+  StoreState state = this->state(/*with_keys=*/false);
+  settle(kSave);
+  if (!state.updater.empty()) {
+    state.updater = gather_scripts();
   }
   Keys keys;
   keys.single = false;
   for (const Key& key : this->keys()) {
     keys.list.push_back(key);
   }
-  if (!with_keys || keys.list.empty()) {
+  if (keys.list.empty()) {
     return state;
   }
   const auto parts = read_parts(gather(own_parts(keys), /*to_all=*/false));
@@ -183,7 +197,7 @@ StoreState DistStore::gather_state(bool with_keys) {
     }
     state.values.push_back(join_values(of_key, entry->meta));
     state.versions.push_back(of_key[0].version);
-    if (optimizer != nullptr) {
+    if (state.optimizer) {
       state.states.push_back(join_states(of_key, entry->meta));
     }
   }
@@ -242,16 +256,15 @@ void DistStore::set_optimizer_states(
       }
     }
   }
-  barrier();
+  meet(op);
 }
 
 void DistStore::load_updater(const char* op, StoreState& state) {
   if (!state.updater.empty()) {
-    const at::Tensor own = own_script(op, state.updater[0]);
-    auto script = ScriptUpdater::load(own);
-    set_updater(ScriptUpdater::load(own));
-    session_->applier().set_script(epoch(), std::move(script));
-    barrier(); // no push comes before
+    set_updater(own_script(op, state.updater[0]));
+    // A copy: the server's changes.
+    session_->applier().set_script(epoch(), own_script(op, state.updater[0]));
+    meet(op); // no push comes before
   } else if (state.optimizer) {
     set_optimizer(*std::move(state.optimizer), false, /*check_keys=*/false);
   } else if (!std::holds_alternative<std::monostate>(updater())) {
@@ -259,12 +272,33 @@ void DistStore::load_updater(const char* op, StoreState& state) {
   }
 }
 
+// What a LocalStore that takes the state does not check.
+void DistStore::check_loads(const char* op, const StoreState& state) const {
+  table_.check_open(op);
+  const auto kind = state.kind();
+  table_.check_same_kind(op, kind);
+  if (state.optimizer) {
+    check_gradient(op, state.optimizer->gradient);
+  }
+  for (size_t i = 0; i < state.values.size(); ++i) {
+    const bool is_int = !state.int_keys.empty();
+    check_fits_messages(
+        op,
+        is_int ? Key(state.int_keys[i]) : Key(state.str_keys[i]),
+        state.values[i]);
+  }
+  if (!state.updater.empty()) {
+    const Updater updater = own_script(op, state.updater[0]);
+    if (const auto of_keys = kind ? kind : table_.summary().kind) {
+      check_key_kind(op, updater, *of_keys);
+    }
+  }
+}
+
 // REQUIRES: a state that a LocalStore takes, but for a packed updater.
 void DistStore::load(StoreState state) {
   constexpr auto* op = "load";
-  if (!state.updater.empty()) {
-    own_script(op, state.updater[0]); // may refuse it
-  }
+  check_loads(op, state);
   const std::vector<Key> present = this->keys();
   std::unordered_set<Key, KeyHash> whole(present.begin(), present.end());
   {
@@ -278,6 +312,9 @@ void DistStore::load(StoreState state) {
     erased.list.append(present.begin(), present.end());
     erased.single = false;
     erase(erased);
+  }
+  if (const auto kind = state.kind()) {
+    table_.fix_kind(*kind);
   }
   load_updater(op, state);
   Keys keys;
@@ -309,15 +346,14 @@ void DistStore::assign(const Call& call) {
   check_one_each(call);
   check_no_repeats(call.op, entries);
   settle(call.op);
-  UpdateSpec replace;
-  replace.kind = UpdateSpec::Kind::kReplace;
+  const std::lock_guard setting(setting_mutex_);
   UpdateSpec restore;
   {
     const std::lock_guard lock(updater_mutex_);
     restore = spec_;
-    replace.epoch = spec_.epoch;
   }
-  const std::lock_guard setting(setting_mutex_);
+  UpdateSpec replace = restore;
+  replace.kind = UpdateSpec::Kind::kReplace;
   send_spec(call.op, replace);
   PendingPtr pending;
   if (is_sync_ || rank() == 0) {
@@ -341,15 +377,7 @@ void DistStore::assign(const Call& call) {
   if (pending != nullptr) {
     wait(call.op, *pending);
   }
-  barrier();
-}
-
-StoreState DistStore::state(bool /*with_keys*/) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "save: a store on several machines cannot be copied by pickle, "
-      "copy.deepcopy or torch.jit.save; its save(path) and state_dict() are "
-      "for all ranks to call");
+  meet(call.op);
 }
 
 void DistStore::take(Store& /*other*/) {

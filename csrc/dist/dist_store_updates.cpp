@@ -56,6 +56,14 @@ std::vector<Place> DistStore::places_of(const Entry& entry) const {
       session_->config().split_bytes);
 }
 
+// On the servers of other ranks.
+std::vector<Place> DistStore::places_elsewhere(const Entry& entry) const {
+  std::vector<Place> places = places_of(entry);
+  std::erase_if(
+      places, [this](const Place& place) { return place.server == rank(); });
+  return places;
+}
+
 int64_t DistStore::version(const Key& key) {
   constexpr auto* op = "version";
   int64_t version = std::numeric_limits<int64_t>::max();
@@ -107,7 +115,9 @@ void DistStore::send_spec(const char* op, const UpdateSpec& spec) {
   if (rank() == 0) {
     Request request(Request::Kind::kConfig);
     request.options = encode(spec);
-    begin(op, std::move(request), /*is_watched=*/true);
+    auto sent = begin(op, std::move(request), /*is_watched=*/true);
+    const std::lock_guard lock(updater_mutex_);
+    sent_spec_.swap(sent);
   }
 }
 
@@ -134,7 +144,12 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
     }
   }
   const std::lock_guard setting(setting_mutex_);
-  spec.epoch = epoch() + (keep_state ? 0 : 1);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    spec.epoch = spec_.epoch + (keep_state ? 0 : 1);
+    spec.num_calls = spec_.num_calls + 1;
+    spec.history = history_after(spec_, spec);
+  }
   if (is_python) {
     session_->applier().updates().set_python(
         spec.epoch, std::get<std::shared_ptr<OpaqueUpdater>>(next));
@@ -151,7 +166,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
   }
   if (is_python && !is_sync_) {
     // A push may reach a server whose rank has not set its updater yet.
-    barrier();
+    meet(op);
   }
 }
 
@@ -163,18 +178,22 @@ void DistStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
   set_spec("set_updater", std::move(next), /*keep_state=*/false);
 }
 
+void DistStore::check_gradient(const char* op, const GradientSpec& gradient)
+    const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      is_sync_ || (gradient.max_norm == 0 && !gradient.skip_nonfinite),
+      op,
+      ": max_norm and skip_nonfinite need the gradients of all ranks, which "
+      "dist_async does not wait for; use dist_sync");
+}
+
 uint64_t DistStore::set_optimizer(
     Optimizer optimizer,
     bool keep_state,
     bool check_keys) {
   constexpr auto* op = "set_optimizer";
   check_optimizer(op, optimizer);
-  const GradientSpec& gradient = optimizer.gradient;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      is_sync_ || (gradient.max_norm == 0 && !gradient.skip_nonfinite),
-      op,
-      ": max_norm and skip_nonfinite need the gradients of all ranks, which "
-      "dist_async does not wait for; use dist_sync");
+  check_gradient(op, optimizer.gradient);
   const Updater before = updater();
   const auto* current = std::get_if<OptimizerPtr>(&before);
   TORCH_CHECK_VALUE(
@@ -216,15 +235,61 @@ void DistStore::check_expected_keys(const char* op) {
 void DistStore::visit_sole_updater(
     c10::function_ref<void(const OpaqueUpdater&)> /*visit*/) const {}
 
-void DistStore::barrier() {
-  constexpr auto* op = "barrier";
+// Waits for all ranks, then for this one's pushes.
+void DistStore::meet(const char* op) {
   table_.check_open(op);
   raise_deferred(op, nullptr);
   const std::lock_guard barriers(barrier_mutex_);
+  PendingPtr spec;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    spec = sent_spec_;
+  }
+  if (spec != nullptr) {
+    spec->wait(); // so that all servers have it
+  }
   run(op, Request(Request::Kind::kBarrier));
   // All ranks have pushed equally often, so pushes end, perhaps with an error.
   session_->flush();
   raise_deferred(op, nullptr);
+}
+
+void DistStore::barrier() {
+  constexpr auto* op = "barrier";
+  UpdateSpec own;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    own = spec_;
+  }
+  meet(op);
+  check_same_updates(op, own);
+}
+
+// Ranks may leave hyperparameters to rank 0, or set them as rank 0 does: one
+// that has set others trains with others than it asked for. Rank 0 may be
+// ahead; then it cannot be told.
+void DistStore::check_same_updates(const char* op, const UpdateSpec& own) {
+  if (rank() == 0 || own.num_calls == 0) {
+    return;
+  }
+  const UpdateSpec latest = decode_update_spec(session_->options());
+  if (latest.num_calls > own.num_calls ||
+      (latest.num_calls == own.num_calls && latest.history == own.history)) {
+    return;
+  }
+  {
+    const std::lock_guard lock(updater_mutex_);
+    spec_.num_calls += latest.num_calls - own.num_calls;
+    spec_.history = latest.history; // an error once
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      op,
+      ": expected the updater and hyperparameters that rank 0 has set, which "
+      "count for all ranks, but rank ",
+      rank(),
+      latest.num_calls == own.num_calls ? " has set others"
+                                        : " has set some that rank 0 has not");
 }
 
 void DistStore::close() {

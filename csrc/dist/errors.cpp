@@ -65,6 +65,8 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
       return timeout_text(error, timeout);
     case ErrorCode::kUpdater:
       return c10::str("the updater has raised ", error.text);
+    case ErrorCode::kWrite:
+      return c10::str(who, " cannot write the snapshot: ", error.text);
     case ErrorCode::kTransfer:
       return c10::str(
           "copying the values from their device has raised ",
@@ -107,6 +109,15 @@ std::string describe(const std::exception& error) {
     type = "NotImplementedError";
   }
   return c10::str(type, ": ", torch_error->what_without_backtrace());
+}
+
+std::optional<std::string> error_of(c10::function_ref<void()> function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return describe(error);
+  }
+  return std::nullopt;
 }
 
 void throw_error(

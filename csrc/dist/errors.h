@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +15,8 @@ namespace torchkv::dist {
 
 // "ValueError: text": the type as Python knows it, and the message.
 std::string describe(const std::exception& error);
+// Of what a function throws.
+std::optional<std::string> error_of(c10::function_ref<void()> function);
 
 // "rank 1" or "ranks 0, 2".
 std::string listed_ranks(const std::vector<int32_t>& ranks);

@@ -74,34 +74,32 @@ PendingPtr Session::call(
   const std::lock_guard lock(node_->mutex());
   TORCH_CHECK(
       !node_->is_stopping(), "the store is closed, as the process is ending");
-  if (complete == nullptr && departing_.empty()) {
+  if (complete == nullptr && queued_.empty()) {
     const auto pending = watched.pending = std::make_shared<Pending>();
     begin(std::move(request), timeout, std::move(watched));
     return pending;
   }
   const auto pending = watched.pending = std::make_shared<Pending>(timeout);
-  departing_.push_back(pending);
-  departures_.run([this,
-                   timeout,
-                   request = std::move(request),
-                   watched = std::move(watched),
-                   own = std::move(complete)]() mutable {
-    depart(std::move(request), timeout, watched, std::move(own));
+  queued_.push_back(pending);
+  queue_.run([this,
+              timeout,
+              request = std::move(request),
+              watched = std::move(watched),
+              own = std::move(complete)]() mutable {
+    run_queued(std::move(request), timeout, watched, std::move(own));
   });
   return pending;
 }
 
-void Session::depart(
+void Session::run_queued(
     Request request,
     double timeout,
     const Watched& watched,
     Complete complete) {
   std::optional<Error> error;
-  const auto guarded = [&](const auto& function) {
-    try {
-      function();
-    } catch (const std::exception& thrown) {
-      error = Error{ErrorCode::kTransfer, -1, {}, describe(thrown), {}};
+  const auto guarded = [&](c10::function_ref<void()> function) {
+    if (const auto thrown = error_of(function)) {
+      error = Error{ErrorCode::kTransfer, -1, {}, *thrown, {}};
     }
   };
   if (complete != nullptr) {
@@ -113,7 +111,7 @@ void Session::depart(
     watched.pending->begun();
     guarded([&] { begin(std::move(request), timeout, watched); });
   }
-  departing_.erase(departing_.begin()); // they depart in order
+  queued_.erase(queued_.begin()); // they run in order
   if (error) {
     end(watched, {{}, error, {}});
   }
@@ -157,7 +155,7 @@ void Session::close(double timeout) {
 
 // The call may begin when the servers are known; on_timer() tries again.
 void Session::begin_close() {
-  if (closing_ && close_timeout_ && worker_.ready() && departing_.empty()) {
+  if (closing_ && close_timeout_ && worker_.ready() && queued_.empty()) {
     Watched watched{
         std::make_shared<Pending>(), {}, false, false, /*is_close=*/true};
     calls_.emplace(
@@ -174,7 +172,7 @@ void Session::flush() {
   std::vector<PendingPtr> pushes;
   {
     const std::lock_guard lock(node_->mutex());
-    pushes = departing_;
+    pushes = queued_;
     for (const auto& [id, call] : calls_) {
       if (call.is_push) {
         pushes.push_back(call.pending);
@@ -216,6 +214,11 @@ Shard Session::held(const Keys& keys) {
 int64_t Session::version(const SliceId& slice) {
   const std::lock_guard lock(node_->mutex());
   return worker_.version(slice).value_or(-1);
+}
+
+Blob Session::options() {
+  const std::lock_guard lock(node_->mutex());
+  return server_.options();
 }
 
 bool Session::closed() {
@@ -335,42 +338,6 @@ void Session::perform_one(Measure& action) {
 
 void Session::perform_one(const Erase& action) {
   applier_.erase(action.slice, action.kid);
-}
-
-// A snapshot that fails is not committed; training goes on.
-void Session::write(std::function<void()> function) {
-  writer_.run([function = std::move(function)] {
-    try {
-      function();
-    } catch (const std::exception& error) {
-      TORCH_WARN("torchkv: ", describe(error));
-    }
-  });
-}
-
-void Session::perform_one(WriteShard& action) {
-  applier_.complete(std::move(action.shard), [this](Shard shard) {
-    write([this, shard = std::move(shard)] {
-      TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
-      files_->write(shard);
-      files_->clean(node_->rank());
-      const std::lock_guard lock(node_->mutex());
-      server_.on_written(shard.number, node_->now());
-      perform(server_.take());
-      node_->deliver();
-    });
-  });
-}
-
-void Session::perform_one(WriteManifest& action) {
-  write([this, manifest = std::move(action.manifest)] {
-    TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
-    files_->write(manifest);
-    const std::lock_guard lock(node_->mutex());
-    worker_.on_written(manifest.number, node_->now());
-    perform(worker_.take());
-    node_->deliver();
-  });
 }
 
 void Session::perform_one(Return& action) {

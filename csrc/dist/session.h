@@ -80,6 +80,9 @@ class Session {
   // The latest version of the slice that this rank knows, or -1. Without the
   // node's mutex.
   int64_t version(const SliceId& slice);
+  // The latest options that this rank's server has; empty if none. Without the
+  // node's mutex.
+  Blob options();
   // Waits for the pushes that are in flight. Without the node's mutex.
   void flush();
 
@@ -100,14 +103,18 @@ class Session {
     bool is_close;
   };
   void begin(Request request, double timeout, Watched watched);
-  void depart(
+  void run_queued(
       Request request,
       double timeout,
       const Watched& watched,
       Complete complete);
   void end(const Watched& watched, Return result);
   void begin_close();
-  void write(std::function<void()> function);
+  template <class Core>
+  void written(
+      Core& core,
+      int64_t number,
+      const std::optional<std::string>& error);
   void perform(Actions actions);
   void perform_one(Send& action);
   void perform_one(const Wake& action);
@@ -128,7 +135,7 @@ class Session {
   Server server_;
   Worker worker_;
   std::unordered_map<CallId, Watched> calls_;
-  std::vector<PendingPtr> departing_; // calls that have not begun
+  std::vector<PendingPtr> queued_; // calls that have not begun
   std::vector<std::pair<Error, std::vector<Key>>> deferred_;
   bool closing_ = false;
   std::optional<double> close_timeout_; // of a close call that has not begun
@@ -137,7 +144,7 @@ class Session {
   // Last: their threads use the rest, and the applier the writer.
   Background writer_;
   Applier applier_;
-  Background departures_;
+  Background queue_;
 };
 
 } // namespace torchkv::dist

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "../core/checksum.h"
@@ -24,6 +25,8 @@ namespace fs = std::filesystem;
 constexpr auto* kLoad = "create";
 constexpr std::string_view kMagic = "torchkv snapshot 1\n";
 constexpr size_t kKept = 2;
+// Shards of which no manifest is seen: on a network's disk one may come late.
+constexpr int64_t kFailedKept = 8;
 
 [[noreturn]] void throw_file(const char* what, const std::string& path) {
   TORCH_CHECK(
@@ -345,12 +348,11 @@ std::optional<Manifest> SnapshotFiles::latest() const {
   return std::nullopt;
 }
 
-void SnapshotFiles::clean(int32_t server) const {
+void SnapshotFiles::clean(int32_t server, int64_t current) const {
   const auto found = numbers();
-  if (found.size() < kKept) {
-    return;
-  }
-  const int64_t oldest = found[found.size() - kKept];
+  const int64_t oldest = found.size() < kKept
+      ? std::numeric_limits<int64_t>::min()
+      : found[found.size() - kKept];
   std::error_code ignored; // another time
   if (server == 0) {
     for (const int64_t number : found) {
@@ -363,8 +365,14 @@ void SnapshotFiles::clean(int32_t server) const {
   std::vector<fs::path> old;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind(prefix, 0) == 0 &&
-        std::strtoll(name.c_str() + prefix.size(), nullptr, 10) < oldest) {
+    if (name.rfind(prefix, 0) != 0) {
+      continue;
+    }
+    const int64_t number =
+        std::strtoll(name.c_str() + prefix.size(), nullptr, 10);
+    const bool has_failed = number < current - kFailedKept &&
+        !std::binary_search(found.begin(), found.end(), number);
+    if (number < oldest || has_failed) {
       old.push_back(entry.path());
     }
   }

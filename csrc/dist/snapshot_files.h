@@ -30,9 +30,9 @@ class TORCHKV_API SnapshotFiles {
   // REQUIRES: the values are StoredValues with a state, or have none.
   void write(const Shard& shard) const;
   void write(const Manifest& manifest) const;
-  // Removes what the latest two snapshots do not need: manifests on rank 0, of
-  // shards those of `server`.
-  void clean(int32_t server) const;
+  // Removes what the latest two snapshots do not need, while `current` is under
+  // way: manifests on rank 0, of shards those of `server`.
+  void clean(int32_t server, int64_t current) const;
 
   // The latest manifest that is not damaged.
   std::optional<Manifest> latest() const;

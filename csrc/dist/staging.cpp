@@ -4,8 +4,10 @@
 #include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "../memory/layout.h"
 #include "byte_counts.h"
 
 namespace torchkv::dist {
@@ -17,19 +19,11 @@ LocalStore::Options device_options() {
   return options;
 }
 
-// A part of a call.
-struct PartOfCall {
-  Keys keys;
-  Tensors values;
-
-  void add(const Key& key, c10::ArrayRef<at::Tensor> of_key) {
-    keys.list.push_back(key);
-    for (const auto& value : of_key) {
-      values.append(value);
-    }
-    values.end_group();
-  }
-};
+// Worth the names and locks that reading it in place costs.
+bool is_large(const at::Tensor& value) {
+  constexpr size_t kLarge = size_t{16} << 10U;
+  return value.nbytes() >= kLarge;
+}
 
 at::Tensor empty_on(
     Runtime& runtime,
@@ -42,8 +36,23 @@ at::Tensor empty_on(
 
 } // namespace
 
+// A part of a call.
+struct Staging::PartOfCall {
+  Keys keys;
+  Tensors values;
+
+  void add(const Key& key, c10::ArrayRef<at::Tensor> of_key) {
+    keys.list.push_back(key);
+    for (const auto& value : of_key) {
+      values.append(value);
+    }
+    values.end_group();
+  }
+};
+
 // What a call has for a key.
 struct Staging::Group {
+  size_t index = 0; // of the sum
   size_t num_values = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined; // of all values
   c10::ScalarType stored = c10::ScalarType::Undefined;
@@ -75,7 +84,8 @@ Staging::Staging(Runtime& runtime, Buffers buffers)
 
 std::vector<Staging::Sum> Staging::sum(
     const Call& call,
-    c10::ArrayRef<c10::ScalarType> dtypes) {
+    c10::ArrayRef<c10::ScalarType> dtypes,
+    const InPlace* in_place) {
   std::vector<Sum> sums;
   Groups groups;
   bool are_on_cpu = true;
@@ -83,7 +93,8 @@ std::vector<Staging::Sum> Staging::sum(
     const Key& key = call.keys.list[i];
     Group& group = groups[key];
     if (group.num_values == 0) {
-      sums.push_back({key, {}});
+      group.index = sums.size();
+      sums.push_back({key, {}, {}});
       group.stored = dtypes[i];
     }
     for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
@@ -91,20 +102,82 @@ std::vector<Staging::Sum> Staging::sum(
     }
     are_on_cpu = are_on_cpu && group.device.is_cpu();
   }
+  const bool may_be_in_place = in_place != nullptr && are_on_cpu &&
+      std::any_of(call.values->flat.begin(), call.values->flat.end(), is_large);
   std::unordered_map<Key, at::Tensor, KeyHash> on_devices;
   const std::lock_guard lock(mutex_);
-  if (are_on_cpu) {
+  if (may_be_in_place) {
+    PartOfCall rest = read_in_place(call, groups, *in_place, sums);
+    if (!rest.keys.list.empty()) {
+      sum_in(store_, {call.op, rest.keys, &rest.values}, groups);
+    }
+  } else if (are_on_cpu) {
     sum_in(store_, call, groups);
   } else {
     sum_on_devices(call, groups, on_devices);
   }
   for (auto& sum : sums) {
+    if (sum.own.size() != 0) {
+      continue;
+    }
     const auto found = on_devices.find(sum.key);
     sum.value = found != on_devices.end() ? std::move(found->second)
                                           : store_.lease(sum.key).first;
     byte_counts().summed += static_cast<int64_t>(sum.value.nbytes());
   }
   return sums;
+}
+
+// The memory of the key's last copy, if nothing refers to it any more.
+at::Tensor Staging::copy_of(const Key& key, const Group& group) {
+  at::Tensor& copy = copies_[key];
+  { // use_count() alone would not see what readers have done before
+    const at::Tensor owner = copy;
+  }
+  if (!copy.defined() || copy.use_count() != 1 ||
+      copy.scalar_type() != group.dtype ||
+      copy.sizes() != c10::IntArrayRef(group.sizes)) {
+    copy = buffers_.empty(group.sizes, group.dtype);
+  }
+  return copy;
+}
+
+Staging::PartOfCall Staging::read_in_place(
+    const Call& call,
+    const Groups& groups,
+    const InPlace& in_place,
+    std::vector<Sum>& sums) {
+  PartOfCall rest;
+  rest.keys.single = false;
+  kernels::cpu::CopyBatch batch;
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const Group& group = groups.at(key);
+    const auto values = call.values->of(static_cast<int64_t>(i));
+    const bool is_single = group.num_values == 1 && values.size() == 1;
+    if (!is_single || !is_large(values[0]) || !is_plain_cpu(values[0]) ||
+        !values[0].is_contiguous()) {
+      rest.add(key, values);
+      continue;
+    }
+    const at::Tensor& value = values[0];
+    Sum& sum = sums[group.index];
+    sum.own = in_place.values.add(value);
+    const std::vector<Place> elsewhere = in_place.elsewhere(i);
+    sum.value = elsewhere.empty() ? value : copy_of(key, group);
+    const size_t item = value.element_size();
+    for (const Place& place : elsewhere) {
+      const size_t begin = static_cast<size_t>(place.begin) * item;
+      const size_t size = static_cast<size_t>(place.end - place.begin) * item;
+      batch.add(
+          sum.own.data() + begin,
+          size,
+          static_cast<std::byte*>(sum.value.mutable_data_ptr()) + begin);
+      byte_counts().summed += static_cast<int64_t>(size);
+    }
+  }
+  batch.run();
+  return rest;
 }
 
 void Staging::sum_in(
@@ -167,12 +240,15 @@ void Staging::sum_on_devices(
   }
 }
 
-Download Staging::download(std::vector<at::Tensor> sums) const {
-  return Download(streams_, buffers_, std::move(sums));
+HostCopy Staging::copy_to_host(std::vector<at::Tensor> sums) const {
+  return HostCopy(streams_, buffers_, std::move(sums));
 }
 
 void Staging::erase(const Keys& keys) {
   const std::lock_guard lock(mutex_);
+  for (const auto& key : keys.list) {
+    copies_.erase(key);
+  }
   for (auto* store : {&store_, &device_store_}) {
     for (const auto& key : keys.list) {
       if (store->meta("delete", key)) {

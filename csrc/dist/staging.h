@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -7,21 +9,33 @@
 
 #include "../store/local_store.h"
 #include "buffers.h"
-#include "download.h"
+#include "caller_values.h"
+#include "host_copy.h"
+#include "protocol/slice.h"
 
 namespace torchkv::dist {
 
 // Sums the values that a process pushes for each key, so that one value leaves
 // it, in memory that may travel while the caller overwrites its own. Values on
-// accelerators are summed there, on the calling thread's current streams, which
-// does not block the host. Thread-safe.
+// accelerators are summed there, on the calling thread's current streams; the
+// host is blocked only where other values of the key are on the CPU.
+// Thread-safe.
 class TORCHKV_API Staging {
  public:
   struct Sum {
     Key key;
     // Contiguous; not written while it exists. On an accelerator if a value is:
-    // then download() brings it.
+    // then copy_to_host() brings it.
     at::Tensor value;
+    // If not empty: the value where the caller has it. Then `value` has only
+    // what other servers need.
+    Blob own;
+  };
+  // For calls that wait until their values are merged.
+  struct InPlace {
+    CallerValues::OfCall& values;
+    // The slices on other servers of a key of the call.
+    c10::function_ref<std::vector<Place>(size_t)> elsewhere;
   };
 
   Staging(Runtime& runtime, Buffers buffers);
@@ -29,16 +43,31 @@ class TORCHKV_API Staging {
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the
   // accumulation type of theirs and the stored dtype. `dtypes` has the stored
-  // dtype of each key of the call. REQUIRES: a checked call.
-  std::vector<Sum> sum(const Call& call, c10::ArrayRef<c10::ScalarType> dtypes);
+  // dtype of each key of the call. With `in_place`, this rank's server reads
+  // large single values on the CPU where they are. REQUIRES: a checked call.
+  std::vector<Sum> sum(
+      const Call& call,
+      c10::ArrayRef<c10::ScalarType> dtypes,
+      const InPlace* in_place = nullptr);
   // Of sums on accelerators, by the thread that has summed them.
-  Download download(std::vector<at::Tensor> sums) const;
+  HostCopy copy_to_host(std::vector<at::Tensor> sums) const;
   void erase(const Keys& keys);
+  const Buffers& buffers() const {
+    return buffers_;
+  }
 
  private:
   struct Group;
+  struct PartOfCall;
   using Groups = std::unordered_map<Key, Group, KeyHash>;
   void sum_in(LocalStore& store, const Call& call, const Groups& groups);
+  // Fills in those sums that are read in place; the rest of the call.
+  PartOfCall read_in_place(
+      const Call& call,
+      const Groups& groups,
+      const InPlace& in_place,
+      std::vector<Sum>& sums);
+  at::Tensor copy_of(const Key& key, const Group& group);
   // Those of the keys whose values are on accelerators.
   void sum_on_devices(
       const Call& call,
@@ -47,10 +76,13 @@ class TORCHKV_API Staging {
 
   Runtime& runtime_;
   const Buffers buffers_;
-  const std::shared_ptr<Streams> streams_; // of downloads
+  const std::shared_ptr<Streams> streams_; // of copies to the host
   std::mutex mutex_; // held from a push to the lease of its sums
   LocalStore store_;
   LocalStore device_store_; // of keys with several values
+  // Of single values for other servers: kept, as in store_, since memory that
+  // is fresh from the system is slow.
+  std::unordered_map<Key, at::Tensor, KeyHash> copies_;
 };
 
 } // namespace torchkv::dist

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <map>
 #include <string_view>
 #include <utility>
 
 #include "bytes.h"
+#include "protocol/slice.h"
 
 namespace torchkv::dist {
 namespace {
@@ -20,9 +22,13 @@ void write(ByteWriter& out, const Optimizer& optimizer) {
     out.add(numbers_of(rule));
   }
   out.add(numbers_of(optimizer.gradient));
-  out.add(static_cast<uint64_t>(optimizer.keys.size()));
+  std::map<SliceId, KeyOptions> sorted; // ranks compare the bytes
   for (const auto& [key, options] : optimizer.keys) {
-    out.add(key);
+    sorted.emplace(SliceId{key, 0}, options);
+  }
+  out.add(static_cast<uint64_t>(sorted.size()));
+  for (const auto& [id, options] : sorted) {
+    out.add(id.key);
     out.add(static_cast<uint64_t>(options.group));
     out.add(options.lr_mult);
     out.add(options.wd_mult);
@@ -48,10 +54,24 @@ Optimizer read_optimizer(ByteReader& in) {
 
 } // namespace
 
+uint64_t history_after(const UpdateSpec& before, const UpdateSpec& spec) {
+  ByteWriter out;
+  out.add(before.history);
+  out.add(static_cast<uint8_t>(spec.kind));
+  if (spec.kind == UpdateSpec::Kind::kOptimizer) {
+    write(out, *spec.optimizer);
+  }
+  const Blob bytes = out.take()[0];
+  return stable_hash(
+      std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
 Blob encode(const UpdateSpec& spec) {
   ByteWriter out;
   out.add(static_cast<uint8_t>(spec.kind));
   out.add(spec.epoch);
+  out.add(spec.num_calls);
+  out.add(spec.history);
   if (spec.kind == UpdateSpec::Kind::kOptimizer) {
     write(out, *spec.optimizer);
   } else if (spec.kind == UpdateSpec::Kind::kScript) {
@@ -74,6 +94,8 @@ UpdateSpec decode_update_spec(const Blob& bytes) {
   spec.kind = static_cast<UpdateSpec::Kind>(kind);
   spec.epoch = in.number<int64_t>();
   in.check(spec.epoch >= 0);
+  spec.num_calls = in.number<int64_t>();
+  spec.history = in.number<uint64_t>();
   if (spec.kind == UpdateSpec::Kind::kOptimizer) {
     Optimizer optimizer = read_optimizer(in);
     optimizer.generation = static_cast<uint64_t>(spec.epoch) + 1;

@@ -23,9 +23,18 @@ struct UpdateSpec {
   // Counts the calls that dropped the optimizers' state. Two specs of one epoch
   // are one optimizer with other hyperparameters.
   int64_t epoch = 0;
+  // How often the rank that sends this has set an updater or hyperparameters,
+  // and a hash of what it has set: of all ranks that make the same calls.
+  int64_t num_calls = 0;
+  uint64_t history = 0;
   OptimizerPtr optimizer; // kOptimizer
   at::Tensor archive; // kScript: OpaqueUpdater::serialize
 };
+
+// The spec's history after a rank whose latest spec is `before` has set it. The
+// code of an updater does not count.
+TORCHKV_API uint64_t
+history_after(const UpdateSpec& before, const UpdateSpec& spec);
 
 TORCHKV_API Blob encode(const UpdateSpec& spec);
 // An empty blob is ASSIGN. ValueError for anything that encode has not made.

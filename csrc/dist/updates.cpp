@@ -1,5 +1,8 @@
 #include "updates.h"
 
+#include <ATen/ops/equal.h>
+#include <c10/util/Exception.h>
+
 #include <utility>
 #include <variant>
 
@@ -27,9 +30,9 @@ Updates::Update Updates::of(const Round& round) {
     case UpdateSpec::Kind::kScript:
       // Its own state outlives assign, which ends with the same updater.
       if (script_ == nullptr || script_epoch_ != spec.epoch) {
-        script_ = ScriptUpdater::load(spec.archive);
-        script_epoch_ = spec.epoch;
+        set_script(spec.epoch, ScriptUpdater::load(spec.archive));
       }
+      script_archive_ = spec.archive;
       updater = script_;
       break;
     case UpdateSpec::Kind::kPython: {
@@ -66,6 +69,19 @@ std::shared_ptr<OpaqueUpdater> Updates::script(int64_t epoch) const {
 void Updates::set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script) {
   script_ = std::move(script);
   script_epoch_ = epoch;
+  script_archive_.reset();
+}
+
+void Updates::check_script_is_stateless() const {
+  if (script_ == nullptr || !script_archive_.defined()) {
+    return;
+  }
+  const auto as_set = ScriptUpdater::load(script_archive_);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      at::equal(serialize_updater(*script_), serialize_updater(*as_set)),
+      "expected an updater without a state of its own, but got a TorchScript "
+      "module that has changed its attributes; save() and state_dict() keep "
+      "them");
 }
 
 void Updates::set_python(

@@ -34,6 +34,9 @@ class Updates {
   std::shared_ptr<OpaqueUpdater> script(int64_t epoch) const;
   // What of() then takes for the epoch, instead of the one in the options.
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
+  // NotImplementedError if the latest TorchScript updater is not as the options
+  // have it: then it keeps a state, of all keys together.
+  void check_script_is_stateless() const;
 
   // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
   // call, stands for on this rank. Any thread.
@@ -44,6 +47,7 @@ class Updates {
   std::map<int64_t, Update> known_; // by generation
   std::shared_ptr<OpaqueUpdater> script_; // the latest
   int64_t script_epoch_ = 0;
+  at::Tensor script_archive_; // of the options; undefined before its updates
 
   std::mutex mutex_; // guards the rest
   std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch

@@ -20,6 +20,19 @@ void expect_kind(const char* op, KeyKind kind, const Key& key) {
       name(key.kind()));
 }
 
+void expect_same_kind(
+    const char* op,
+    std::optional<KeyKind> own,
+    std::optional<KeyKind> other) {
+  TORCH_CHECK_TYPE(
+      !own || !other || own == other,
+      op,
+      ": expected ",
+      name(*own),
+      " keys, the kind of this store, but got keys of kind ",
+      name(*other));
+}
+
 void expect_new(const char* op, bool is_new, const Key& key) {
   const Where where{op, key};
   TORCHKV_CHECK_VALUE(
@@ -157,21 +170,21 @@ std::optional<Meta> KeyTable::meta(const char* op, const Key& key) const {
 std::vector<EntryPtr> KeyTable::take(const char* op, KeyTable& other) {
   const std::scoped_lock lock(mutex_, other.mutex_);
   expect_open(op, summary_.is_open);
-  const auto kind = summary_.kind;
-  TORCH_CHECK_TYPE(
-      !kind || !other.summary_.kind || kind == other.summary_.kind,
-      op,
-      ": expected ",
-      name(*kind),
-      " keys, the kind of this store, but got keys of kind ",
-      name(*other.summary_.kind));
+  expect_same_kind(op, summary_.kind, other.summary_.kind);
   auto replaced = sorted_entries();
   entries_.clear();
   entries_.swap(other.entries_);
   summary_.num_bytes = std::exchange(other.summary_.num_bytes, 0);
-  summary_.kind = kind ? kind : other.summary_.kind;
+  if (!summary_.kind) {
+    summary_.kind = other.summary_.kind;
+  }
   num_inserted_ = other.num_inserted_;
   return replaced;
+}
+
+void KeyTable::check_same_kind(const char* op, std::optional<KeyKind> kind)
+    const {
+  expect_same_kind(op, summary().kind, kind);
 }
 
 void KeyTable::fix_kind(KeyKind kind) {

@@ -59,8 +59,12 @@ class TORCHKV_API KeyTable {
   // REQUIRES: no other thread uses `other`.
   std::vector<EntryPtr> take(const char* op, KeyTable& other);
 
+  // TypeError if both the table and `kind` have a kind of keys, and not one.
+  void check_same_kind(const char* op, std::optional<KeyKind> kind) const;
+
   // As the first insert does. REQUIRES: no key of the other kind was inserted.
   void fix_kind(KeyKind kind);
+
   struct Summary {
     bool is_open = true;
     int64_t num_keys = 0;

@@ -256,9 +256,8 @@ void LocalStore::load(StoreState state) {
     insert({"init", key, &value});
     table_.find("load", key)[0]->version = state.versions[i];
   }
-  if (!state.key_kind.empty()) {
-    table_.fix_kind(
-        state.key_kind == name(KeyKind::kInt) ? KeyKind::kInt : KeyKind::kStr);
+  if (const auto kind = state.kind()) {
+    table_.fix_kind(*kind);
   }
   if (!state.updater.empty()) {
     set_updater(ScriptUpdater::load(state.updater[0]));

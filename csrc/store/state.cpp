@@ -177,6 +177,13 @@ NumbersByName from_dict(const StoreState::Numbers& numbers) {
   return result;
 }
 
+std::optional<KeyKind> StoreState::kind() const {
+  if (key_kind.empty()) {
+    return std::nullopt;
+  }
+  return key_kind == name(KeyKind::kInt) ? KeyKind::kInt : KeyKind::kStr;
+}
+
 StoreState::Tuple StoreState::to_tuple() && {
   return {
       kFormat,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../core/export.h"
+#include "../core/key.h"
 #include "../memory/key_state.h"
 #include "../update/optimizer.h"
 
@@ -53,6 +54,8 @@ struct TORCHKV_API StoreState {
   std::vector<at::Tensor> updater;
   std::optional<Optimizer> optimizer; // without a generation
   std::vector<KeyState> states; // if there is an optimizer
+
+  std::optional<KeyKind> kind() const; // of the keys
 
   Tuple to_tuple() &&;
   // ValueError if the parts are inconsistent.

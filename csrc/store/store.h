@@ -78,8 +78,8 @@ class TORCHKV_API Store {
   virtual StoreState state(bool with_keys) const = 0;
   // The same, of a store on several machines on rank 0; on the other ranks,
   // which all make the call, without keys.
-  virtual StoreState gather_state(bool with_keys) {
-    return state(with_keys);
+  virtual StoreState gather_state() {
+    return state(/*with_keys=*/true);
   }
   // Fills a new store. On several machines all ranks make the call, and rank
   // 0's state counts.

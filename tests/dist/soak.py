@@ -53,7 +53,7 @@ LIMIT = 1 << 20  # of a value, so that fp32 is exact
 # values, and grows for minutes to what the most values in flight have needed.
 USES = {
     "bytes of memory": (usage.allocated_bytes, 8 << 20),
-    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 64 << 20),
+    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 24 << 20),
     "open files": (usage.num_files, 16),
 }
 

@@ -117,6 +117,62 @@ def test_two_snapshots_are_kept(tmp_path):
     assert len(names) <= 3 * 3
 
 
+class Counter(torch.nn.Module):
+    """Adds what is pushed; with `counts`, it counts its calls."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+        self.calls = 0
+
+    def forward(self, key: str, input: torch.Tensor, stored: torch.Tensor) -> None:
+        if self.counts:
+            self.calls += 1
+        stored.add_(input)
+
+
+def push_with_module(rank, folder, counts):
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 round")
+    kv.set_updater(torch.jit.script(Counter(counts)))
+    kv.init("w", torch.zeros(3))
+    for _ in range(5):
+        kv.pushpull("w", torch.ones(3))
+        time.sleep(0.05)
+    value = kv.pull("w")
+    kv.barrier()
+    kv.close()
+    return value[0].item()
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_snapshots_refuse_a_module_that_changes_itself(tmp_path, counts):
+    """They could not restore its attributes."""
+    assert ranks.run(push_with_module, 2, str(tmp_path), counts) == [10.0] * 2
+    has_snapshot = any(name.startswith("manifest-") for name in os.listdir(tmp_path))
+    assert has_snapshot is not counts
+
+
+def push_without_a_folder(rank, folder):
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 round")
+    kv.init("w", torch.zeros(3))
+    if rank == 1:
+        os.rmdir(folder)
+    kv.barrier()
+    for _ in range(5):
+        kv.pushpull("w", torch.ones(3))
+        time.sleep(0.05)
+    value = kv.pull("w")
+    kv.barrier()
+    kv.close()
+    return value[0].item()
+
+
+def test_a_snapshot_that_is_not_written_keeps_nobody_waiting(tmp_path):
+    # run() waits for less time than the snapshot's time-out.
+    values = ranks.run(push_without_a_folder, 2, str(tmp_path / "snapshots"))
+    assert values == [2.0] * 2
+
+
 def damage(folder, prefix):
     newest = max(
         (name for name in os.listdir(folder) if re.match(prefix, name)),

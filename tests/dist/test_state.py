@@ -196,6 +196,68 @@ def test_a_state_that_does_not_load_changes_nothing(saved):
         assert is_same
 
 
+def add_to_int_keys(key: int, input: torch.Tensor, stored: torch.Tensor) -> None:
+    stored.add_(input)
+
+
+def fail_to_load_keys_or_updater(rank, folder):
+    kv = torchkv.create("dist_sync")
+    kv.set_updater(torch.jit.script(subtract))
+    kv.init(list(SIZES), [torch.ones(size) for size in SIZES.values()])
+    before = step(kv, 0, rank)
+    damaged = {**saved_on_one_machine()[0].state_dict(), **{"updater": "UEsDBA=="}}
+    results = [outcome(lambda: kv.load_state_dict(damaged))]
+    results += [outcome(lambda: kv.load(f"{folder}/{i}")) for i in (1, 2)]
+    kv.push("a", torch.zeros(3))
+    same = equal(before, [kv.pull(key) for key in SIZES])
+    kv.barrier()
+    kv.close()
+    return results, same
+
+
+def load_max_norm(rank, folder):
+    kv = torchkv.create("dist_async")
+    kv.init("a", torch.ones(3))
+    result = outcome(lambda: kv.load(folder))
+    value = kv.pull("a")
+    kv.barrier()
+    kv.close()
+    return result, value[0].item()
+
+
+def test_dist_async_refuses_to_load_max_norm_and_keeps_its_keys(tmp_path):
+    kv = torchkv.create("local")
+    kv.init("a", torch.zeros(3))
+    kv.set_optimizer("sgd", max_norm=1.0)
+    kv.save(tmp_path / "saved")
+    for (kind, text), value in ranks.run(load_max_norm, 2, str(tmp_path / "saved")):
+        assert kind == "NotImplementedError" and "max_norm" in text
+        assert value == 1
+
+
+def saved_on_one_machine():
+    """Stores of str keys; of int keys; and of an updater of either, without keys."""
+    stores = [torchkv.create("local") for _ in range(3)]
+    stores[0].init(list(SIZES), [torch.zeros(size) for size in SIZES.values()])
+    stores[0].set_updater(torch.jit.script(subtract))
+    stores[1].init(7, torch.zeros(3))
+    stores[2].set_updater(torch.jit.script(add_to_int_keys))
+    return stores
+
+
+def test_keys_and_updaters_that_do_not_load_change_nothing(tmp_path):
+    for number, store in enumerate(saved_on_one_machine()):
+        store.save(tmp_path / str(number))
+    for results, is_same in ranks.run(fail_to_load_keys_or_updater, 2, str(tmp_path)):
+        assert is_same
+        (damaged, text), (keys, of_keys), (updater, of_updater) = results
+        assert damaged == "ValueError"
+        assert "load: expected an updater that TorchScript can read" in text
+        assert keys == updater == "TypeError"
+        assert "load: expected str keys, the kind of this store, but got" in of_keys
+        assert "expected an updater of signature forward(key: str" in of_updater
+
+
 def without_updater(rank, folder):
     kv = torchkv.create("dist_sync")
     kv.init("w", torch.full((100_000,), 2.0), whole=True)
@@ -272,7 +334,13 @@ def load_script(rank, folder, new):
         kv.init(list(SIZES), [torch.zeros(size) for size in SIZES.values()])
         numbers = range(6)
     kv.save(f"{folder}-again")
+    state = kv.state_dict()
     last = [step(kv, number, rank) for number in numbers][-1]
+    if not new and rank == 0:
+        torch.save(state, f"{folder}-state")
+    kv.barrier()
+    kv.load_state_dict(torch.load(f"{folder}-state"))
+    assert equal([step(kv, number, rank) for number in range(3, 6)][-1], last)
     kv.barrier()
     kv.close()
     return last

@@ -91,7 +91,7 @@ class Content:
     @staticmethod
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
         """A snapshot; TypeError where the updater is a Python callable."""
-        state = impl.gather_state(with_keys)
+        state = impl.gather_state() if with_keys else impl.state(with_keys=False)
         format, type, kind, int_keys, str_keys, values, versions, updater, rest = state
         assert format == _FORMAT
         name, groups, gradient, *keyed, steps, accumulated, states = rest

@@ -120,10 +120,9 @@ py::object state(const BoundStore& self, py::handle with_keys_object) {
 }
 
 // For all ranks of a store on several machines.
-py::object gather_state(const BoundStore& self, py::handle with_keys_object) {
-  const bool with_keys = as_bool("save", "with_keys", with_keys_object);
+py::object gather_state(const BoundStore& self) {
   return torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    return c10::IValue(self->gather_state(with_keys).to_tuple());
+    return c10::IValue(self->gather_state().to_tuple());
   }));
 }
 
@@ -358,7 +357,7 @@ PYBIND11_MODULE(_C, m) {
       .def("repr", &released<&KVStore::repr>)
       .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)
-      .def("gather_state", &gather_state, py::arg("with_keys") = true)
+      .def("gather_state", &gather_state)
       .def("load", &load)
       .def_static("from_state", &from_state)
       .def_static(

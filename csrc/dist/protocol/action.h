@@ -37,7 +37,7 @@ struct Send {
 struct Wake {
   Time at;
 };
-// Write a file, atomically, then call on_written(number).
+// Write a file, atomically, then call on_written().
 struct WriteShard {
   Shard shard;
 };

@@ -72,9 +72,16 @@ enum class ErrorCode : uint8_t {
   kSuperseded, // another process has this worker's rank
   kTimeout,
   kUpdater, // the updater has thrown `text`
+  kWrite, // writing a snapshot has thrown `text`
   // Not in messages:
   kTransfer, // copying the values from their device has thrown `text`
 };
+
+constexpr auto kLastErrorCode = ErrorCode::kWrite; // in messages
+// Whether a store of dist_sync can be used after an operation's error.
+inline bool is_survived(ErrorCode code) {
+  return code == ErrorCode::kUpdater || code == ErrorCode::kWrite;
+}
 
 struct Error {
   ErrorCode code = ErrorCode::kUnknown;

@@ -32,6 +32,9 @@ struct Request {
     // The whole key, contiguous: kPush, kPushPull, rank 0's kInit. Not written
     // until nothing refers to it any more.
     Blob value;
+    // kPush, kPushPull: if not empty, the same, for slices on this rank's
+    // server; those of `value` need not be there.
+    Blob own;
     // kPush, kPushPull: of the value's elements, which travel as they are.
     int32_t dtype = 0; // c10::ScalarType
     int32_t item_bytes = 0; // 0: as the key's

@@ -36,7 +36,11 @@ class TORCHKV_API Server final : public Core {
   // The driver believes that the worker is gone. A wrong belief costs an error,
   // never a wrong value.
   void on_peer_lost(int32_t rank, Time now);
-  void on_written(int64_t snapshot, Time now);
+  // The shard, or an error's text: then the snapshot fails.
+  void on_written(
+      int64_t snapshot,
+      const std::optional<std::string>& error,
+      Time now);
   void on_measured(const RoundPtr& round, Time now);
   // `error`: what the updater has thrown.
   void on_applied(
@@ -63,6 +67,10 @@ class TORCHKV_API Server final : public Core {
   std::vector<SliceView> slices() const;
   const std::optional<Error>& fatal() const {
     return fatal_;
+  }
+  // The latest; empty if there are none.
+  const Blob& options() const {
+    return options_.rbegin()->second;
   }
   PeerState peer_state(int32_t rank) const {
     return peer(rank).state;

@@ -74,7 +74,7 @@ bool Server::is_acceptable(const Message& message) const {
       !is_acceptable_header(message)) {
     return false;
   }
-  if (message.error && message.error->code > ErrorCode::kUpdater) {
+  if (message.error && message.error->code > kLastErrorCode) {
     return false;
   }
   return !is_operation(message.kind) || is_acceptable_operation(message);

@@ -320,7 +320,10 @@ void Server::check_snapshots() {
   }
 }
 
-void Server::on_written(int64_t snapshot, Time now) {
+void Server::on_written(
+    int64_t snapshot,
+    const std::optional<std::string>& error,
+    Time now) {
   now_ = now;
   const auto* found = snapshots_.find(snapshot);
   if (!found) {
@@ -334,7 +337,11 @@ void Server::on_written(int64_t snapshot, Time now) {
         ? captures_.erase(at)
         : std::next(at);
   }
-  reply_done(op);
+  if (error) {
+    reply_error(op, {ErrorCode::kWrite, sid_, {}, *error, {}});
+  } else {
+    reply_done(op);
+  }
 }
 
 } // namespace torchkv::dist

@@ -194,7 +194,10 @@ void Worker::write_manifest(const WorkerCall& call) {
   act(WriteManifest{std::move(manifest)});
 }
 
-void Worker::on_written(int64_t snapshot, Time now) {
+void Worker::on_written(
+    int64_t snapshot,
+    const std::optional<std::string>& error,
+    Time now) {
   now_ = now;
   std::vector<CallId> ids;
   for (const auto& [id, call] : calls_) {
@@ -204,7 +207,9 @@ void Worker::on_written(int64_t snapshot, Time now) {
     }
   }
   for (const CallId id : ids) {
-    end(id, std::nullopt);
+    end(id,
+        error ? std::optional(Error{ErrorCode::kWrite, rank_, {}, *error, {}})
+              : std::nullopt);
   }
 }
 

@@ -45,7 +45,11 @@ class TORCHKV_API Worker final : public Core {
   void on_message(const Frame& frame, Time now);
   void on_timer(Time now);
   void on_peer_lost(int32_t server, Time now);
-  void on_written(int64_t snapshot, Time now); // the manifest
+  // The manifest, or an error's text.
+  void on_written(
+      int64_t snapshot,
+      const std::optional<std::string>& error,
+      Time now);
   // `bytes` is a copy of the lease, `kid` and `version` the stamp of its region
   // after the copy.
   void on_copied(

@@ -233,7 +233,9 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
         request.dtype = item.dtype;
         request.item_bytes = item.item_bytes;
         request.group = group;
-        value = table->part_of(item.value, item_bytes(item, key.spec));
+        const bool is_own = item.own.size() != 0 && table->server == rank_;
+        value = table->part_of(
+            is_own ? item.own : item.value, item_bytes(item, key.spec));
       } else {
         request.min_version = item.min_version;
       }
@@ -244,6 +246,7 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
       issue(id, table, std::move(request), std::move(value));
     }
     item.value = Blob();
+    item.own = Blob();
   }
   for (size_t i = 0; step && i < step->parts.size(); ++i) {
     Message request;

@@ -125,7 +125,7 @@ void Worker::receive(const Message& message) {
         WorkerAnswer answer;
         answer.result.error = message.error;
         finish(message.opno, std::move(answer));
-        if (sync_ && message.error->code != ErrorCode::kUpdater) {
+        if (sync_ && !is_survived(message.error->code)) {
           fail(*message.error);
         }
       }

@@ -97,7 +97,7 @@ void code_ranks(Coder& coder, Ranks& ranks) {
 
 template <class Coder, class E>
 void code_error(Coder& coder, E& error) {
-  coder.enumerator(error.code, ErrorCode::kUpdater);
+  coder.enumerator(error.code, kLastErrorCode);
   coder.ranged(
       error.who,
       -1,

@@ -132,7 +132,7 @@ class ReplayedServer final : public ReplayedCore {
       server_.on_peer_lost(
           static_cast<int32_t>(parse_integer(words.at(2))), now);
     } else if (what == "written") {
-      server_.on_written(parse_integer(words.at(2)), now);
+      server_.on_written(parse_integer(words.at(2)), std::nullopt, now);
     } else if (what == "measured") {
       const RoundPtr round = find(words);
       round->partial = parse_number(words.at(5));
@@ -339,7 +339,7 @@ class ReplayedWorker final : public ReplayedCore {
       worker_.on_peer_lost(
           static_cast<int32_t>(parse_integer(words.at(2))), now);
     } else if (what == "written") {
-      worker_.on_written(parse_integer(words.at(2)), now);
+      worker_.on_written(parse_integer(words.at(2)), std::nullopt, now);
     } else if (what == "copied") {
       worker_.on_copied(
           parse_integer(words.at(2)),

@@ -12,7 +12,7 @@
 namespace torchkv::dist::replay {
 namespace {
 
-constexpr std::array<std::pair<ErrorCode, const char*>, 13> kCodes{{
+constexpr std::array<std::pair<ErrorCode, const char*>, 14> kCodes{{
     {ErrorCode::kConfig, "config"},
     {ErrorCode::kShape, "shape"},
     {ErrorCode::kUnknown, "unknown"},
@@ -26,6 +26,7 @@ constexpr std::array<std::pair<ErrorCode, const char*>, 13> kCodes{{
     {ErrorCode::kSuperseded, "superseded"},
     {ErrorCode::kTimeout, "timeout"},
     {ErrorCode::kUpdater, "updater"},
+    {ErrorCode::kWrite, "write"},
 }};
 
 std::vector<std::string> split_list(const std::string& text) {

@@ -374,13 +374,16 @@ class Server(Core):
             self._lose(rank, now)
         return self._take()
 
-    def on_written(self, name, now):
+    def on_written(self, name, now, error=None):
         self.now = now
         snap = self.snaps.pop(name[1], None)
         if snap:  # also those of older ones that nobody asks for any more
             for n in [n for n in self.captures if n <= name[1] and n not in self.snaps]:
                 del self.captures[n]
-            self._reply(snap, "DONE")
+            if error:
+                self._error(snap, ("write", self.sid, None, error))
+            else:
+                self._reply(snap, "DONE")
         return self._take()
 
     # -- sessions --
@@ -1309,7 +1312,7 @@ class Worker(Core):
             )
         elif m.kind == "ERROR" and op:
             self._finish(op, now, error=m.error)
-            if self.sync and m.error[0] != "updater":
+            if self.sync and m.error[0] not in ("updater", "write"):
                 self._fail(m.error, now)
         self.ready_to_pump.add(m.sid)
 
@@ -1391,11 +1394,12 @@ class Worker(Core):
             self._lose(sid, now)
         return self._take()
 
-    def on_written(self, name, now):
+    def on_written(self, name, now, error=None):
         self.now = now
         for cid, call in list(self.calls.items()):
             if call.kind == "snapshot" and call.number == name[1]:
-                self._return(cid)
+                failed = {"error": ("write", self.rank, None, error)} if error else {}
+                self._return(cid, **failed)
         return self._take()
 
     def call(self, kind, now, timeout, key=None, **a):

@@ -916,7 +916,7 @@ MUTANTS = {
         [
             (
                 """\
-            if self.sync and m.error[0] != "updater":
+            if self.sync and m.error[0] not in ("updater", "write"):
 """,
                 """\
             if self.sync:

@@ -262,7 +262,7 @@ TEST(ServerRefusalTest, NullAndStrangeRoundsAreIgnored) {
   s.server.on_applied(copy, std::nullopt, s.now);
   copy->slice = {"other", 0};
   s.server.on_applied(copy, std::nullopt, s.now);
-  s.server.on_written(5, s.now);
+  s.server.on_written(5, std::nullopt, s.now);
   s.server.on_peer_lost(-1, s.now);
   s.server.on_peer_lost(3, s.now);
   EXPECT_EQ(s.view()->version, 0);
@@ -380,7 +380,8 @@ TEST(ServerRefusalTest, NothingCrashesTheServer) {
           s.wait(0.3);
           break;
         case 2:
-          s.server.on_written(static_cast<int64_t>(random() % 12), s.now);
+          s.server.on_written(
+              static_cast<int64_t>(random() % 12), std::nullopt, s.now);
           break;
         case 3:
           s.hello(rank, 1 + static_cast<int64_t>(random() % 2));

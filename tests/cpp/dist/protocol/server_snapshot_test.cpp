@@ -39,7 +39,7 @@ TEST(ServerSnapshotTest, ASnapshotIsOneVersion) {
   s.push(1, 2);
   EXPECT_TRUE(s.begun()[1]->in_snapshot);
   EXPECT_GT(s.begun()[1]->source.use_count(), 1); // must not be written
-  s.server.on_written(1, s.now);
+  s.server.on_written(1, std::nullopt, s.now);
   s.collect();
   EXPECT_TRUE(s.has(0, Kind::kDone, snapshot));
 }
@@ -81,6 +81,23 @@ TEST(ServerSnapshotTest, ASnapshotThatWaitsNamesThoseWhoHoldUpItsPushes) {
   EXPECT_TRUE(s.last(0, Kind::kWait).missing.empty()); // for the file
 }
 
+TEST(ServerSnapshotTest, AShardThatIsNotWrittenIsAnErrorAndDropsItsCaptures) {
+  ServerScript s(ServerScript::config(kSync, 1));
+  const int64_t snapshot = s.control(0, Kind::kSnapshot, [](Message& message) {
+    message.snap = 1;
+    message.counts = pushes_of_k(0);
+  });
+  s.server.on_written(1, "the disk is full", s.now);
+  s.collect();
+  const Message answer = s.last(0, Kind::kError);
+  EXPECT_EQ(answer.opno, snapshot);
+  EXPECT_EQ(
+      answer.error,
+      (Error{ErrorCode::kWrite, 0, std::nullopt, "the disk is full", {}}));
+  s.push(0, 1, [](Message& message) { message.snap = 1; });
+  EXPECT_FALSE(s.begun()[0]->in_snapshot);
+}
+
 TEST(ServerSnapshotTest, CapturesOfOlderSnapshotsEndWithTheNext) {
   ServerScript s(ServerScript::config(kSync, 1));
   s.control(0, Kind::kSnapshot, [](Message& message) { // and no snapshot 1
@@ -89,7 +106,7 @@ TEST(ServerSnapshotTest, CapturesOfOlderSnapshotsEndWithTheNext) {
   });
   ASSERT_EQ(s.all<WriteShard>().size(), 1);
   EXPECT_EQ(s.all<WriteShard>()[0]->shard.number, 2);
-  s.server.on_written(2, s.now);
+  s.server.on_written(2, std::nullopt, s.now);
   s.collect();
   s.push(0, 1, [](Message& message) { message.snap = 2; });
   EXPECT_FALSE(s.begun()[0]->in_snapshot);
@@ -105,7 +122,7 @@ TEST(ServerSnapshotTest, CapturesOfASnapshotThatIsAskedForStay) {
     message.snap = 2;
     message.counts = pushes_of_k(0);
   });
-  s.server.on_written(2, s.now);
+  s.server.on_written(2, std::nullopt, s.now);
   s.collect();
   s.push(0, 1, [](Message& message) { message.snap = 2; });
   EXPECT_TRUE(s.begun()[0]->in_snapshot); // of 1, which waits for z

@@ -95,6 +95,29 @@ TEST(WorkerTest, APushIsSentUntilTheServerHasItAndThenAskedFor) {
   EXPECT_EQ(scene.returns.size(), 1);
 }
 
+TEST(WorkerTest, SlicesOnTheRanksOwnServerAreTakenFromItsOwnValue) {
+  Config config = test_config(2, std::nullopt);
+  config.split_bytes = 64;
+  WorkerScene scene(config, 1);
+  scene.start();
+  scene.init({"w"}, 64);
+  Request push = request(RK::kPushPull, {"w"}, 64);
+  push.items[0].own = bytes(256);
+  scene.call(push);
+  bool was_own = false;
+  bool was_other = false;
+  for (const Message& piece : scene.sent) {
+    const bool is_own = piece.header.server == 1;
+    const Blob& from = is_own ? push.items[0].own : push.items[0].value;
+    const std::byte* const data = piece.payload.data();
+    EXPECT_GE(data, from.data());
+    EXPECT_LT(data, from.data() + from.size());
+    was_own = was_own || is_own;
+    was_other = was_other || !is_own;
+  }
+  EXPECT_TRUE(was_own && was_other);
+}
+
 TEST(WorkerTest, AWaitTellsThatTheServerHasAllPieces) {
   WorkerScene scene(test_config(1, std::nullopt));
   scene.start();
@@ -325,35 +348,6 @@ TEST(WorkerTest, OptionsAreNumberedAndCommittedWhenAllServersHaveThem) {
   scene.clear();
   scene.tick(1);
   EXPECT_EQ(scene.sent.at(0).header.committed, 1);
-}
-
-TEST(WorkerTest, ASnapshotEndsWhenItsManifestIsWritten) {
-  WorkerScene scene(test_config(2, std::nullopt), 0);
-  scene.start();
-  scene.init({"w"});
-  Request save = request(RK::kSnapshot);
-  save.step = 12;
-  const CallId id = scene.call(save);
-  EXPECT_EQ(scene.sent.at(0).step, 12);
-  EXPECT_EQ(scene.sent.at(0).snap, 1);
-  EXPECT_EQ(scene.log(), (Lines{"SNAPSHOT 2", "SNAPSHOT 3"}));
-  scene.done(2, 0);
-  EXPECT_TRUE(scene.others.empty());
-  scene.done(3, 1);
-  ASSERT_EQ(scene.others.size(), 1);
-  const auto& manifest = std::get<WriteManifest>(scene.others[0]).manifest;
-  EXPECT_EQ(manifest.number, 1);
-  EXPECT_EQ(manifest.job, kJob);
-  EXPECT_EQ(manifest.step, 12);
-  ASSERT_EQ(manifest.keys.size(), 1);
-  EXPECT_EQ(manifest.keys[0].first, Key("w"));
-  EXPECT_EQ(manifest.keys[0].second, floats(2));
-  scene.worker.on_written(2, scene.now);
-  scene.collect();
-  EXPECT_FALSE(scene.has_ended(id));
-  scene.worker.on_written(1, scene.now);
-  scene.collect();
-  EXPECT_FALSE(scene.ended(id).error);
 }
 
 TEST(WorkerTest, CloseWaitsForCallsThatHaveNotEnded) {

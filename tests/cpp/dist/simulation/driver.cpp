@@ -453,9 +453,9 @@ void Simulation::written(
         return;
       }
       if (node.server) {
-        node.server->on_written(number, now_);
+        node.server->on_written(number, std::nullopt, now_);
       } else {
-        node.worker->on_written(number, now_);
+        node.worker->on_written(number, std::nullopt, now_);
       }
       perform(process, node);
       if (node.app != nullptr) {

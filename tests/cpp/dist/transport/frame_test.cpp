@@ -303,7 +303,7 @@ TEST(FrameTest, AnUnknownKindOrErrorIsRefused) {
   message.error = Error();
   EXPECT_TRUE(survives(message));
   message.error->code =
-      static_cast<ErrorCode>(static_cast<int>(ErrorCode::kUpdater) + 1);
+      static_cast<ErrorCode>(static_cast<int>(kLastErrorCode) + 1);
   EXPECT_FALSE(survives(message));
 }
 

@@ -318,9 +318,11 @@ void FuzzSession::perform(const Address& of, Actions actions) {
       }
     } else if (const auto* shard = std::get_if<WriteShard>(&action)) {
       shards_[index(of.number)] = shard->shard;
-      servers_[index(of.number)]->on_written(shard->shard.number, now_);
+      servers_[index(of.number)]->on_written(
+          shard->shard.number, std::nullopt, now_);
     } else if (const auto* manifest = std::get_if<WriteManifest>(&action)) {
-      workers_[index(of.number)]->on_written(manifest->manifest.number, now_);
+      workers_[index(of.number)]->on_written(
+          manifest->manifest.number, std::nullopt, now_);
     } else if (const auto* copy = std::get_if<CopyOut>(&action)) {
       const Region& region = copy->region;
       const auto stamp = stamps_.find(region.segment);

@@ -168,8 +168,8 @@ class RandomFrames {
   }
   Error error() {
     Error result;
-    result.code = static_cast<ErrorCode>(
-        from(0, static_cast<int>(ErrorCode::kUpdater) + 1));
+    result.code =
+        static_cast<ErrorCode>(from(0, static_cast<int>(kLastErrorCode) + 1));
     result.who = from(-1, kRandomLimits.num_workers);
     if (chance(2)) {
       result.slice = slice(SliceId::kServer);

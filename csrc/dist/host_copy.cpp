@@ -1,4 +1,4 @@
-#include "download.h"
+#include "host_copy.h"
 
 #include <algorithm>
 #include <utility>
@@ -23,7 +23,7 @@ class CurrentStream {
 
 } // namespace
 
-Download::Download(
+HostCopy::HostCopy(
     std::shared_ptr<Streams> streams,
     Buffers buffers,
     std::vector<at::Tensor> tensors)
@@ -45,7 +45,7 @@ Download::Download(
   }
 }
 
-std::vector<at::Tensor> Download::wait() {
+std::vector<at::Tensor> HostCopy::wait() {
   Runtime& runtime = streams_->runtime;
   std::vector<at::Tensor> pinned(tensors_.size());
   for (auto& [device, event] : devices_) {

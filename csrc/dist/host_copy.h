@@ -13,11 +13,11 @@ namespace torchkv::dist {
 
 // Values on accelerators, on their way to CPU memory: from the thread that
 // pushes them, which must not wait, to another that does.
-class TORCHKV_API Download {
+class TORCHKV_API HostCopy {
  public:
   // Of the values that the tensors have after the work on the calling thread's
   // current streams. Nobody writes them meanwhile. Does not block.
-  Download(
+  HostCopy(
       std::shared_ptr<Streams> streams,
       Buffers buffers,
       std::vector<at::Tensor> tensors);
