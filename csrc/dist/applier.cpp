@@ -69,49 +69,6 @@ void Applier::erase(const SliceId& slice, int64_t kid) {
   enqueue(Erased{slice, kid});
 }
 
-void Applier::complete(Shard shard, std::function<void(Shard)> done) {
-  auto shared = std::make_shared<Shard>(std::move(shard));
-  enqueue([this, shared, done = std::move(done)] {
-    for (const auto& [slice, shot] : shared->slices) {
-      auto* stored = dynamic_cast<StoredValue*>(shot->value.get());
-      if (stored == nullptr) { // as init has brought it
-        auto value = std::make_shared<StoredValue>();
-        value->pieces = shot->value->pieces;
-        stored = value.get();
-        shot->value = std::move(value);
-      }
-      if (!stored->state) { // the value is still the current one
-        stored->state = state_of(slice, shot->kid);
-      }
-    }
-    done(std::move(*shared));
-  });
-}
-
-void Applier::restore(
-    const Key& key,
-    const Updater& updater,
-    int64_t epoch,
-    KeyState state) {
-  Updater used = updater;
-  if (auto* optimizer = std::get_if<OptimizerPtr>(&used)) {
-    // As decode_update_spec numbers them.
-    auto copy = std::make_shared<Optimizer>(**optimizer);
-    copy->generation = static_cast<uint64_t>(epoch) + 1;
-    *optimizer = std::move(copy);
-  }
-  auto shared = std::make_shared<KeyState>(std::move(state));
-  enqueue([this, key, used, shared] {
-    const auto held = held_.find(key);
-    if (held == held_.end()) {
-      restored_[key] = std::move(*shared);
-    } else {
-      store_.set_state_of(key, used, *shared);
-      held->second.updater = used;
-    }
-  });
-}
-
 std::shared_ptr<OpaqueUpdater> Applier::script(int64_t epoch) {
   // Shared, so that it is broken if the applier ends.
   auto done = std::make_shared<std::promise<std::shared_ptr<OpaqueUpdater>>>();
@@ -283,29 +240,6 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
     const KeyState state = std::move(given->second);
     restored_.erase(given);
     store_.set_state_of(key, update.updater, state);
-  }
-}
-
-// What the optimizer keeps for the key now.
-std::optional<KeyState> Applier::state_of(const SliceId& slice, int64_t kid) {
-  const auto held = held_.find(slice.key);
-  if (held != held_.end() && held->second.kid != kid) {
-    return std::nullopt; // of another incarnation
-  }
-  const auto given = restored_.find(slice.key);
-  if (given != restored_.end()) {
-    return given->second;
-  }
-  return held == held_.end()
-      ? std::nullopt
-      : std::optional(store_.state_of(slice.key, held->second.updater));
-}
-
-// Before the state of a value that a snapshot refers to is written.
-void Applier::keep_state(const Round& round) {
-  auto* stored = dynamic_cast<StoredValue*>(round.source.get());
-  if (round.in_snapshot && stored != nullptr && !stored->state) {
-    stored->state = state_of(round.slice, round.kid);
   }
 }
 

@@ -55,8 +55,10 @@ class Applier {
   // Sets Round::partial. The value may not change before apply().
   void measure(RoundPtr round);
   // Fills in the states of a snapshot's values, then calls `done`, after what
-  // is queued.
-  void complete(Shard shard, std::function<void(Shard)> done);
+  // is queued: with an error if a state could not be copied.
+  using Completed =
+      std::function<void(Shard, const std::optional<std::string>&)>;
+  void complete(Shard shard, Completed done);
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
 
@@ -104,6 +106,7 @@ class Applier {
   void prepare(const Round& round, const Updates::Update& update);
   void run(const std::function<void()>& function);
   std::optional<KeyState> state_of(const SliceId& slice, int64_t kid);
+  void add_states(const Shard& shard);
   void keep_state(const Round& round);
   // Its first pushes as tensors, appended as a group.
   void append_values(

@@ -201,12 +201,19 @@ Shard Session::held(const Keys& keys) {
       shard.slices.emplace_back(view.slice, std::move(shot));
     }
   }
-  // Shared, so that it is broken if the applier fails.
+  // Shared, so that it is broken if the applier ends.
   auto done = std::make_shared<std::promise<Shard>>();
   auto result = done->get_future();
   applier_.complete(
-      std::move(shard), [done = std::exchange(done, nullptr)](Shard filled) {
-        done->set_value(std::move(filled));
+      std::move(shard),
+      [done = std::exchange(done, nullptr)](
+          Shard filled, const std::optional<std::string>& error) {
+        if (error) {
+          done->set_exception(
+              std::make_exception_ptr(std::runtime_error(*error)));
+        } else {
+          done->set_value(std::move(filled));
+        }
       });
   return result.get();
 }

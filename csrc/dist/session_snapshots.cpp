@@ -25,26 +25,30 @@ void Session::written(
 }
 
 void Session::perform_one(WriteShard& action) {
-  applier_.complete(std::move(action.shard), [this](Shard shard) {
-    const int64_t number = shard.number;
-    const std::optional<std::string> error = error_of([&] {
-      const Blob& options = shard.options.back().second;
-      if (decode_update_spec(options).kind == UpdateSpec::Kind::kScript) {
-        applier_.updates().check_script_is_stateless();
-      }
-    });
-    if (error) {
-      written(server_, number, error);
-      return;
-    }
-    writer_.run([this, number, shard = std::move(shard)] {
-      written(server_, number, error_of([&] {
-                TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
-                files_->write(shard);
-                files_->clean(node_->rank(), number);
-              }));
-    });
-  });
+  applier_.complete(
+      std::move(action.shard),
+      [this](Shard shard, std::optional<std::string> error) {
+        const int64_t number = shard.number;
+        if (!error) {
+          error = error_of([&] {
+            const Blob& options = shard.options.back().second;
+            if (decode_update_spec(options).kind == UpdateSpec::Kind::kScript) {
+              applier_.updates().check_script_is_stateless();
+            }
+          });
+        }
+        if (error) {
+          written(server_, number, error);
+          return;
+        }
+        writer_.run([this, number, shard = std::move(shard)] {
+          written(server_, number, error_of([&] {
+                    TORCHKV_INTERNAL_ASSERT(files_ != nullptr);
+                    files_->write(shard);
+                    files_->clean(node_->rank(), number);
+                  }));
+        });
+      });
 }
 
 void Session::perform_one(WriteManifest& action) {
