@@ -74,6 +74,10 @@ def slice_name(name):
     return (name if "/" in name else name + "/0") if name else "-"
 
 
+def text_of(error=None):
+    return error.replace(" ", "_") if error else "-"
+
+
 def error_text(error):
     """CODE:WHO:SLICE:TEXT:MISSING."""
     if not error:
@@ -81,7 +85,7 @@ def error_text(error):
     if error[0] == "timeout":
         return f"timeout:-1:{slice_name(error[2])}:-:{listed(error[1])}"
     code, who, name, *text = error
-    text = text[0].replace(" ", "_") if text else "-"
+    text = text_of(*text)
     return f"{code}:{-1 if who is None else who}:{slice_name(name)}:{text}:-"
 
 
@@ -312,9 +316,9 @@ def recorded(model, trace):
             self.event(f"lost {number(now)} {rank}")
             return self.done(super().on_peer_lost(rank, now))
 
-        def on_written(self, name, now):
-            self.event(f"written {number(now)} {name[1]}")
-            return self.done(super().on_written(name, now))
+        def on_written(self, name, now, error=None):
+            self.event(f"written {number(now)} {name[1]} {text_of(error)}")
+            return self.done(super().on_written(name, now, error))
 
         def on_measured(self, name, work, now):
             what = f"{name} {work.kid} {work.version}"
@@ -324,8 +328,7 @@ def recorded(model, trace):
         def on_applied(self, name, work, error, now):
             what = f"{name} {work.kid} {work.version}"
             value = tokens(work.target.data)
-            text = error.replace(" ", "_") if error else "-"
-            self.event(f"applied {number(now)} {what} {text} {value}")
+            self.event(f"applied {number(now)} {what} {text_of(error)} {value}")
             return self.done(super().on_applied(name, work, error, now))
 
     class Worker(Recorder, model.Worker):
@@ -351,9 +354,9 @@ def recorded(model, trace):
             self.event(f"lost {number(now)} {sid}")
             return self.done(super().on_peer_lost(sid, now))
 
-        def on_written(self, name, now):
-            self.event(f"written {number(now)} {name[1]}")
-            return self.done(super().on_written(name, now))
+        def on_written(self, name, now, error=None):
+            self.event(f"written {number(now)} {name[1]} {text_of(error)}")
+            return self.done(super().on_written(name, now, error))
 
         def on_copied(self, opno, data, stamp, now):
             kid, version = stamp

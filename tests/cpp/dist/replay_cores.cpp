@@ -101,6 +101,10 @@ std::string send_line(const Send& send) {
   return result;
 }
 
+std::optional<std::string> parse_text(const std::string& word) {
+  return word == "-" ? std::nullopt : std::optional<std::string>(word);
+}
+
 std::string field(const char* name, int64_t value) {
   return std::string(" ") + name + "=" + std::to_string(value);
 }
@@ -132,7 +136,8 @@ class ReplayedServer final : public ReplayedCore {
       server_.on_peer_lost(
           static_cast<int32_t>(parse_integer(words.at(2))), now);
     } else if (what == "written") {
-      server_.on_written(parse_integer(words.at(2)), std::nullopt, now);
+      server_.on_written(
+          parse_integer(words.at(2)), parse_text(words.at(3)), now);
     } else if (what == "measured") {
       const RoundPtr round = find(words);
       round->partial = parse_number(words.at(5));
@@ -140,11 +145,7 @@ class ReplayedServer final : public ReplayedCore {
     } else if (what == "applied") {
       const RoundPtr round = find(words);
       finish(*round, words.at(6));
-      const std::string& thrown = words.at(5);
-      server_.on_applied(
-          round,
-          thrown == "-" ? std::nullopt : std::optional<std::string>(thrown),
-          now);
+      server_.on_applied(round, parse_text(words.at(5)), now);
     } else {
       throw std::runtime_error("unknown event " + what);
     }
@@ -339,7 +340,8 @@ class ReplayedWorker final : public ReplayedCore {
       worker_.on_peer_lost(
           static_cast<int32_t>(parse_integer(words.at(2))), now);
     } else if (what == "written") {
-      worker_.on_written(parse_integer(words.at(2)), std::nullopt, now);
+      worker_.on_written(
+          parse_integer(words.at(2)), parse_text(words.at(3)), now);
     } else if (what == "copied") {
       worker_.on_copied(
           parse_integer(words.at(2)),

@@ -145,6 +145,8 @@ class Checker:
                     and row.kind in ("push", "pushpull", "pushlist")
                     and plan["poison"]
                 )
+            elif code == "write":
+                right = row.kind == "snapshot" and who in sim.full_disks
             elif code == "worker_lost":
                 right = (
                     who in sim.faulty_workers or wrong and who in culprits | {wrong[1]}

@@ -398,7 +398,8 @@ class App:
         sim = self.sim
         if self.done:
             return
-        if error[0] == "updater" or error[0] == "timeout" and row.ins.get("timeout"):
+        asked_for = error[0] == "timeout" and row.ins.get("timeout")
+        if error[0] in ("updater", "write") or asked_for:
             return  # the store stays usable
         if error[0] == "expired":
             self.done = True
@@ -462,6 +463,8 @@ class Sim:
         self.blocked_links = {}
         r, profile = self.rng, profile
         self.jitter = r.choice((0.002, 0.02, 0.2))
+        disk = self.disk_rng = random.Random(f"disk {seed} {mode} {profile} {schedule}")
+        self.p_full, self.full_disks = disk.choice((0.0, 0.0, 0.1, 0.4)), set()
         self.p_break = 0.0 if profile == "calm" else r.choice((0.0, 0.005, 0.03))
         self.start(0, None)
         self.plan_faults()
@@ -638,7 +641,12 @@ class Sim:
 
     def written(self, process, address, name, data):
         self.pending -= 1
-        if process.alive:  # a crash before the rename leaves nothing
+        error = "full" if self.disk_rng.random() < self.p_full else None
+        if not process.alive:  # a crash before the rename leaves nothing
+            return
+        if error:
+            self.full_disks.add(address[2])
+        else:
             if name[0] == "shard":  # the values are read as late as this
                 keys = {
                     k: dict(
@@ -654,10 +662,9 @@ class Sim:
             self.disk[name] = data
             if name[0] == "manifest":
                 self.disk["latest"] = data
-            if address in process.cores:
-                self.perform(
-                    process, address, process.cores[address].on_written(name, self.now)
-                )
+        if address in process.cores:
+            core = process.cores[address]
+            self.perform(process, address, core.on_written(name, self.now, error))
 
     # -- network: in order on one connection; a broken one loses, delays and repeats --
 

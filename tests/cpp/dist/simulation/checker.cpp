@@ -196,6 +196,9 @@ bool Checker::is_right(
   switch (error.code) {
     case ErrorCode::kUpdater: // which rounds: see sync_values
       return who == -1 && row.instruction.is_push() && plan_.poison != 0;
+    case ErrorCode::kWrite:
+      return row.instruction.kind == Instruction::Kind::kSnapshot &&
+          error.text == "full" && simulation_.full_disks().count(who) != 0;
     case ErrorCode::kWorkerLost:
       // A server that was cut off takes the others for lost.
       return workers.count(who) != 0 || is_wrong_rank(who) ||

@@ -431,7 +431,8 @@ void Simulation::write(Process& process, Node& node, const Manifest& manifest) {
   });
 }
 
-// A file takes time; a crash before it has its name leaves nothing.
+// A file takes time; a crash before it has its name leaves nothing, nor does a
+// disk that is full.
 void Simulation::written(
     Process& process,
     Node& node,
@@ -439,6 +440,9 @@ void Simulation::written(
     const std::function<void()>& store) {
   ++pending_;
   const Time delay = random_.choose({0.01, 0.3});
+  const auto error = disk_.chance(full_chance_)
+      ? std::optional<std::string>("full")
+      : std::nullopt;
   at(delay, [=, this, &process, &node, job = job_] {
     if (job != job_) {
       return; // pending_ counts the new job's
@@ -448,14 +452,19 @@ void Simulation::written(
       if (!process.alive) {
         return;
       }
-      store();
+      if (error) {
+        ++statistics_[Count::kUnwritten];
+        full_disks_.insert(node.id.number);
+      } else {
+        store();
+      }
       if (!process.has(node)) {
         return;
       }
       if (node.server) {
-        node.server->on_written(number, std::nullopt, now_);
+        node.server->on_written(number, error, now_);
       } else {
-        node.worker->on_written(number, std::nullopt, now_);
+        node.worker->on_written(number, error, now_);
       }
       perform(process, node);
       if (node.app != nullptr) {

@@ -8,7 +8,7 @@ namespace torchkv::dist::simulation {
 namespace {
 
 const char* name_of(ErrorCode code) {
-  constexpr std::array<const char*, 13> kNames = {
+  constexpr std::array<const char*, 14> kNames = {
       "config",
       "shape",
       "unknown",
@@ -21,7 +21,8 @@ const char* name_of(ErrorCode code) {
       "expired",
       "superseded",
       "timeout",
-      "updater"};
+      "updater",
+      "write"};
   return kNames.at(static_cast<size_t>(code));
 }
 
@@ -42,7 +43,8 @@ const char* name(Count count) {
       "pushes by region",
       "pulls by lease",
       "stalls",
-      "snapshots"};
+      "snapshots",
+      "files not written"};
   return kNames.at(static_cast<size_t>(count));
 }
 

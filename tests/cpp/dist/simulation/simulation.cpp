@@ -27,10 +27,12 @@ Simulation::Simulation(
     : plan_(make_plan(seed, mode, profile)),
       num_logged_(num_logged),
       logs_(num_logged != 0),
-      random_(seed_of(seed, mode, profile)) {
+      random_(seed_of(seed, mode, profile)),
+      disk_(mix(seed_of(seed, mode, profile))) {
   jitter_ = random_.choose({0.002, 0.02, 0.2});
   break_chance_ =
       profile == Profile::kCalm ? 0.0 : random_.choose({0.0, 0.005, 0.03});
+  full_chance_ = disk_.choose({0.0, 0.0, 0.1, 0.4});
   start(0, nullptr);
   plan_faults();
 }

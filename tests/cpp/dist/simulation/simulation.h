@@ -111,8 +111,9 @@ enum class Count : uint8_t {
   kLeases, // copied out
   kStalls, // pushes that waited for memory
   kSnapshots,
+  kUnwritten, // files of snapshots
 };
-constexpr int kNumCounts = static_cast<int>(Count::kSnapshots) + 1;
+constexpr int kNumCounts = static_cast<int>(Count::kUnwritten) + 1;
 const char* name(Count count);
 
 // How often things have happened.
@@ -175,6 +176,10 @@ class Simulation {
   }
   int64_t job() const {
     return job_;
+  }
+  // Of the nodes that could not write a file.
+  const std::set<int>& full_disks() const {
+    return full_disks_;
   }
   const Statistics& statistics() const {
     return statistics_;
@@ -291,6 +296,7 @@ class Simulation {
   const size_t num_logged_;
   const bool logs_;
   Random random_; // of faults and delays
+  Random disk_; // which files cannot be written
   Time now_ = 0;
   int64_t order_ = 0;
   int64_t num_events_ = 0;
@@ -322,6 +328,8 @@ class Simulation {
   std::map<std::pair<int, int>, Partition> partitions_; // by hosts
   double jitter_ = 0;
   double break_chance_ = 0;
+  double full_chance_ = 0; // of a file
+  std::set<int> full_disks_;
 
   int64_t job_ = 1;
   bool restarting_ = false;
