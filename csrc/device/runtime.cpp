@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "../core/plain_dispatch.h"
+#include "../core/process.h"
 #include "../kernels/cuda/library.h"
 
 namespace torchkv {
@@ -116,26 +117,46 @@ class C10Runtime final : public Runtime {
     }
   }
 
-  at::Tensor copy_to_host(const at::Tensor& source) override {
+  at::Tensor allocate_on_host(
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      c10::Device device) override {
     const c10::InferenceMode normal(false);
     const PlainDispatch plain;
-    const at::TensorOptions options(source.scalar_type());
-    at::Tensor copy;
-    if (source.is_cuda() && at::hasCUDA()) {
-      // at::empty with pin_memory asks which accelerator is the current one,
-      // which initializes it.
-      auto memory = std::make_shared<c10::DataPtr>(
-          at::getHostAllocator(c10::kCUDA)->allocate(source.nbytes()));
-      void* const data = memory->get();
-      copy = at::from_blob(
-          data,
-          source.sizes(),
-          [memory = std::move(memory)](void* /*data*/) {},
-          options);
-    } else {
-      copy = at::empty(source.sizes(), options);
+    const at::TensorOptions options(dtype);
+    if (!device.is_cuda() || !at::hasCUDA()) {
+      return at::empty(sizes, options);
     }
-    return copy.copy_(source, /*non_blocking=*/true);
+    // at::empty with pin_memory asks which accelerator is the current one,
+    // which initializes it.
+    const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
+        c10::elementSize(dtype);
+    auto memory = std::make_shared<c10::DataPtr>(
+        at::getHostAllocator(c10::kCUDA)->allocate(bytes));
+    void* const data = memory->get();
+    return at::from_blob(
+        data, sizes, [memory = std::move(memory)](void* /*data*/) {}, options);
+  }
+
+  std::shared_ptr<void> pin(void* data, size_t size, c10::Device device)
+      override {
+    const auto* const table =
+        device.is_cuda() ? kernels::cuda::table() : nullptr;
+    if (table == nullptr ||
+        table->register_host(device.index(), data, size) != 0) {
+      return nullptr;
+    }
+    return {data, [=, forks = fork_count()](void* pinned) {
+              if (forks == fork_count()) { // a child has no device
+                table->unregister_host(device.index(), pinned);
+              }
+            }};
+  }
+
+  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+      override {
+    const PlainDispatch plain;
+    destination.copy_(source, /*non_blocking=*/true);
   }
 };
 

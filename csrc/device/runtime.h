@@ -68,10 +68,23 @@ class TORCHKV_API Runtime {
   virtual void copy(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
-  // A copy in CPU memory, pinned if the device is a CUDA device, which is
-  // enqueued on the current stream of the source, an accelerator's. Does not
-  // block the host. Keep both until it is done.
-  virtual at::Tensor copy_to_host(const at::Tensor& source) = 0;
+  // CPU memory, pinned if `device` is a CUDA device.
+  virtual at::Tensor allocate_on_host(
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      c10::Device device) = 0;
+  // Pins memory of the host until the result is destroyed; whole pages, of
+  // which no other is pinned. Null if the device cannot or need not.
+  virtual std::shared_ptr<void> pin(
+      void* data,
+      size_t size,
+      c10::Device device) = 0;
+  // Enqueues a copy on the current stream of the source, an accelerator's.
+  // Blocks the host only if the destination, in CPU memory, is not pinned. Keep
+  // both until it is done.
+  virtual void copy_to_host(
+      const at::Tensor& destination,
+      const at::Tensor& source) = 0;
 };
 
 // Makes the tensor's storage, however it is shared, impossible to resize. An

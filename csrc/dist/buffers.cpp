@@ -16,37 +16,45 @@
 
 namespace torchkv::dist {
 struct Buffers::Pool {
-  // Of the bytes that are free, at most as many as are in use are kept, and
-  // kKept.
+  // Of the bytes that are free, at most as many as are in use, or have been if
+  // pinned, are kept, and kKept.
   static constexpr size_t kKept = size_t{64} << 20U;
 
-  explicit Pool(std::shared_ptr<SharedMemory> shared)
-      : memory(std::move(shared)) {}
+  // What a block of memory needs until it is freed.
+  struct Block {
+    std::shared_ptr<void> memory;
+    std::shared_ptr<void> pin; // freed first
+  };
+
+  Pool(std::shared_ptr<SharedMemory> shared, Runtime* pins_with)
+      : memory(std::move(shared)), runtime(pins_with) {}
 
   const std::shared_ptr<SharedMemory> memory; // may be null
+  Runtime* const runtime; // that pins memory, or null
 
   std::mutex mutex; // guards the rest
   std::unordered_map<size_t, std::vector<c10::DataPtr>> free;
   size_t num_free = 0; // bytes
   size_t num_used = 0;
+  size_t num_most = 0; // of num_used, where memory is pinned
 
-  c10::DataPtr allocate(size_t size) const {
+  c10::DataPtr allocate(size_t size, std::optional<c10::Device> device) const {
     if (memory != nullptr && size >= SharedMemory::kAlignment) {
       if (auto block = memory->allocate(size)) {
         void* const data = block.get();
+        auto pinned = device ? runtime->pin(data, size, *device) : nullptr;
         return {
             data,
-            new std::shared_ptr<void>(std::move(block)),
-            [](void* held) {
-              delete static_cast<std::shared_ptr<void>*>(held);
-            },
+            new Block{std::move(block), std::move(pinned)},
+            [](void* held) { delete static_cast<Block*>(held); },
             c10::Device(c10::DeviceType::CPU)};
       }
     }
     return c10::GetCPUAllocator()->allocate(size);
   }
 
-  c10::DataPtr take(size_t size) {
+  // REQUIRES: no device if nothing pins memory.
+  c10::DataPtr take(size_t size, std::optional<c10::Device> device) {
     {
       const std::lock_guard lock(mutex);
       auto& list = free[size];
@@ -54,20 +62,25 @@ struct Buffers::Pool {
         c10::DataPtr data = std::move(list.back());
         list.pop_back();
         num_free -= size;
-        num_used += size;
+        add_used(size);
         return data;
       }
     }
-    c10::DataPtr data = allocate(size);
+    c10::DataPtr data = allocate(size, device);
     const std::lock_guard lock(mutex);
-    num_used += size;
+    add_used(size);
     return data;
+  }
+
+  void add_used(size_t size) {
+    num_used += size;
+    num_most = runtime != nullptr ? std::max(num_most, num_used) : 0;
   }
 
   void give_back(c10::DataPtr data, size_t size) {
     const std::lock_guard lock(mutex);
     num_used -= size;
-    if (num_free + size <= std::max(num_used, kKept)) {
+    if (num_free + size <= std::max({num_used, num_most, kKept})) {
       num_free += size;
       free[size].push_back(std::move(data));
     }
@@ -75,12 +88,29 @@ struct Buffers::Pool {
 };
 
 Buffers::Buffers(std::shared_ptr<SharedMemory> memory)
-    : pool_(std::make_shared<Pool>(std::move(memory))) {}
+    : pool_(std::make_shared<Pool>(std::move(memory), nullptr)) {}
+
+Buffers::Buffers(std::shared_ptr<SharedMemory> memory, Runtime& runtime)
+    : pool_(std::make_shared<Pool>(std::move(memory), &runtime)) {}
 
 at::Tensor Buffers::empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const {
+  return empty(sizes, dtype, std::nullopt);
+}
+
+at::Tensor Buffers::empty_for(
+    c10::Device device,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) const {
+  return empty(sizes, dtype, device);
+}
+
+at::Tensor Buffers::empty(
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype,
+    std::optional<c10::Device> device) const {
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
       c10::elementSize(dtype);
-  c10::DataPtr data = pool_->take(bytes);
+  c10::DataPtr data = pool_->take(bytes, device);
   void* const address = data.get();
   // std::function copies what it holds.
   auto held = std::make_shared<c10::DataPtr>(std::move(data));

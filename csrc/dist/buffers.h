@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 
 #include "../core/export.h"
 #include "../kernels/cpu/copy_batch.h"
@@ -19,10 +20,18 @@ class TORCHKV_API Buffers {
  public:
   // Of `memory`, where it has some; null: as torch's tensors.
   explicit Buffers(std::shared_ptr<SharedMemory> memory = nullptr);
+  // Of `memory`, which empty_for() pins. As this is slow, as much is kept as
+  // was ever in use.
+  Buffers(std::shared_ptr<SharedMemory> memory, Runtime& runtime);
 
   // A contiguous tensor with uninitialised memory, to which nothing else
   // refers.
   at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const;
+  // The same, for copies from an accelerator.
+  at::Tensor empty_for(
+      c10::Device device,
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype) const;
   // The same for a LocalStore.
   Allocator allocator() const;
   // Whether other processes may read the memory.
@@ -30,6 +39,10 @@ class TORCHKV_API Buffers {
 
  private:
   struct Pool;
+  at::Tensor empty(
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      std::optional<c10::Device> device) const;
   std::shared_ptr<Pool> pool_;
 };
 

@@ -41,7 +41,7 @@ DistStore::DistStore(
       timeout_(timeout_of(options)),
       is_sync_(policy.is_sync()),
       node_(Node::join(options, environment_launch(options), timeout_)),
-      staging_(runtime, Buffers(node_->memory())),
+      staging_(runtime, node_->memory()),
       snapshots_(options),
       norms_(std::make_shared<NormReport>()),
       name_(options.name) {

@@ -1,5 +1,7 @@
 #include "host_copy.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -47,15 +49,24 @@ HostCopy::HostCopy(
 
 std::vector<at::Tensor> HostCopy::wait() {
   Runtime& runtime = streams_->runtime;
-  std::vector<at::Tensor> pinned(tensors_.size());
+  std::vector<at::Tensor> copies(tensors_.size());
+  auto fail = c10::make_scope_exit([&copies] {
+    // Leaked: what a device that has failed may still write to.
+    new std::vector<at::Tensor>(std::move(copies));
+  });
   for (auto& [device, event] : devices_) {
     const c10::Stream stream = streams_->of(torchkv::Place{device});
     const CurrentStream current(runtime, stream);
     runtime.wait(*event, stream);
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (tensors_[i].device() == device) {
-        pinned[i] = runtime.copy_to_host(tensors_[i]);
-        runtime.keep_until_done(tensors_[i], stream); // should this throw
+      const at::Tensor& from = tensors_[i];
+      if (from.device() == device) {
+        copies[i] = buffers_.are_shared()
+            ? buffers_.empty_for(device, from.sizes(), from.scalar_type())
+            : runtime.allocate_on_host(
+                  from.sizes(), from.scalar_type(), device);
+        runtime.keep_until_done(from, stream); // should this throw
+        runtime.copy_to_host(copies[i], from);
       }
     }
     runtime.record(*event, stream);
@@ -63,24 +74,8 @@ std::vector<at::Tensor> HostCopy::wait() {
   for (const auto& [device, event] : devices_) {
     runtime.synchronize(*event);
   }
+  fail.release();
   tensors_.clear();
-  if (!buffers_.are_shared()) {
-    return pinned;
-  }
-  // Other ranks of this host read that memory.
-  std::vector<at::Tensor> copies;
-  copies.reserve(pinned.size());
-  kernels::cpu::CopyBatch batch;
-  for (const auto& from : pinned) {
-    copies.push_back(buffers_.empty(from.sizes(), from.scalar_type()));
-    if (from.nbytes() != 0) {
-      batch.add(
-          from.const_data_ptr(),
-          from.nbytes(),
-          copies.back().mutable_data_ptr());
-    }
-  }
-  batch.run();
   return copies;
 }
 

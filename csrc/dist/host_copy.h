@@ -19,11 +19,12 @@ class TORCHKV_API HostCopy {
   // current streams. Nobody writes them meanwhile. Does not block.
   HostCopy(
       std::shared_ptr<Streams> streams,
-      Buffers buffers,
+      Buffers buffers, // with a runtime that pins
       std::vector<at::Tensor> tensors);
 
-  // Copies of them, contiguous and in the buffers. Blocks the host until they
-  // are there; the copies run on the streams' own. REQUIRES: called once.
+  // Copies of them, contiguous: in the buffers if other processes may read
+  // those, else in PyTorch's pinned memory. Blocks the host until they are
+  // there; the copies run on the streams' own. REQUIRES: called once.
   std::vector<at::Tensor> wait();
 
  private:

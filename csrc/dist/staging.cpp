@@ -75,9 +75,10 @@ struct Staging::Group {
   }
 };
 
-Staging::Staging(Runtime& runtime, Buffers buffers)
+Staging::Staging(Runtime& runtime, const std::shared_ptr<SharedMemory>& memory)
     : runtime_(runtime),
-      buffers_(std::move(buffers)),
+      buffers_(memory),
+      pinned_(memory, runtime),
       streams_(std::make_shared<Streams>(runtime)),
       store_(runtime, store_options(buffers_)),
       device_store_(runtime, device_options()) {}
@@ -241,7 +242,7 @@ void Staging::sum_on_devices(
 }
 
 HostCopy Staging::copy_to_host(std::vector<at::Tensor> sums) const {
-  return HostCopy(streams_, buffers_, std::move(sums));
+  return HostCopy(streams_, pinned_, std::move(sums));
 }
 
 void Staging::erase(const Keys& keys) {

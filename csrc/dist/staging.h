@@ -38,7 +38,8 @@ class TORCHKV_API Staging {
     c10::function_ref<std::vector<Place>(size_t)> elsewhere;
   };
 
-  Staging(Runtime& runtime, Buffers buffers);
+  // In `memory`, as Buffers.
+  Staging(Runtime& runtime, const std::shared_ptr<SharedMemory>& memory);
 
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the
@@ -76,6 +77,7 @@ class TORCHKV_API Staging {
 
   Runtime& runtime_;
   const Buffers buffers_;
+  const Buffers pinned_; // of copies from accelerators
   const std::shared_ptr<Streams> streams_; // of copies to the host
   std::mutex mutex_; // held from a push to the lease of its sums
   LocalStore store_;

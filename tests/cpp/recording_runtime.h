@@ -62,9 +62,22 @@ class RecordingRuntime final : public Runtime {
     }
     destination.copy_(source);
   }
-  at::Tensor copy_to_host(const at::Tensor& source) override {
+  at::Tensor allocate_on_host(
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      c10::Device /*device*/) override {
+    return at::empty(sizes, dtype);
+  }
+  std::shared_ptr<void> pin(
+      void* /*data*/,
+      size_t /*size*/,
+      c10::Device /*device*/) override {
+    return nullptr;
+  }
+  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+      override {
     log.emplace_back("copy to host");
-    return source.clone();
+    destination.copy_(source);
   }
 
   // "1", or "1 of 3" on device 3.

@@ -49,8 +49,19 @@ class WrappedRuntime : public Runtime {
   void copy(const at::Tensor& destination, const at::Tensor& source) override {
     real_.copy(destination, source);
   }
-  at::Tensor copy_to_host(const at::Tensor& source) override {
-    return real_.copy_to_host(source);
+  at::Tensor allocate_on_host(
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      c10::Device device) override {
+    return real_.allocate_on_host(sizes, dtype, device);
+  }
+  std::shared_ptr<void> pin(void* data, size_t size, c10::Device device)
+      override {
+    return real_.pin(data, size, device);
+  }
+  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+      override {
+    real_.copy_to_host(destination, source);
   }
 
  private:

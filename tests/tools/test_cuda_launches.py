@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 FAKE = """
 int launch_status, attributes_status, last_error, num_launches, num_blocks;
+int register_status, registered_flags, registered_device, device;
 
 struct dim3 { unsigned x, y, z; };
 int cudaLaunchKernel(const void* kernel, struct dim3 grid, struct dim3 block,
@@ -37,8 +38,8 @@ int cudaGetLastError(void) {
   return error;
 }
 const char* cudaGetErrorString(int error) { return "an error of the fake"; }
-int cudaGetDevice(int* device) { *device = 0; return 0; }
-int cudaSetDevice(int device) { return 0; }
+int cudaGetDevice(int* result) { *result = device; return 0; }
+int cudaSetDevice(int next) { device = next; return 0; }
 int cudaDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   *value = 132;
@@ -47,6 +48,17 @@ int cudaDeviceGetAttribute(int* value, int attribute, int device) {
 int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   last_error = 704;  /* cudaErrorPeerAccessAlreadyEnabled */
   return 704;
+}
+int cudaHostRegister(void* data, unsigned long size, unsigned flags) {
+  if (register_status) last_error = register_status;
+  registered_flags = flags;
+  registered_device = device;
+  return register_status;
+}
+int cudaHostUnregister(void* data) {
+  if (register_status) last_error = register_status;
+  registered_device = -device;
+  return register_status;
 }
 int cudaStreamIsCapturing(void* stream, int* status) { *status = 1; return 0; }
 /* What nvcc's own code calls. */
@@ -94,6 +106,11 @@ class Table(ctypes.Structure):
             function(ctypes.c_void_p, ctypes.POINTER(ctypes.c_bool)),
         ),
         ("enable_peer", function(ctypes.c_int, ctypes.c_int)),
+        (
+            "register_host",
+            function(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64),
+        ),
+        ("unregister_host", function(ctypes.c_int, ctypes.c_void_p)),
     ]
 
 
@@ -136,7 +153,10 @@ def library(tmp_path_factory):
 @pytest.fixture
 def fake(library):
     fake = Fake(library)
-    for name in ("launch_status", "attributes_status", "last_error", "num_launches"):
+    for name in (
+        *("launch_status", "attributes_status", "last_error", "num_launches"),
+        *("register_status", "registered_flags", "registered_device", "device"),
+    ):
         setattr(fake, name, 0)
     return fake
 
@@ -184,6 +204,17 @@ def test_whether_a_device_has_code(fake, status, error, has_code):
     found = ctypes.c_bool()
     assert fake.table.has_code(found) == error
     assert found.value == has_code
+    assert fake.last_error == 0
+
+
+@pytest.mark.parametrize("status", [0, 712])  # cudaErrorHostMemoryAlreadyRegistered
+def test_host_memory_is_registered_for_all_devices(fake, status):
+    fake.register_status = status
+    assert fake.table.register_host(3, 4096, 4096) == status
+    assert fake.registered_flags == 1  # cudaHostRegisterPortable
+    assert (fake.registered_device, fake.device) == (3, 0)
+    assert fake.table.unregister_host(3, 4096) == status
+    assert (fake.registered_device, fake.device) == (-3, 0)
     assert fake.last_error == 0
 
 

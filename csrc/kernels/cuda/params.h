@@ -19,7 +19,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 3;
+constexpr uint32_t kAbi = 4;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -246,6 +246,10 @@ struct Table {
   // Enables access from `device` to the memory of `peer`; succeeds if it is
   // enabled already. cudaErrorPeerAccessUnsupported if the hardware cannot.
   int (*enable_peer)(int device, int peer);
+  // Pins memory of the host, in whole pages of which no other is pinned, for
+  // all devices, so that copies between it and devices are asynchronous.
+  int (*register_host)(int device, void* data, uint64_t size);
+  int (*unregister_host)(int device, void* data);
   const char* (*error_string)(int error);
 };
 

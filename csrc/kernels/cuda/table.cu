@@ -43,7 +43,9 @@ int is_capturing(void* stream, bool* result) {
   return returned(error);
 }
 
-int enable_peer(int device, int peer) {
+// `call` with `device` as the current one.
+template <class Call>
+int on_device(int device, Call call) {
   int before = 0;
   int error = returned(cudaGetDevice(&before));
   if (error != cudaSuccess) {
@@ -51,13 +53,28 @@ int enable_peer(int device, int peer) {
   }
   error = returned(cudaSetDevice(device));
   if (error == cudaSuccess) {
-    error = returned(cudaDeviceEnablePeerAccess(peer, 0));
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      error = cudaSuccess;
-    }
+    error = call();
   }
   const int restored = returned(cudaSetDevice(before));
   return error == cudaSuccess ? restored : error;
+}
+
+int enable_peer(int device, int peer) {
+  return on_device(device, [peer] {
+    const int error = returned(cudaDeviceEnablePeerAccess(peer, 0));
+    return error == cudaErrorPeerAccessAlreadyEnabled ? cudaSuccess : error;
+  });
+}
+
+int register_host(int device, void* data, uint64_t size) {
+  return on_device(device, [=] {
+    return returned(cudaHostRegister(data, size, cudaHostRegisterPortable));
+  });
+}
+
+int unregister_host(int device, void* data) {
+  return on_device(
+      device, [data] { return returned(cudaHostUnregister(data)); });
 }
 
 const char* error_string(int error) {
@@ -78,6 +95,8 @@ Table make_table() {
       &has_code,
       &is_capturing,
       &enable_peer,
+      &register_host,
+      &unregister_host,
       &error_string};
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
@@ -24,6 +25,11 @@ struct Used {
 std::map<const c10::StorageImpl*, Used>& used() {
   static auto* used = new std::map<const c10::StorageImpl*, Used>();
   return *used;
+}
+
+std::map<const void*, size_t>& pinned() {
+  static auto* pinned = new std::map<const void*, size_t>();
+  return *pinned;
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -93,6 +99,34 @@ void access_host(
   Used& use = used().try_emplace(storage_of(tensor)).first->second;
   use.storage = tensor.storage();
   add(use.history, tensor, is_write, work, clock_of(stream));
+}
+
+bool pin_host_memory(const void* data, size_t num_bytes) {
+  constexpr uintptr_t kPage = 4096;
+  const auto pages_of = [](const void* begin, size_t size) {
+    const auto first = reinterpret_cast<uintptr_t>(begin);
+    return std::pair(first / kPage, (first + size - 1) / kPage);
+  };
+  const std::lock_guard lock(mutex());
+  const auto wanted = pages_of(data, num_bytes);
+  for (const auto& [begin, size] : pinned()) {
+    const auto known = pages_of(begin, size);
+    if (wanted.first <= known.second && known.first <= wanted.second) {
+      return false;
+    }
+  }
+  pinned().emplace(data, num_bytes);
+  return true;
+}
+
+bool unpin_host_memory(const void* data) {
+  const std::lock_guard lock(mutex());
+  return pinned().erase(data) != 0;
+}
+
+std::map<const void*, size_t> pinned_host_memory() {
+  const std::lock_guard lock(mutex());
+  return pinned();
 }
 
 void forget_host_memory() {

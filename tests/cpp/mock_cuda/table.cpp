@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulated_table.h"
+#include "host_memory.h"
 #include "mock_cuda.h"
 
 namespace torchkv::mock_cuda {
@@ -17,6 +18,8 @@ namespace {
 using namespace kernels::cuda; // NOLINT: all of it
 
 constexpr int kErrorPeerAccessUnsupported = 217;
+constexpr int kErrorHostMemoryAlreadyRegistered = 712;
+constexpr int kErrorHostMemoryNotRegistered = 713;
 
 size_t bytes_of(Dtype dtype) {
   switch (dtype) {
@@ -204,6 +207,14 @@ int enable_peer(int device, int peer) {
       : kErrorPeerAccessUnsupported;
 }
 
+int register_host(int /*device*/, void* data, uint64_t size) {
+  return pin_host_memory(data, size) ? 0 : kErrorHostMemoryAlreadyRegistered;
+}
+
+int unregister_host(int /*device*/, void* data) {
+  return unpin_host_memory(data) ? 0 : kErrorHostMemoryNotRegistered;
+}
+
 const char* error_string(int /*error*/) {
   return "an error of the mock";
 }
@@ -220,6 +231,8 @@ const Table& table() {
       &has_code_of_current,
       &is_capturing,
       &enable_peer,
+      &register_host,
+      &unregister_host,
       &error_string};
   return table;
 }
