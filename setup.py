@@ -122,8 +122,8 @@ def library_sources() -> list[str]:
 
 
 def public_headers() -> list[Path]:
-    """kvstore.h and all that it includes, relative to csrc/."""
-    found = [CSRC / "kvstore.h"]
+    """Those for programs and all that they include, relative to csrc/."""
+    found = [CSRC / "kvstore.h", CSRC / "store" / "registry.h"]
     for header in found:
         for name in re.findall(r'^#include "(.+)"', header.read_text(), re.MULTILINE):
             included = (header.parent / name).resolve()

@@ -18,6 +18,7 @@ from torchkv.errors import (
     WorkerLostError,
 )
 from torchkv.kvstore import KVStore, create, load
+from torchkv.registered import KVStoreBase, register
 from torchkv.trainer import Replicas, Trainer, replicate
 
 try:
@@ -29,6 +30,7 @@ del _binaries
 
 __all__ = [
     "KVStore",
+    "KVStoreBase",
     "RemoteError",
     "Replicas",
     "ServerLostError",
@@ -39,5 +41,6 @@ __all__ = [
     "create",
     "load",
     "optim",
+    "register",
     "replicate",
 ]

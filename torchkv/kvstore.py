@@ -14,7 +14,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C, distributed
+from torchkv import _C, distributed, registered
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.groups import as_keys
@@ -452,6 +452,7 @@ class KVStore(Stateful):
 
 
 _know_in_scripts(KVStore)
+registered.is_a(KVStore)
 torch.jit.ignore(KVStore)  # type: ignore[no-untyped-call]  # its source cannot be compiled
 
 
@@ -472,8 +473,9 @@ def create(
             ``"dist_sync"`` (= ``dist``): shared by the processes of a job, each of
             which serves a part of the keys; an update has the sum of all processes'
             pushes. ``"dist_async"``: each push is an update of its own. Both are made
-            by all processes, which ``torchrun`` or another launcher starts. Names
-            match exactly.
+            by all processes, which ``torchrun`` or another launcher starts. A name
+            of :func:`torchkv.register`: an instance of that class, to which the
+            options are passed. Names match exactly.
         **options: of the ``dist`` types:
 
             * ``name`` (str): tells stores of one type apart; the processes' stores
@@ -501,6 +503,8 @@ def create(
             nothing says who the other processes are, or without ZeroMQ.
         StoreTimeoutError: the other processes do not create the store in time.
     """
+    if cls := registered.registered(type):
+        return cls(**options)  # type: ignore[return-value]  # a third party's
     return KVStore(
         type, **options
     )  # in TorchScript: torch.classes.torchkv.KVStore(type)

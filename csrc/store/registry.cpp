@@ -81,7 +81,26 @@ struct Registry {
 
 } // namespace
 
-MakeStore register_store(const std::string& type, MakeStore make) {
+void register_store(const std::string& type, MakeStore make) {
+  TORCH_CHECK_VALUE(
+      !type.empty() && make != nullptr,
+      "register_store: expected a name and a function, but got ",
+      type.empty() ? "an empty name" : "an empty function");
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  const auto is_alias = [&](const auto& known) {
+    return known.first == type && !known.second.empty();
+  };
+  TORCH_CHECK_VALUE(
+      registry.types.count(type) == 0 &&
+          std::none_of(
+              registry.names.begin(), registry.names.end(), is_alias),
+      "register_store: expected a new name, but there is a store type ",
+      quoted(type));
+  registry.types.emplace(type, std::move(make));
+}
+
+MakeStore replace_store(const std::string& type, MakeStore make) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
   std::swap(registry.types[type], make);

@@ -17,9 +17,14 @@ namespace torchkv {
 using MakeStore = std::function<
     std::unique_ptr<Store>(Runtime& runtime, const StoreOptions& options)>;
 
-// Registers `make` for `type` and returns the previous function, or an empty
-// one. An empty `make` removes the type. Thread-safe.
-TORCHKV_API MakeStore register_store(const std::string& type, MakeStore make);
+// Adds a type, which all bindings then create by its name. The interface Store
+// may change with each version of torchkv. ValueError for an empty name and for
+// one that is taken, also as an alias. Thread-safe.
+TORCHKV_API void register_store(const std::string& type, MakeStore make);
+
+// Replaces the function of a type, and returns the previous one; an empty one
+// stands for no such type. For tests.
+TORCHKV_API MakeStore replace_store(const std::string& type, MakeStore make);
 
 // The type that `text` names, itself or by one of MXNet's aliases; matched
 // exactly. ValueError for an unknown name, with the valid ones and the nearest;
@@ -27,7 +32,7 @@ TORCHKV_API MakeStore register_store(const std::string& type, MakeStore make);
 TORCHKV_API std::string canonical_type(const std::string& text);
 
 // REQUIRES: a result of canonical_type.
-std::unique_ptr<Store> make_store(
+TORCHKV_API std::unique_ptr<Store> make_store(
     const std::string& type,
     Runtime& runtime,
     const StoreOptions& options);

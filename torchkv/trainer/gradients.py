@@ -15,6 +15,7 @@ from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import StoreKey, as_number, shown
+from torchkv.registered import KVStoreBase
 
 # The user's rescale_grad of each optimizer, and the one that a trainer has set.
 _rescaled: WeakKeyDictionary[StoreOptimizer, tuple[float, float]] = WeakKeyDictionary()
@@ -51,13 +52,21 @@ class Gradients:
     """
 
     def __init__(
-        self, parameters: Mapping[StoreKey, list[Tensor]], store: KVStore | None
+        self,
+        parameters: Mapping[StoreKey, list[Tensor]],
+        store: KVStore | KVStoreBase | None,
     ) -> None:
         """Of all replicas; `store` is only used to sum them, and may be None."""
         self._parameters = parameters
         self._store = store
-        if store is not None:
+        if isinstance(store, KVStore):
             store.set_updater(None)
+        elif store is not None:
+            values = {
+                k: [p.detach() for p in copies] for k, copies in parameters.items()
+            }
+            firsts = [copies[0] for copies in values.values()]
+            store.broadcast(list(values), firsts, list(values.values()))
         self.forget()
 
     def forget(self) -> None:
@@ -108,8 +117,8 @@ class Gradients:
         return [key for key, copies in parameters if copies[0].requires_grad]
 
     def init(self, keys: Iterable[StoreKey]) -> None:
-        """Adds keys to the store that sums gradients, if any."""
-        if self._store is not None:
+        """Adds keys to the store that sums gradients, if it has keys."""
+        if isinstance(self._store, KVStore):
             new = [key for key in keys if key not in self._store]
             values = [torch.zeros_like(self._parameters[key][0]) for key in new]
             if new:

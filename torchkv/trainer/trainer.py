@@ -12,6 +12,7 @@ from torch import Tensor
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.groups import StoreKey, check_known, expect
+from torchkv.registered import KVStoreBase
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.states import States
@@ -68,7 +69,7 @@ class Trainer(States):
         params: Params,
         optimizer: str | StoreOptimizer | type[torch.optim.Optimizer],
         optimizer_params: Mapping[str, Any] | None = None,
-        kvstore: str | KVStore | None = "device",
+        kvstore: str | KVStore | KVStoreBase | None = "device",
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
@@ -85,7 +86,8 @@ class Trainer(States):
             optimizer_params: options, if `optimizer` is a name or a class.
             kvstore: the type of a store to create, or an empty store, which no other
                 trainer may use. None is only valid for one replica, and implies
-                ``update_on_kvstore=False``.
+                ``update_on_kvstore=False``; so does a store of a third party
+                (:func:`torchkv.register`).
             compression_params: not supported yet.
             update_on_kvstore: None or True: the optimizer runs on `kvstore`. False:
                 `kvstore` only sums gradients, which :meth:`allreduce_grads` writes
@@ -118,7 +120,14 @@ class Trainer(States):
                 f"but got None ({self._num_replicas} replicas)"
             )
         self._kvstore = _empty_store(kvstore)
-        on_kvstore = None if update_on_kvstore is False else self._kvstore
+        on_kvstore = None
+        if update_on_kvstore is not False and isinstance(self._kvstore, KVStore):
+            on_kvstore = self._kvstore
+        elif update_on_kvstore and self._kvstore is not None:
+            raise ValueError(
+                "Trainer: update_on_kvstore=True needs a store of torchkv's, but got "
+                f"{self._kvstore!r}, which sums gradients only"
+            )
         self._update_on_kvstore = on_kvstore is not None
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
@@ -128,6 +137,7 @@ class Trainer(States):
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
+        # A store of a third party has sent rank 0's weights.
         self._gradients = Gradients(self._parameters, reducing)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
@@ -138,7 +148,7 @@ class Trainer(States):
     # -- attributes
 
     @property
-    def kvstore(self) -> KVStore | None:
+    def kvstore(self) -> KVStore | KVStoreBase | None:
         """The store between replicas, or None."""
         return self._kvstore
 
@@ -331,13 +341,17 @@ class Trainer(States):
         self.optimizer._know(self._parameters)
 
 
-def _empty_store(kvstore: str | KVStore | None) -> KVStore | None:
+def _empty_store(
+    kvstore: str | KVStore | KVStoreBase | None,
+) -> KVStore | KVStoreBase | None:
     if kvstore is None:
         return None
     if isinstance(kvstore, str):
         return create(kvstore)
-    expect("Trainer", kvstore, KVStore, "a store or a store type as kvstore")
-    if len(kvstore) > 0 or kvstore.optimizer is not None:
+    expect("Trainer", kvstore, KVStoreBase, "a store or a store type as kvstore")
+    if isinstance(kvstore, KVStore) and (
+        len(kvstore) > 0 or kvstore.optimizer is not None
+    ):
         raise ValueError(
             "Trainer: expected a store that has neither keys nor an optimizer, but got "
             f"{kvstore!r}; create one for each trainer"

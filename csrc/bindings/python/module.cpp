@@ -268,6 +268,7 @@ PYBIND11_MODULE(_C, m) {
   // Python passes all arguments by position. Only those that it may leave out,
   // or that users see in an error, have names.
   m.def("did_you_mean", &did_you_mean);
+  m.def("register_store", &register_python_store);
   m.def("set_zeromq_library", &dist::set_zeromq_library);
   m.def(
       "close_all",

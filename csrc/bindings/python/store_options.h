@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,9 +13,24 @@
 #include "../../core/text.h"
 #include "../../dist/rendezvous.h"
 #include "../../store/options.h"
+#include "../../store/registry.h"
 #include "objects.h"
 
 namespace torchkv {
+
+// Takes a name for a type that only Python has.
+inline void register_python_store(const std::string& name) {
+  register_store(
+      name,
+      [name](Runtime& /*runtime*/, const StoreOptions& /*options*/)
+          -> std::unique_ptr<Store> {
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            false,
+            "create: the store type ",
+            quoted(name),
+            " is a Python class; torchkv.create makes it");
+      });
+}
 
 inline std::string option_text(const char* name, py::handle object) {
   TORCH_CHECK_TYPE(

@@ -49,7 +49,7 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     at::manual_seed(3);
-    register_store(
+    replace_store(
         "whole or sharded",
         [](Runtime& runtime, const StoreOptions& /*options*/) {
           return std::make_unique<LocalStore>(runtime, options(GetParam()));
@@ -57,7 +57,7 @@ class BackendsTest : public ::testing::TestWithParam<bool> {
     init(c10::kFloat);
   }
   void TearDown() override {
-    register_store("whole or sharded", {});
+    replace_store("whole or sharded", {});
   }
   void init(c10::ScalarType dtype) {
     const Tensors values = Tensors::one_each(

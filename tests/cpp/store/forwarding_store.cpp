@@ -131,8 +131,8 @@ void ForwardingStore::run(c10::function_ref<void()> call) const {
 }
 
 void forward_stores_of(const std::string& type) {
-  const MakeStore before = register_store(type, {});
-  register_store(type, [before](Runtime& runtime, const StoreOptions& options) {
+  const MakeStore before = replace_store(type, {});
+  replace_store(type, [before](Runtime& runtime, const StoreOptions& options) {
     return std::make_unique<ForwardingStore>(before(runtime, options));
   });
 }

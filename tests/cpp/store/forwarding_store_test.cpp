@@ -27,14 +27,14 @@ using testing::updater_of;
 class ForwardingStoreTest : public ::testing::Test {
  protected:
   ForwardingStoreTest() {
-    register_store(
+    replace_store(
         "forwarding", [](Runtime& runtime, const StoreOptions& /*options*/) {
           return std::make_unique<LocalStore>(runtime, LocalStore::Options());
         });
     testing::forward_stores_of("forwarding");
   }
   ~ForwardingStoreTest() override {
-    register_store("forwarding", {});
+    replace_store("forwarding", {});
   }
   // With a value of two zeros.
   static c10::intrusive_ptr<KVStore> make() {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "error_text.h"
 #include "kvstore.h"
 #include "store/local_store.h"
 
@@ -66,32 +67,55 @@ TEST(RegistryTest, AnAddedTypeIsOneLikeTheOthers) {
   const auto make = [](Runtime& runtime, const StoreOptions& /*options*/) {
     return std::make_unique<LocalStore>(runtime, LocalStore::Options());
   };
-  EXPECT_EQ(register_store("ring", make), nullptr);
+  register_store("ring", make);
   EXPECT_EQ(canonical_type("ring"), "ring");
   EXPECT_NE(refusal("redis").find(", 'ring'"), std::string::npos);
   EXPECT_NE(refusal("Rings").find("did you mean 'ring'?"), std::string::npos);
   const auto store = c10::make_intrusive<KVStore>("ring");
   store->init(1, at::ones(2));
   EXPECT_EQ(KVStore::from_state(store->state())->type(), "ring");
-  EXPECT_NE(register_store("ring", {}), nullptr);
+  EXPECT_NE(replace_store("ring", {}), nullptr);
   EXPECT_EQ(refusal("redis").find("'ring'"), std::string::npos);
   EXPECT_NE(refusal("ring"), "no ValueError");
   EXPECT_EQ(store->repr(), "KVStore(type='ring', keys=1, bytes=8)");
 }
 
+TEST(RegistryTest, ANameThatIsTakenIsRefused) {
+  const auto refused = [](const std::string& type, const MakeStore& make) {
+    return testing::error_text([&] { register_store(type, make); });
+  };
+  const MakeStore make = [](Runtime& runtime, const StoreOptions& options) {
+    return make_store("local", runtime, options);
+  };
+  register_store("my own", make);
+  for (const char* const type :
+       {"my own", "local", "dist_sync", "dist", "local_update_cpu"}) {
+    EXPECT_NE(
+        refused(type, make).find(
+            "register_store: expected a new name, but there is a store type '" +
+            std::string(type)),
+        std::string::npos)
+        << type;
+  }
+  EXPECT_NE(refused("", make).find("an empty name"), std::string::npos);
+  EXPECT_NE(refused("x", {}).find("an empty function"), std::string::npos);
+  EXPECT_EQ(KVStore("my own").type(), "my own");
+  EXPECT_NE(replace_store("my own", {}), nullptr);
+}
+
 TEST(RegistryTest, ABuiltInTypeCanBeReplacedAndRemoved) {
   int num_made = 0;
-  const MakeStore before = register_store("device", {});
+  const MakeStore before = replace_store("device", {});
   EXPECT_THROW(canonical_type("device"), c10::NotImplementedError);
   EXPECT_THROW(
       canonical_type("local_allreduce_device"), c10::NotImplementedError);
-  register_store("device", [&](Runtime& runtime, const StoreOptions& options) {
+  replace_store("device", [&](Runtime& runtime, const StoreOptions& options) {
     ++num_made;
     return before(runtime, options);
   });
   EXPECT_EQ(KVStore("local_allreduce_device").type(), "device");
   EXPECT_EQ(num_made, 1);
-  register_store("device", before);
+  replace_store("device", before);
 }
 
 } // namespace
