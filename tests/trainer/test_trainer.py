@@ -278,7 +278,8 @@ def test_a_trainer_without_a_store_between_replicas():
 
 
 def test_separate_updates_are_rejected_if_the_optimizer_is_on_the_store():
-    trainer = torchkv.Trainer(make_model(), "sgd")
+    copies = torchkv.replicate(make_model(), ["cpu"] * 2)
+    trainer = torchkv.Trainer(copies, "sgd")
     for call in (trainer.allreduce_grads, lambda: trainer.update(1)):
         with pytest.raises(RuntimeError, match="update_on_kvstore=False when creating"):
             call()

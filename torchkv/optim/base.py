@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from torchkv import _C
 from torchkv.optim.groups import (
@@ -21,9 +20,10 @@ from torchkv.optim.groups import (
     expect,
 )
 from torchkv.optim.saved import check_parts, settings_of, states_of
+from torchkv.optim.torch_interface import TorchInterface
 
 
-class StoreOptimizer(torch.optim.Optimizer):
+class StoreOptimizer(TorchInterface):
     """Base class of all optimizers that run on a store.
 
     Set one with :meth:`torchkv.KVStore.set_optimizer`; from then on each push is a
@@ -143,9 +143,12 @@ class StoreOptimizer(torch.optim.Optimizer):
         unchecked -= self._later_keys
         impl.expect_keys([key for key in settings.names() if key in unchecked])
 
-    def _know(self, keys: Iterable[StoreKey]) -> None:
-        """Allows options of keys that the store will only have later."""
+    def _know(
+        self, keys: Iterable[StoreKey], zero_grad: Callable[[bool], None]
+    ) -> None:
+        """Allows options of keys that the store will only have later, a trainer's."""
         with self._lock:
+            self._zero_grad = weakref.WeakMethod(zero_grad)
             impl = self._store()
             assert impl is not None
             self._later_keys = frozenset(keys)
@@ -275,22 +278,6 @@ class StoreOptimizer(torch.optim.Optimizer):
             changed: dict[str, Any] = {field: checked}
             settings = self._settings()._replace(**changed)
             self._adopt(op, settings, checked)
-
-    # -- torch.optim.Optimizer's methods that have no use here
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Not supported: pushing gradients is a step.
-
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "step: an optimizer on a store steps when gradients are pushed; call "
-            "store.push(keys, gradients) instead"
-        )
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients belong to the model; call ``model.zero_grad()``."""
 
     # -- state
 

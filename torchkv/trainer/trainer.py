@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, check_known, expect
+from torchkv.optim.groups import StoreKey, check_known, expect, shown
+from torchkv.optim.torch_interface import Push
 from torchkv.registered import KVStoreBase
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.states import States
 from torchkv.trainer.weights import Weights
+
+# The trainer of each parameter: the latest one.
+_trainers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Trainer(States):
@@ -129,6 +135,12 @@ class Trainer(States):
                 f"{self._kvstore!r}, which sums gradients only"
             )
         self._update_on_kvstore = on_kvstore is not None
+        # Then there is nothing to sum, and MXNet has no store.
+        self._is_alone = (
+            update_on_kvstore is None
+            and self._num_replicas == 1
+            and (on_kvstore is None or on_kvstore.num_workers == 1)
+        )
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
         if isinstance(optimizer, StoreOptimizer):
@@ -142,8 +154,25 @@ class Trainer(States):
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
         self._weights.store_changed(self._gradients.trained())
-        self.optimizer._know(self._parameters)
+        self.optimizer._know(self._parameters, self.zero_grad)
         self._gradients.init(self._gradients.trained())
+        # A parameter that a later trainer has taken, and that trainer.
+        self._taken: tuple[StoreKey, weakref.ref[Trainer]] | None = None
+        self._take_parameters()
+
+    def _take_parameters(self) -> None:
+        this = weakref.ref(self)
+        for copies in self._parameters.values():
+            for parameter in copies:
+                other = _trainers[parameter]() if parameter in _trainers else None
+                if other is not None and other is not self:
+                    other._lose(parameter, this)
+                _trainers[parameter] = this
+
+    def _lose(self, parameter: Tensor, to: weakref.ref[Trainer]) -> None:
+        for key, copies in self._parameters.items():
+            if any(copy is parameter for copy in copies):
+                self._taken = key, to
 
     # -- attributes
 
@@ -206,6 +235,7 @@ class Trainer(States):
             UserWarning: raised as an exception, as in MXNet: a parameter has no
                 gradient since the last step. Nothing has changed.
             ValueError: a batch size that is not greater than 0 and finite.
+            RuntimeError: a later Trainer has one of the parameters.
             NotImplementedError: a sparse gradient.
         """
         size = as_batch_size("step", batch_size)
@@ -217,8 +247,8 @@ class Trainer(States):
     def allreduce_grads(self) -> None:
         """Replaces each gradient by the sum over replicas, to inspect or modify it.
 
-        Only with ``update_on_kvstore=False``, and followed by :meth:`update`. Replicas
-        without a gradient are skipped.
+        Only with ``update_on_kvstore=False``, or with one replica in one process, and
+        followed by :meth:`update`. Replicas without a gradient are skipped.
 
         Raises:
             RuntimeError: the optimizer runs on the store.
@@ -236,7 +266,7 @@ class Trainer(States):
             ignore_stale_grad: as in :meth:`step`.
 
         Raises:
-            RuntimeError: the optimizer runs on the store.
+            RuntimeError: the optimizer runs on the store, or as :meth:`step`.
             UserWarning, ValueError: as :meth:`step`.
         """
         self._check_local("update")
@@ -305,7 +335,7 @@ class Trainer(States):
     # -- the parts of a step
 
     def _check_local(self, op: str) -> None:
-        if self._update_on_kvstore:
+        if self._update_on_kvstore and not self._is_alone:
             raise RuntimeError(
                 f"{op}: the optimizer runs on the store; call step(), or set "
                 "update_on_kvstore=False when creating the trainer"
@@ -314,6 +344,11 @@ class Trainer(States):
     def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
         if not gradients:
             return
+        if self._taken is not None and self._taken[1]() is not None:
+            raise RuntimeError(
+                "step: expected parameters that no later Trainer has, or both would "
+                f"step them, but got one that another has (key {shown(self._taken[0])})"
+            )
         keys = list(gradients)
         optimizer = self.optimizer
         self._weights.store_changed(keys)
@@ -326,7 +361,8 @@ class Trainer(States):
             pushed = [scaled(copies, scale) for copies in pushed]
         weights = [self._parameters[key] for key in keys]
         num_skipped = optimizer.num_skipped
-        self._store.pushpull(keys, pushed, weights)
+        push = Push(lambda: self._store.pushpull(keys, pushed, weights))
+        optimizer.step(push)  # with its hooks
         if optimizer.num_skipped == num_skipped:
             self._last_norm = norm
         self._gradients.forget()
@@ -335,10 +371,15 @@ class Trainer(States):
             for parameter in copies:
                 parameter.grad = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles without the trainer that has taken a parameter."""
+        return {**self.__dict__, "_taken": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Declares the parameters to the copy's optimizer, as the constructor does."""
         self.__dict__.update(state)
-        self.optimizer._know(self._parameters)
+        self.optimizer._know(self._parameters, self.zero_grad)
+        self._take_parameters()
 
 
 def _empty_store(

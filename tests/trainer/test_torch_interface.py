@@ -1,0 +1,177 @@
+"""What a Trainer's optimizer does for programs that are written for torch.optim."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+import torchkv
+from training import (
+    assert_near,
+    fill_gradients,
+    make_batches,
+    make_model,
+    train_plainly,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_trainer(model, **options):
+    return torchkv.Trainer(model, "sgd", {"learning_rate": 0.5}, **options)
+
+
+def test_step_hooks_run_in_torchs_order():
+    model = make_model()
+    trainer = make_trainer(model)
+    optimizer = trainer.optimizer
+    before = weights(model)
+    seen = []
+
+    def note(name):
+        def hook(of, args, kwargs):
+            changed = not torch.equal(model[0].weight, before["0.weight"])
+            seen.append((name, of is optimizer, changed))
+
+        return hook
+
+    handles = [
+        optimizer.register_step_pre_hook(note("pre")),
+        optimizer.register_step_post_hook(note("post")),
+        register_optimizer_step_pre_hook(note("global pre")),
+        register_optimizer_step_post_hook(note("global post")),
+    ]
+    try:
+        fill_gradients(model, 1.0)
+        trainer.step(1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == [
+        ("global pre", True, False),
+        ("pre", True, False),
+        ("post", True, True),
+        ("global post", True, True),
+    ]
+    fill_gradients(model, 1.0)
+    trainer.step(1)
+    assert len(seen) == 4
+
+
+def test_an_error_of_a_hook_changes_nothing():
+    model = make_model()
+    trainer = make_trainer(model)
+
+    def refuse(*args):
+        raise KeyError("no")
+
+    handle = trainer.optimizer.register_step_pre_hook(refuse)
+    before = weights(model)
+    fill_gradients(model, 1.0)
+    with pytest.raises(KeyError, match="no"):
+        trainer.step(1)
+    for name, value in weights(model).items():
+        assert torch.equal(value, before[name])
+    handle.remove()
+    trainer.step(1)
+    assert torch.equal(model[0].weight, before["0.weight"] - 0.5)
+
+
+def test_the_optimizers_zero_grad_is_the_trainers():
+    model = make_model()
+    trainer = make_trainer(model)
+    optimizer = trainer.optimizer
+    fill_gradients(model, 1.0)
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad.eq(0).all() for p in model.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    other = copy.deepcopy(trainer)
+    fill_gradients(model, 1.0)
+    other.optimizer.zero_grad()
+    assert all(p.grad is not None for p in model.parameters())
+    del trainer
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"call model\.zero_grad\(\)"):
+        optimizer.zero_grad()
+
+
+def test_state_shows_what_the_optimizer_has_by_key():
+    model = make_model()
+    trainer = torchkv.Trainer(model, "adamw", {"learning_rate": 0.1})
+    fill_gradients(model, 1.0)
+    trainer.step(1)
+    state = trainer.optimizer.state
+    assert list(state) == list(weights(model))
+    assert state["0.bias"]["step"] == 1
+    assert state["0.bias"]["exp_avg"].shape == model[0].bias.shape
+    state["0.bias"]["exp_avg"].fill_(9)  # a copy
+    assert trainer.optimizer.state["0.bias"]["exp_avg"].lt(9).all()
+    with pytest.raises(ValueError, match="call load_state_dict"):
+        trainer.optimizer.state = state
+    assert torchkv.optim.SGD().state == {}
+
+
+def test_a_scaler_that_gets_the_optimizer_is_told_to_take_the_trainer():
+    model = make_model()
+    trainer = make_trainer(model)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = make_batches()[0]
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises(RuntimeError, match=r"call scaler\.step\(trainer\)"):
+        scaler.step(trainer.optimizer)
+    scaler.step(trainer, 1)
+
+
+def test_one_device_has_separate_updates_by_default():
+    model = make_model()
+    trainer = torchkv.Trainer(model, "sgd", {"learning_rate": 0.1})
+    for x, y in make_batches():
+        F.cross_entropy(model(x), y).backward()
+        trainer.allreduce_grads()
+        trainer.update(1)
+    assert_near(weights(model), train_plainly(torch.optim.SGD, {"lr": 0.1}))
+    trainer = make_trainer(model, update_on_kvstore=True)
+    with pytest.raises(RuntimeError, match="update: the optimizer runs on the store"):
+        trainer.update(1)
+
+
+def test_a_parameter_has_one_trainer_that_steps_it():
+    model = make_model()
+    first = make_trainer(model)
+    second = make_trainer(model[2])
+    fill_gradients(model, 1.0)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match=r"no later Trainer has.*key '2\.(w|b)"):
+        first.step(1)
+    assert torch.equal(model[2].bias, before["2.bias"])
+    copied_model, copied = pickle.loads(pickle.dumps((model, first)))
+    fill_gradients(copied_model, 1.0)
+    copied.step(1)
+    second.step(1)
+    assert torch.equal(model[2].bias, before["2.bias"] - 0.5)
+    del second
+    gc.collect()
+    fill_gradients(model, 1.0)
+    first.step(1)
+    assert torch.equal(model[2].bias, before["2.bias"] - 0.5 - 0.5)
+
+
+def test_a_trainer_may_replace_another():
+    model = make_model()
+    trainer = make_trainer(model)
+    trainer = make_trainer(model)
+    copied = copy.deepcopy((model, trainer))
+    for model_of, trainer_of in (copied, (model, trainer)):
+        fill_gradients(model_of, 1.0)
+        before = weights(model_of)
+        trainer_of.step(1)
+        assert torch.equal(model_of[0].bias, before["0.bias"] - 0.5)

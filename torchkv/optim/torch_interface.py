@@ -1,0 +1,71 @@
+"""What programs expect of a torch.optim.Optimizer that is not a matter of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Push(NamedTuple):
+    """What a Trainer has :meth:`TorchInterface.step` do."""
+
+    push: Callable[[], object]
+
+
+class TorchInterface(torch.optim.Optimizer):
+    """A base of :class:`torchkv.optim.StoreOptimizer`: a Trainer has the gradients."""
+
+    # Of the trainer, if it exists.
+    _zero_grad: Callable[[], Callable[[bool], None] | None] | None = None
+
+    def step(self, closure: Callable[[], float] | Push | None = None) -> None:  # type: ignore[override]
+        """Not supported: pushing gradients is a step.
+
+        :meth:`torchkv.Trainer.step` calls it, so torch's step hooks run there.
+
+        Raises:
+            RuntimeError: always.
+        """
+        if not isinstance(closure, Push):
+            raise RuntimeError(
+                "step: an optimizer on a store steps when gradients are pushed; call "
+                "trainer.step(batch_size) or store.push(keys, gradients) instead"
+            )
+        closure.push()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As :meth:`torchkv.Trainer.zero_grad`, if a trainer has the optimizer.
+
+        Raises:
+            RuntimeError: it has none: gradients belong to the model; call
+                ``model.zero_grad()``.
+        """
+        zero_grad = self._zero_grad and self._zero_grad()
+        if zero_grad is None:
+            raise RuntimeError(
+                "zero_grad: an optimizer on a store has no gradients; call "
+                "model.zero_grad() instead"
+            )
+        zero_grad(set_to_none)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler.step() asks first."""
+        raise RuntimeError(
+            "GradScaler: expected the trainer, which has the gradients, but got its "
+            "optimizer; call scaler.step(trainer) and, before it, "
+            "scaler.unscale_(trainer)"
+        )
+
+    @property
+    def state(self) -> Any:
+        """The state by key, a copy: ``state_dict()["state"]``."""
+        return self.state_dict()["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """For torch's constructor, which sets an empty dict."""
+        if value:
+            raise ValueError("state: the dict cannot be replaced; call load_state_dict")
