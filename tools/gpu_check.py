@@ -204,7 +204,7 @@ def build_steps(folder: Path, dry: bool) -> list[Step]:
     listed = [python, "tools/check_sass.py", "--list", str(kernels)]
     if dry and not kernels.exists():
         return [build]
-    return [build, Step("check_sass", listed, 8, {}, ["cuobjdump"])]
+    return [build, Step("check_sass", listed, 16, {}, ["cuobjdump"])]
 
 
 def pytest_command(dry: bool, *arguments: str) -> list[str]:
