@@ -93,8 +93,7 @@ void register_store(const std::string& type, MakeStore make) {
   };
   TORCH_CHECK_VALUE(
       registry.types.count(type) == 0 &&
-          std::none_of(
-              registry.names.begin(), registry.names.end(), is_alias),
+          std::none_of(registry.names.begin(), registry.names.end(), is_alias),
       "register_store: expected a new name, but there is a store type ",
       quoted(type));
   registry.types.emplace(type, std::move(make));

@@ -91,9 +91,10 @@ TEST(RegistryTest, ANameThatIsTakenIsRefused) {
   for (const char* const type :
        {"my own", "local", "dist_sync", "dist", "local_update_cpu"}) {
     EXPECT_NE(
-        refused(type, make).find(
-            "register_store: expected a new name, but there is a store type '" +
-            std::string(type)),
+        refused(type, make)
+            .find(
+                "register_store: expected a new name, but there is a store type '" +
+                std::string(type)),
         std::string::npos)
         << type;
   }
