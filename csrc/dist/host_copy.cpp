@@ -3,6 +3,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace torchkv::dist {
@@ -22,6 +23,15 @@ class CurrentStream {
   Runtime& runtime_;
   const c10::Stream before_;
 };
+
+// Of memory that a device which has failed may still write to. LeakSanitizer
+// does not report what a static variable refers to.
+void never_free(std::vector<at::Tensor> copies) {
+  static std::mutex mutex;
+  static auto& held = *new std::vector<std::vector<at::Tensor>>;
+  const std::lock_guard lock(mutex);
+  held.push_back(std::move(copies));
+}
 
 } // namespace
 
@@ -50,10 +60,8 @@ HostCopy::HostCopy(
 std::vector<at::Tensor> HostCopy::wait() {
   Runtime& runtime = streams_->runtime;
   std::vector<at::Tensor> copies(tensors_.size());
-  auto fail = c10::make_scope_exit([&copies] {
-    // Leaked: what a device that has failed may still write to.
-    new std::vector<at::Tensor>(std::move(copies));
-  });
+  auto fail =
+      c10::make_scope_exit([&copies] { never_free(std::move(copies)); });
   for (auto& [device, event] : devices_) {
     const c10::Stream stream = streams_->of(torchkv::Place{device});
     const CurrentStream current(runtime, stream);
