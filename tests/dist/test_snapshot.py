@@ -131,10 +131,7 @@ class Counter(torch.nn.Module):
         stored.add_(input)
 
 
-def push_with_module(rank, folder, counts):
-    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 round")
-    kv.set_updater(torch.jit.script(Counter(counts)))
-    kv.init("w", torch.zeros(3))
+def push_five_times(kv):
     for _ in range(5):
         kv.pushpull("w", torch.ones(3))
         time.sleep(0.05)
@@ -142,6 +139,13 @@ def push_with_module(rank, folder, counts):
     kv.barrier()
     kv.close()
     return value[0].item()
+
+
+def push_with_module(rank, folder, counts):
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 round")
+    kv.set_updater(torch.jit.script(Counter(counts)))
+    kv.init("w", torch.zeros(3))
+    return push_five_times(kv)
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -158,13 +162,7 @@ def push_without_a_folder(rank, folder):
     if rank == 1:
         os.rmdir(folder)
     kv.barrier()
-    for _ in range(5):
-        kv.pushpull("w", torch.ones(3))
-        time.sleep(0.05)
-    value = kv.pull("w")
-    kv.barrier()
-    kv.close()
-    return value[0].item()
+    return push_five_times(kv)
 
 
 def test_a_snapshot_that_is_not_written_keeps_nobody_waiting(tmp_path):

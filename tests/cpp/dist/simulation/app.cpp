@@ -396,8 +396,7 @@ void App::failed(const Error& error, const Row& row) {
   const Kind kind = row.instruction.kind;
   const bool is_asked_for =
       error.code == ErrorCode::kTimeout && row.instruction.timeout != 0;
-  if (done_ || error.code == ErrorCode::kUpdater ||
-      error.code == ErrorCode::kWrite || is_asked_for) {
+  if (done_ || is_survived(error.code) || is_asked_for) {
     return; // the store stays usable
   }
   if (error.code == ErrorCode::kExpired) {
