@@ -43,8 +43,8 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
 .PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
-  host-time bench-peers sanitize sanitize-address sanitize-thread check-sass gpu-check lint \
-  simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
+  thread-programs check-sass gpu-check lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -237,11 +237,17 @@ sanitize:
 	$(MAKE) --no-print-directory sanitize-address
 	$(MAKE) --no-print-directory sanitize-thread
 
+address-programs: $(BUILT)
+	$(call configure,$(CPP)/address,address)
+	cmake --build $(CPP)/address --target sanitized
+
+thread-programs: $(BUILT)
+	$(call configure,$(CPP)/thread,thread)
+	cmake --build $(CPP)/thread --target torchkv_stress
+
 sanitize-address: export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1
 sanitize-address: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
-sanitize-address: $(BUILT)
-	$(call configure,$(CPP)/address,address)
-	cmake --build $(CPP)/address
+sanitize-address: address-programs
 	$(CPP)/address/tests/cpp/torchkv_tests --gtest_brief=1
 	$(call run_cuda_tests,$(CPP)/address)
 	$(CPP)/address/tests/cpp/torchkv_stress
@@ -249,9 +255,7 @@ sanitize-address: $(BUILT)
 # Old thread sanitizers do not start if the kernel randomizes addresses widely,
 # so randomization is disabled where possible.
 sanitize-thread: export TSAN_OPTIONS := second_deadlock_stack=1
-sanitize-thread: $(BUILT)
-	$(call configure,$(CPP)/thread,thread)
-	cmake --build $(CPP)/thread --target torchkv_stress
+sanitize-thread: thread-programs
 	if setarch -R true 2>/dev/null; then fixed='setarch -R'; fi; \
 	  $$fixed $(CPP)/thread/tests/cpp/torchkv_stress
 
@@ -275,6 +279,8 @@ gpu-check:
 $(LINT_TOOLS): $(BUILT) pyproject.toml
 	$(PIP) install --no-build-isolation --editable '.[lint]'
 	@touch $@
+
+lint-tools: $(LINT_TOOLS)
 
 # All of them, even if one fails.
 lint: $(LINT_TOOLS)

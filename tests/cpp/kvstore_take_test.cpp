@@ -23,14 +23,14 @@ using testing::state_of;
 using testing::Store;
 using testing::value_of;
 
-at::Tensor full(double value) {
+at::Tensor filled(double value) {
   return at::full(3, value, at::kFloat);
 }
 
 Store store_of(const std::vector<std::pair<Key, double>>& values) {
   const auto store = c10::make_intrusive<KVStore>();
   for (const auto& [key, value] : values) {
-    store->init(key, full(value));
+    store->init(key, filled(value));
   }
   return store;
 }
@@ -72,12 +72,12 @@ void expect_closed(const Store& store) {
 TEST(KVStoreTakeTest, TakesKeysAndValuesAndClosesTheOther) {
   const auto store = store_of({{1, 10}, {2, 20}});
   const auto other = store_of({{7, 70}, {2, 200}});
-  other->push(2, full(201));
+  other->push(2, filled(201));
   store->take(*other);
   expect_closed(other);
   EXPECT_EQ(store->keys(), (std::vector<Key>{7, 2}));
-  expect_equal(value_of(store, 7), full(70));
-  expect_equal(value_of(store, 2), full(201));
+  expect_equal(value_of(store, 7), filled(70));
+  expect_equal(value_of(store, 2), filled(201));
   EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0, 1}));
 }
 
@@ -88,19 +88,19 @@ TEST(KVStoreTakeTest, TakesTheUpdater) {
   const auto other = store_of({{1, 100}});
   other->set_optimizer(optimizer(
       "sgd", {{"lr", 1}, {"momentum", 0.5}}, {{"skip_nonfinite", 1}}));
-  other->push(1, full(4));
-  other->push(1, full(NAN));
+  other->push(1, filled(4));
+  other->push(1, filled(NAN));
   store->take(*other);
   EXPECT_EQ(old.use_count(), 1);
   EXPECT_EQ(store->num_skipped(), 1);
   EXPECT_EQ(state_of(store).step, 1);
-  store->push(1, full(2)); // 100 - 4 - (0.5 * 4 + 2)
-  expect_equal(value_of(store), full(92));
+  store->push(1, filled(2)); // 100 - 4 - (0.5 * 4 + 2)
+  expect_equal(value_of(store), filled(92));
 
   store->take(*store_of({{1, 5}})); // ASSIGN
   EXPECT_EQ(store->num_skipped(), 0);
-  store->push(1, full(6));
-  expect_equal(value_of(store), full(6));
+  store->push(1, filled(6));
+  expect_equal(value_of(store), filled(6));
 }
 
 TEST(KVStoreTakeTest, RejectsKeysOfTheOtherKind) {
@@ -110,10 +110,10 @@ TEST(KVStoreTakeTest, RejectsKeysOfTheOtherKind) {
   const auto other = store_of({{"w", 70}});
   other->set_optimizer(optimizer("sgd", {}));
   EXPECT_THROW(store->take(*other), c10::TypeError);
-  expect_equal(value_of(other, "w"), full(70));
+  expect_equal(value_of(other, "w"), filled(70));
   EXPECT_EQ(state_of(other, "w").step, 0); // it has its optimizer
-  store->push(1, full(1));
-  expect_equal(value_of(store), full(11));
+  store->push(1, filled(1));
+  expect_equal(value_of(store), filled(11));
 }
 
 // The kind stays fixed, even without keys.
@@ -122,11 +122,11 @@ TEST(KVStoreTakeTest, RejectsAnUpdaterForKeysOfTheOtherKind) {
   const auto other = c10::make_intrusive<KVStore>();
   other->set_updater(add_to());
   EXPECT_THROW(store->take(*other), c10::TypeError);
-  store->push("w", full(1)); // ASSIGN
-  expect_equal(value_of(store, "w"), full(1));
-  other->init(1, full(2));
-  other->push(1, full(3));
-  expect_equal(value_of(other), full(5));
+  store->push("w", filled(1)); // ASSIGN
+  expect_equal(value_of(store, "w"), filled(1));
+  other->init(1, filled(2));
+  other->push(1, filled(3));
+  expect_equal(value_of(other), filled(5));
 }
 
 TEST(KVStoreTakeTest, AClosedStoreTakesNothing) {
@@ -134,7 +134,7 @@ TEST(KVStoreTakeTest, AClosedStoreTakesNothing) {
   const auto other = store_of({{1, 70}});
   store->close();
   EXPECT_THROW(store->take(*other), c10::Error);
-  expect_equal(value_of(other), full(70));
+  expect_equal(value_of(other), filled(70));
 }
 
 // A push whose updater is running finishes with the old value and updater, and
@@ -147,10 +147,10 @@ TEST(KVStoreTakeTest, APushInFlightFinishesOnTheOldStore) {
     std::thread([&] { store->take(*other); }).join();
   });
   store->set_updater(updater);
-  store->push(1, full(1));
-  expect_equal(updater->result, full(11));
+  store->push(1, filled(1));
+  expect_equal(updater->result, filled(11));
   EXPECT_EQ(updater.use_count(), 1);
-  expect_equal(value_of(store), full(70));
+  expect_equal(value_of(store), filled(70));
   EXPECT_EQ(store->state().versions, (std::vector<int64_t>{0}));
 }
 
@@ -160,13 +160,13 @@ TEST(KVStoreTakeTest, RunsBesidePushesAndPulls) {
   std::atomic<bool> done{false};
   std::thread pusher([&] {
     while (!done) {
-      store->push(keys, Tensors::one_each({full(1), full(1)}));
+      store->push(keys, Tensors::one_each({filled(1), filled(1)}));
     }
   });
   std::thread puller([&] {
     while (!done) {
       for (const auto& value : store->pull(keys)) {
-        EXPECT_TRUE(at::equal(value, full(1)) || at::equal(value, full(2)))
+        EXPECT_TRUE(at::equal(value, filled(1)) || at::equal(value, filled(2)))
             << value;
       }
     }
@@ -178,8 +178,8 @@ TEST(KVStoreTakeTest, RunsBesidePushesAndPulls) {
   pusher.join();
   puller.join();
   store->take(*store_of({{1, 2}, {2, 2}}));
-  expect_equal(value_of(store, 1), full(2));
-  expect_equal(value_of(store, 2), full(2));
+  expect_equal(value_of(store, 1), filled(2));
+  expect_equal(value_of(store, 2), filled(2));
 }
 
 } // namespace

@@ -14,7 +14,7 @@ from model import mutants
 from model.run import CELLS
 
 SEEDS = 4
-SLOW_SEEDS = 60
+SLOW_SEEDS = 16
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,7 @@ NUM_REPLICAS = 4
 BATCH_SIZE, LR, MOMENTUM, SEED = 64, 0.1, 0.9, 3
 
 # Every epoch runs the same code, so a few are representative of the whole run.
-several_epochs = pytest.mark.parametrize(
-    "epochs", [8, pytest.param(80, marks=pytest.mark.slow)]
-)
+EPOCHS = 8
 
 one_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)]
@@ -51,7 +49,7 @@ def reproducible_convolutions():
     torch.backends.cudnn.deterministic = before
 
 
-def weights_by_epoch(store_type, device, dtype, epochs):
+def weights_by_epoch(store_type, device, dtype):
     """Trains by the example's own functions; yields every replica's weights."""
     replicas = torchkv.replicate(
         digits.make_model(SEED, dtype), [device] * NUM_REPLICAS
@@ -61,7 +59,7 @@ def weights_by_epoch(store_type, device, dtype, epochs):
         replicas,
         torchkv.Trainer(replicas, sgd, kvstore=store_type),
         digits.load_data(dtype),
-        epochs=epochs,
+        epochs=EPOCHS,
         batch_size=BATCH_SIZE,
         lr=LR,
         seed=SEED,
@@ -92,12 +90,12 @@ def shard_gradients(model, images, labels):
 
 
 @functools.cache
-def plain_loop_weights(device, epochs):
+def plain_loop_weights(device):
     """Trains one model without a store, with the arithmetic that the store promises."""
     model = digits.make_model(SEED).to(device)
     weights = list(model.parameters())
     velocities = [torch.zeros_like(w) for w in weights]
-    for lr, batches in rates_and_batches(torch.float32, epochs):
+    for lr, batches in rates_and_batches(torch.float32, EPOCHS):
         for images, labels in batches:
             gradients = shard_gradients(model, images.to(device), labels.to(device))
             with torch.no_grad():
@@ -108,11 +106,10 @@ def plain_loop_weights(device, epochs):
 
 
 @one_device
-@several_epochs
 @pytest.mark.usefixtures("reproducible_convolutions")
-def test_weights_have_the_bits_of_a_plain_loop(store_type, device, epochs):
-    expected = plain_loop_weights(device, epochs)
-    *_, replicas = weights_by_epoch(store_type, device, torch.float32, epochs)
+def test_weights_have_the_bits_of_a_plain_loop(store_type, device):
+    expected = plain_loop_weights(device)
+    *_, replicas = weights_by_epoch(store_type, device, torch.float32)
 
     assert len(replicas) == NUM_REPLICAS
     for r, weights in enumerate(replicas):
@@ -121,12 +118,11 @@ def test_weights_have_the_bits_of_a_plain_loop(store_type, device, epochs):
 
 
 @one_device
-@several_epochs
 @pytest.mark.usefixtures("reproducible_convolutions")
-def test_sharded_weights_have_the_same_bits(device, epochs, monkeypatch):
+def test_sharded_weights_have_the_same_bits(device, monkeypatch):
     """One device acts as many, one per replica."""
     monkeypatch.setenv("TORCHKV_PLACES", ",".join([device] * NUM_REPLICAS))
-    test_weights_have_the_bits_of_a_plain_loop("device", device, epochs)
+    test_weights_have_the_bits_of_a_plain_loop("device", device)
 
 
 def test_bits_show_the_order_of_the_sum():
@@ -139,11 +135,11 @@ def test_bits_show_the_order_of_the_sum():
         assert not torch.equal(left_to_right, (a + b) + (c + d))
 
 
-def full_batch_weights_by_epoch(device, epochs):
+def full_batch_weights_by_epoch(device):
     """Trains one model on whole batches by torch's own mean loss and optimizer."""
     model = digits.make_model(SEED, torch.float64).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    for lr, batches in rates_and_batches(torch.float64, epochs):
+    for lr, batches in rates_and_batches(torch.float64, EPOCHS):
         optimizer.param_groups[0]["lr"] = lr
         for images, labels in batches:
             optimizer.zero_grad()
@@ -153,12 +149,11 @@ def full_batch_weights_by_epoch(device, epochs):
 
 
 @one_device
-@several_epochs
-def test_float64_equals_training_without_replicas(device, epochs):
+def test_float64_equals_training_without_replicas(device):
     num_epochs = 0
     for replicas, expected in zip(
-        weights_by_epoch("device", device, torch.float64, epochs),
-        full_batch_weights_by_epoch(device, epochs),
+        weights_by_epoch("device", device, torch.float64),
+        full_batch_weights_by_epoch(device),
         strict=True,
     ):
         num_epochs += 1
@@ -167,7 +162,7 @@ def test_float64_equals_training_without_replicas(device, epochs):
                 difference = (weight - whole).abs().max().item()
                 assert difference <= 1e-10, f"epoch {num_epochs}"
 
-    assert num_epochs == epochs
+    assert num_epochs == EPOCHS
     start = digits.make_model(SEED, torch.float64).to(device)
     for first, last in zip(start.parameters(), expected, strict=True):
         assert (first - last).abs().max().item() > 0.01  # there was training at all

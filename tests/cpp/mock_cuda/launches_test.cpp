@@ -23,16 +23,16 @@ using mock_cuda::push_async;
 using mock_cuda::refusal;
 using mock_cuda::StorePtr;
 
-constexpr int kNumKeys = 50;
+constexpr int kManyKeys = 50;
 
-Keys all_keys() {
-  return mock_cuda::first_keys(kNumKeys);
+Keys many_keys() {
+  return mock_cuda::first_keys(kManyKeys);
 }
 
 // A tensor for each key on each device.
 Tensors tensors_on(int num_devices, double value) {
   Tensors result;
-  for (int i = 0; i < kNumKeys; ++i) {
+  for (int i = 0; i < kManyKeys; ++i) {
     for (int d = 0; d < num_devices; ++d) {
       result.append(at::full({i + 1}, value, at::device(cuda(d))));
     }
@@ -42,17 +42,17 @@ Tensors tensors_on(int num_devices, double value) {
 }
 
 // A model with momentum on the store, after its first step.
-struct Model {
-  explicit Model(int num_devices, const char* type = "device")
+struct MomentumModel {
+  explicit MomentumModel(int num_devices, const char* type = "device")
       : store(c10::make_intrusive<KVStore>(type)),
         gradients(tensors_on(num_devices, 1)),
         weights(tensors_on(num_devices, 0)) {
     Tensors values;
-    for (int i = 0; i < kNumKeys; ++i) {
+    for (int i = 0; i < kManyKeys; ++i) {
       values.append(at::zeros({i + 1}));
       values.end_group();
     }
-    store->init(all_keys(), values);
+    store->init(many_keys(), values);
     Optimizer optimizer;
     optimizer.groups.push_back(
         make_rule("test", "sgd", {{"lr", 1}, {"momentum", 0.5}}));
@@ -62,8 +62,8 @@ struct Model {
   }
 
   void step() const {
-    store->push(all_keys(), gradients);
-    store->pull(all_keys(), weights);
+    store->push(many_keys(), gradients);
+    store->pull(many_keys(), weights);
   }
 
   StorePtr store;
@@ -74,7 +74,7 @@ struct Model {
 using LaunchesTest = mock_cuda::DevicesTest;
 
 TEST_F(LaunchesTest, OneDeviceTakesOneLaunchEachWay) {
-  const Model model(1);
+  const MomentumModel model(1);
   for (int i = 0; i < 3; ++i) {
     model.step();
   }
@@ -96,7 +96,7 @@ TEST_F(LaunchesTest, OneDeviceTakesOneLaunchEachWay) {
 TEST_F(LaunchesTest, EveryDeviceTakesOneLaunchEachWay) {
   for (const int num_devices : {2, 4, 8}) {
     mock_cuda::reset(8);
-    const Model model(num_devices);
+    const MomentumModel model(num_devices);
     model.step();
     EXPECT_EQ(counters().launches, 2 * num_devices);
     EXPECT_EQ(counters().operators, 0);
@@ -176,7 +176,7 @@ TEST_F(LaunchesTest, PeersAreQueriedOncePerProcess) {
   kernels::cuda::set_table(&counting);
   num_questions = 0;
   for (int i = 0; i < 2; ++i) { // stores
-    const Model model(4);
+    const MomentumModel model(4);
     model.step();
   }
   EXPECT_EQ(num_questions, 4 * 3);
@@ -239,7 +239,7 @@ TEST_F(LaunchesTest, ADeviceWithoutCodeHasNoLaunches) {
     mock_cuda::reset(4);
     mock_cuda::set_has_code(1, has_code);
     kernels::cuda::set_table(&mock_cuda::table()); // refreshes the cache
-    const Model model(2);
+    const MomentumModel model(2);
     model.step();
     EXPECT_EQ(counters().launches, has_code ? 4 : 2);
     EXPECT_EQ(counters().operators == 0, has_code);
@@ -271,7 +271,7 @@ TEST_F(LaunchesTest, WithoutDirectAccessEverythingGoesThroughTheHost) {
       mock_cuda::reset(2);
       kernels::cuda::set_table(has_kernels ? &mock_cuda::table() : nullptr);
       setenv("TORCHKV_P2P", is_direct ? "1" : "0", 1);
-      const Model model(2);
+      const MomentumModel model(2);
       model.step();
       EXPECT_EQ(mock_cuda::has_any_peer_access(), is_direct);
       for (const auto& weight : model.weights.flat) {
@@ -305,12 +305,12 @@ TEST_F(LaunchesTest, ManyKeysOfSeveralDevicesInTurn) {
 }
 
 TEST_F(LaunchesTest, NcclMovesEveryKeyOnceEachWay) {
-  const Model model(4, "nccl");
+  const MomentumModel model(4, "nccl");
   model.step(); // the first step allocates
   const int before = mock_cuda::num_nccl_operations();
   counters() = {};
   model.step();
-  EXPECT_EQ(mock_cuda::num_nccl_operations() - before, 2 * kNumKeys);
+  EXPECT_EQ(mock_cuda::num_nccl_operations() - before, 2 * kManyKeys);
   EXPECT_EQ(counters().launches, 4); // the rule, on the home of each key
   EXPECT_EQ(counters().operators, 0);
   EXPECT_EQ(counters().allocations, 0);
@@ -322,9 +322,9 @@ TEST_F(LaunchesTest, NcclMovesEveryKeyOnceEachWay) {
 
 TEST_F(LaunchesTest, WithoutPeersValuesAreCopiedHome) {
   mock_cuda::reset(4, mock_cuda::Topology::kNone);
-  const Model model(4);
+  const MomentumModel model(4);
   model.step();
-  EXPECT_EQ(counters().operators, kNumKeys * 3 * 2);
+  EXPECT_EQ(counters().operators, kManyKeys * 3 * 2);
   EXPECT_EQ(counters().synchronizations, 0);
   for (const auto& weight : model.weights.flat) {
     EXPECT_EQ(weight.cpu()[0].item<float>(), -4 - 6);
@@ -355,7 +355,7 @@ TEST_F(LaunchesTest, WithoutDirectAccessCopiesAreOrdered) {
 }
 
 TEST_F(LaunchesTest, AnErrorOfCudaReachesTheCaller) {
-  const Model model(1);
+  const MomentumModel model(1);
   testing::emulated_error() = 1;
   EXPECT_NE(
       refusal([&] { model.step(); }).find("CUDA error: an error of the mock"),

@@ -29,7 +29,7 @@ using mock_cuda::PlacesOfEnvironment;
 using mock_cuda::StorePtr;
 using testing::optimizer;
 
-struct Machine {
+struct ShardedMachine {
   const char* name;
   const char* type;
   int num_devices;
@@ -38,13 +38,13 @@ struct Machine {
   const char* places; // "" = the devices
 };
 
-void PrintTo(const Machine& machine, std::ostream* out) {
+void PrintTo(const ShardedMachine& machine, std::ostream* out) {
   *out << machine.name;
 }
 
 // Each operation runs on a store on fake GPUs and on one in CPU memory.
 class ShardedTest : public mock_cuda::DevicesTest,
-                    public ::testing::WithParamInterface<Machine> {
+                    public ::testing::WithParamInterface<ShardedMachine> {
  protected:
   ShardedTest() : environment_(GetParam().places) {
     mock_cuda::reset(GetParam().num_devices, GetParam().topology);
@@ -295,36 +295,42 @@ INSTANTIATE_TEST_SUITE_P(
     Machines,
     ShardedTest,
     ::testing::Values(
-        Machine{"two", "device", 2, Topology::kAll, true, ""},
-        Machine{"four", "device", 4, Topology::kAll, true, ""},
-        Machine{"four_in_pairs", "device", 4, Topology::kPairs, true, ""},
-        Machine{"four_apart", "device", 4, Topology::kNone, true, ""},
-        Machine{"eight", "device", 8, Topology::kAll, true, ""},
-        Machine{"operators", "device", 4, Topology::kAll, false, ""},
-        Machine{"nccl", "nccl", 4, Topology::kAll, true, ""},
-        Machine{"nccl_apart", "nccl", 8, Topology::kNone, true, ""},
-        Machine{
+        ShardedMachine{"two", "device", 2, Topology::kAll, true, ""},
+        ShardedMachine{"four", "device", 4, Topology::kAll, true, ""},
+        ShardedMachine{
+            "four_in_pairs",
+            "device",
+            4,
+            Topology::kPairs,
+            true,
+            ""},
+        ShardedMachine{"four_apart", "device", 4, Topology::kNone, true, ""},
+        ShardedMachine{"eight", "device", 8, Topology::kAll, true, ""},
+        ShardedMachine{"operators", "device", 4, Topology::kAll, false, ""},
+        ShardedMachine{"nccl", "nccl", 4, Topology::kAll, true, ""},
+        ShardedMachine{"nccl_apart", "nccl", 8, Topology::kNone, true, ""},
+        ShardedMachine{
             "logical",
             "device",
             1,
             Topology::kAll,
             true,
             "cuda:0,cuda:0,cuda:0,cuda:0"},
-        Machine{
+        ShardedMachine{
             "two_by_two",
             "device",
             2,
             Topology::kAll,
             true,
             "cuda:0,cuda:1,cuda:0,cuda:1"},
-        Machine{
+        ShardedMachine{
             "with_the_cpu",
             "device",
             1,
             Topology::kAll,
             true,
             "cuda:0,cuda:0,cpu"},
-        Machine{
+        ShardedMachine{
             "logical_operators",
             "device",
             1,

@@ -19,7 +19,7 @@ namespace {
 
 using testing::CountingRuntime;
 
-Optimizer optimizer(
+Optimizer optimizer_of(
     const char* rule,
     const NumbersByName& numbers,
     uint64_t generation = 0) {
@@ -50,7 +50,7 @@ class BatchTest : public ::testing::Test {
 };
 
 TEST_F(BatchTest, StateOfAnotherOptimizerIsIgnored) {
-  const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}}, 7);
+  const Optimizer sgd = optimizer_of("sgd", {{"lr", 0.5}}, 7);
   entries_[0]->generation = 7;
   entries_[0]->step = 4;
   entries_[1]->generation = 6;
@@ -73,9 +73,9 @@ TEST_F(BatchTest, StateOfAnotherOptimizerIsIgnored) {
 
 // A push in flight since before set_optimizer.
 TEST_F(BatchTest, ALateStepUsesTheOptimizerThatUpdatedTheKey) {
-  const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
-  const auto newer =
-      std::make_shared<const Optimizer>(optimizer("adam", {{"lr", 0.25}}, 8));
+  const Optimizer old = optimizer_of("sgd", {{"lr", 0.5}}, 7);
+  const auto newer = std::make_shared<const Optimizer>(
+      optimizer_of("adam", {{"lr", 0.25}}, 8));
   entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
@@ -93,7 +93,7 @@ TEST_F(BatchTest, ALateStepUsesTheOptimizerThatUpdatedTheKey) {
 }
 
 TEST_F(BatchTest, ALateStepAfterTheLastOptimizerUsesItsOwn) {
-  const Optimizer old = optimizer("sgd", {{"lr", 0.5}}, 7);
+  const Optimizer old = optimizer_of("sgd", {{"lr", 0.5}}, 7);
   entries_[0]->generation = 8;
   entries_[0]->step = 4;
   const Tensors values = Tensors::one_each({ones(), ones()});
@@ -110,7 +110,8 @@ TEST_F(BatchTest, RunningOutOfMemoryChangesNothing) {
   const at::Tensor negated =
       at::imag(at::complex(ones(), -ones()).conj()); // 1, lazily
   ASSERT_TRUE(negated.is_neg());
-  const Optimizer sgd = optimizer("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
+  const Optimizer sgd =
+      optimizer_of("sgd", {{"lr", 0.5}, {"momentum", 0.9}}, 7);
   const auto push = [&] {
     const Tensors values = Tensors::one_each({strided, negated});
     const Groups groups(entries_, values);
@@ -162,18 +163,18 @@ TEST(ReplacedOptimizerTest, ItsStateIsFreed) {
   const auto push = [&] {
     store.push({3, 5}, Tensors::one_each({ones(), ones()}));
   };
-  store.set_optimizer(optimizer("adam", {}));
+  store.set_optimizer(optimizer_of("adam", {}));
   push();
   EXPECT_EQ(runtime.num_alive(), 6);
-  store.set_optimizer(optimizer("sgd", {{"momentum", 0.9}}));
+  store.set_optimizer(optimizer_of("sgd", {{"momentum", 0.9}}));
   EXPECT_EQ(runtime.num_alive(), 2);
   push();
   EXPECT_EQ(runtime.num_alive(), 4);
   store.set_updater(nullptr);
   EXPECT_EQ(runtime.num_alive(), 2);
-  store.set_optimizer(optimizer("adam", {}));
+  store.set_optimizer(optimizer_of("adam", {}));
   push();
-  store.set_optimizer(optimizer("adam", {{"lr", 0.5}}), /*keep_state=*/true);
+  store.set_optimizer(optimizer_of("adam", {{"lr", 0.5}}), /*keep_state=*/true);
   EXPECT_EQ(runtime.num_alive(), 6);
 }
 

@@ -16,7 +16,6 @@ namespace {
 using Edit = ServerScript::Edit;
 using Values = ServerScript::Values;
 
-constexpr auto kSync = std::nullopt;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
 struct Nonsense {

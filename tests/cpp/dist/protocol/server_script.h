@@ -15,6 +15,8 @@
 
 namespace torchkv::dist {
 
+constexpr auto kSync = std::nullopt; // no quorum
+
 // One server core, driven by hand. Values are int64, two to a piece. Rank 0 has
 // made the key "k" of four zeros, and all ranks have attached to it.
 class ServerScript {
@@ -305,5 +307,9 @@ class ServerScript {
   size_t num_applied_ = 0;
   uint64_t num_regions_ = 0;
 };
+
+inline Counts pushes_of_k(int64_t count) {
+  return {{ServerScript::slice(), count}};
+}
 
 } // namespace torchkv::dist

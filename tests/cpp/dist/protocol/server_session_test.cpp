@@ -14,12 +14,6 @@ namespace {
 using Values = ServerScript::Values;
 using Ranks = std::vector<int32_t>;
 
-constexpr auto kSync = std::nullopt;
-
-Counts pushes_of_k(int64_t count) {
-  return {{ServerScript::slice(), count}};
-}
-
 ServerScript::Edit with_counts(int64_t count) {
   return [=](Message& message) { message.counts = pushes_of_k(count); };
 }

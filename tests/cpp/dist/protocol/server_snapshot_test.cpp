@@ -12,12 +12,6 @@ namespace {
 using Values = ServerScript::Values;
 using Ranks = std::vector<int32_t>;
 
-constexpr auto kSync = std::nullopt;
-
-Counts pushes_of_k(int64_t count) {
-  return {{ServerScript::slice(), count}};
-}
-
 TEST(ServerSnapshotTest, ASnapshotIsOneVersion) {
   ServerScript s(ServerScript::config(1));
   s.push(1, 1);

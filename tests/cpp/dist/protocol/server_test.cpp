@@ -16,8 +16,6 @@ using Values = ServerScript::Values;
 using Opnos = std::vector<int64_t>;
 using Ranks = std::vector<int32_t>;
 
-constexpr auto kSync = std::nullopt;
-
 Ranks ranks_of(const RoundPtr& round) {
   Ranks ranks;
   for (const auto& push : round->pushes) {

@@ -13,7 +13,7 @@
 namespace torchkv::dist {
 namespace {
 
-KeySpec floats(int64_t total, bool whole = false) {
+KeySpec spec_of(int64_t total, bool whole = false) {
   KeySpec spec;
   spec.total = total;
   spec.item_bytes = 4;
@@ -49,14 +49,15 @@ TEST(SliceTest, HashIsFnv1a) {
 }
 
 TEST(SliceTest, SmallAndWholeKeysHaveOneSlice) {
-  for (const auto& spec : {floats(0), floats(16383), floats(1 << 20, true)}) {
+  for (const auto& spec :
+       {spec_of(0), spec_of(16383), spec_of(1 << 20, true)}) {
     const auto places = place("w", spec, 4, 1 << 16);
     ASSERT_EQ(places.size(), 1);
     EXPECT_EQ(places[0].begin, 0);
     EXPECT_EQ(places[0].end, spec.total);
     EXPECT_EQ(places[0].server, stable_hash("w") % 4);
   }
-  EXPECT_EQ(place("w", floats(16384), 4, 1 << 16).size(), 4);
+  EXPECT_EQ(place("w", spec_of(16384), 4, 1 << 16).size(), 4);
 }
 
 TEST(SliceTest, SlicesAreEvenAndAligned) {
@@ -65,7 +66,7 @@ TEST(SliceTest, SlicesAreEvenAndAligned) {
     const auto servers = static_cast<int32_t>(1 + (random() % 9));
     const auto total = static_cast<int64_t>(random() % 5000);
     const Key key = static_cast<int64_t>(random());
-    const auto places = place(key, floats(total), servers, 64);
+    const auto places = place(key, spec_of(total), servers, 64);
     const auto parts = static_cast<int64_t>(places.size());
     EXPECT_EQ(parts == 1, total < 16 || servers == 1) << total;
     int64_t end = 0;
@@ -89,7 +90,7 @@ TEST(SliceTest, SlicesAreEvenAndAligned) {
 }
 
 TEST(SliceTest, SlicesOfFewElementsAreCutAsTheyAre) {
-  const auto places = place("w", floats(7), 3, 20);
+  const auto places = place("w", spec_of(7), 3, 20);
   ASSERT_EQ(places.size(), 3);
   EXPECT_EQ(places[1].begin, 2);
   EXPECT_EQ(places[2].begin, 4);
@@ -98,7 +99,7 @@ TEST(SliceTest, SlicesOfFewElementsAreCutAsTheyAre) {
 
 TEST(SliceTest, HugeKeysDoNotOverflow) {
   const int64_t total = int64_t{1} << 60;
-  const auto places = place("w", floats(total), 7, 1 << 16);
+  const auto places = place("w", spec_of(total), 7, 1 << 16);
   ASSERT_EQ(places.size(), 7);
   for (size_t i = 1; i < places.size(); ++i) {
     EXPECT_GT(places[i].begin, places[i - 1].begin);

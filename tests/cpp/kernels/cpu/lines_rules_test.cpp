@@ -27,8 +27,8 @@ using testing::RuleCase;
 using testing::steps_of;
 
 // Around the vector size and the block size of 256 elements.
-constexpr int64_t kLengths[] = {0, 1, 7, 17, 255, 256, 257, 1001};
-constexpr int64_t kMaxLength = 1001;
+constexpr int64_t kRuleLengths[] = {0, 1, 7, 17, 255, 256, 257, 1001};
+constexpr int64_t kMaxRuleLength = 1001;
 
 // The new value of one number. For LAMB, updates only the state.
 template <typename T>
@@ -121,11 +121,11 @@ void fill(std::mt19937_64& random, Numbers<T>& numbers, bool positive) {
 // A line of a stored value with its gradients and state. `storage_t` is a real
 // type; a complex line is one of pairs.
 template <typename storage_t>
-struct Line {
+struct RuleLine {
   using real_t = at::opmath_type<storage_t>;
   static constexpr bool kHasMaster = !std::is_same_v<storage_t, real_t>;
 
-  Line(
+  RuleLine(
       std::mt19937_64& random,
       const RuleSpec& rule,
       int64_t length,
@@ -225,7 +225,7 @@ struct Line {
     }
   }
 
-  void expect_equals(const Line& other, const std::string& what) const {
+  void expect_equals(const RuleLine& other, const std::string& what) const {
     EXPECT_TRUE(same_bits(stored, other.stored)) << what << ": value";
     EXPECT_TRUE(same_bits(master, other.master)) << what << ": master";
     for (size_t k = 0; k < kMaxStates; ++k) {
@@ -248,17 +248,17 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
  protected:
   template <typename storage_t>
   void dense_equals_the_plain_loop() {
-    using line_t = Line<storage_t>;
+    using line_t = RuleLine<storage_t>;
     for (const bool is_complex : {false, true}) {
       if (is_complex && std::is_same_v<storage_t, c10::BFloat16>) {
         continue; // no such dtype
       }
       for (const auto& step : steps_of(GetParam().rule)) {
-        for (const int64_t length : kLengths) {
+        for (const int64_t length : kRuleLengths) {
           for (const int64_t offset : {0, 1, 5}) {
             const int64_t count = is_complex ? length / 2 * 2 : length;
             const line_t before(
-                random_, step.rule, kMaxLength, offset, is_complex);
+                random_, step.rule, kMaxRuleLength, offset, is_complex);
             line_t expected = before;
             expected.plain_update(step, count);
             if (step.rule.id == RuleSpec::Id::kLamb && line_t::kHasMaster) {
@@ -289,19 +289,19 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
   // Gradients with a stride of two; a dense value and dense state.
   template <typename storage_t>
   void strided_equals_dense() {
-    using line_t = Line<storage_t>;
+    using line_t = RuleLine<storage_t>;
     constexpr int64_t kSize = sizeof(storage_t);
     for (const auto& step : steps_of(GetParam().rule)) {
-      const line_t before(random_, step.rule, kMaxLength, 1, false);
+      const line_t before(random_, step.rule, kMaxRuleLength, 1, false);
       line_t expected = before;
-      levels()[0].function(expected.call(step, kMaxLength, false));
+      levels()[0].function(expected.call(step, kMaxRuleLength, false));
       for (const auto& level : levels()) {
         line_t actual = before;
-        auto call = actual.call(step, kMaxLength, false);
+        auto call = actual.call(step, kMaxRuleLength, false);
         std::array<std::vector<storage_t>, 2> apart;
         std::array<const char*, 2> values{};
         for (size_t k = 0; k < 2; ++k) {
-          for (int64_t i = 0; i < kMaxLength; ++i) {
+          for (int64_t i = 0; i < kMaxRuleLength; ++i) {
             apart[k].push_back(actual.gradients[k].data()[i]);
             apart[k].push_back(storage_t(99));
           }
@@ -321,11 +321,11 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
   // instruction sets.
   template <typename storage_t>
   void squared_norms() {
-    using line_t = Line<storage_t>;
+    using line_t = RuleLine<storage_t>;
     for (auto step : steps_of(GetParam().rule)) {
       step.last_scale = 1;
-      for (const int64_t length : kLengths) {
-        line_t line(random_, step.rule, kMaxLength, 1, false);
+      for (const int64_t length : kRuleLengths) {
+        line_t line(random_, step.rule, kMaxRuleLength, 1, false);
         for (auto& gradients : line.gradients) {
           for (auto& number : gradients.memory) {
             number = static_cast<storage_t>(
@@ -384,19 +384,19 @@ INSTANTIATE_TEST_SUITE_P(
 
 template <typename storage_t>
 void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
-  using line_t = Line<storage_t>;
+  using line_t = RuleLine<storage_t>;
   using real_t = typename line_t::real_t;
   std::mt19937_64 random(0);
   RuleStep step;
   step.rule = rule;
   step.step = 3;
   const RuleNumbers<real_t> n(step);
-  for (const int64_t length : kLengths) {
+  for (const int64_t length : kRuleLengths) {
     for (const int64_t offset : {0, 1, 5}) {
-      line_t before(random, rule, kMaxLength, offset, false);
+      line_t before(random, rule, kMaxRuleLength, offset, false);
       if (!special) {
         std::uniform_real_distribution<double> uniform(0.1, 2);
-        for (int64_t i = 0; i < kMaxLength; ++i) {
+        for (int64_t i = 0; i < kMaxRuleLength; ++i) {
           before.weight(i) = static_cast<real_t>(uniform(random));
           before.states[0].data()[i] = static_cast<real_t>(uniform(random));
           before.states[1].data()[i] = static_cast<real_t>(uniform(random));

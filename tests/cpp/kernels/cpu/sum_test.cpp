@@ -43,11 +43,11 @@ void sum_strided(
   sums.run(at::empty({sums.scratch_bytes()}, at::kByte));
 }
 
-RuleStep sgd(double lr, double weight_decay) {
+RuleStep sgd_step(double lr, double weight_decay) {
   return {{RuleSpec::Id::kSgd, lr, weight_decay}};
 }
 
-const RuleStep kRules[] = {{}, sgd(0.1, 0), sgd(0.1, 0.01)};
+const RuleStep kRules[] = {{}, sgd_step(0.1, 0), sgd_step(0.1, 0.01)};
 
 bool takes(at::ScalarType dtype, const RuleStep& rule) {
   return rule.rule.id == RuleSpec::Id::kAssign || c10::isFloatingType(dtype) ||
@@ -422,7 +422,7 @@ TEST(SumStridedTest, ChannelsLastAndBack) {
 // Above the size of a block of copies, along an inner and an outer dimension.
 TEST(SumStridedTest, LargeTransposedValuesWithState) {
   at::manual_seed(0);
-  RuleStep step = sgd(0.1, 0.01);
+  RuleStep step = sgd_step(0.1, 0.01);
   step.rule.momentum = 0.9;
   step.is_first = false;
   const auto transposed = [](at::IntArrayRef shape) {
