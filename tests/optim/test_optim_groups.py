@@ -41,3 +41,22 @@ def test_the_list_of_groups_is_read_only(kv, change, set_one):
     kv.push([3, 5], [full(1)] * 2)
     assert_same(stored(kv, 3), full(0.5))
     assert_same(stored(kv, 5), full(0))
+
+
+@pytest.mark.parametrize("set_one", [lambda: "sgd", lambda: torch.optim.SGD])
+def test_params_lists_the_keys(kv, set_one):
+    kv.set_optimizer(set_one(), lr=0.5)
+    first = kv.optimizer.param_groups[0]
+    assert first["params"] == []
+    kv.init([3, 5, 4], [full(1)] * 3)
+    assert sorted(first["params"]) == [3, 4, 5] and first["keys"] is None
+    kv.set_param_groups([{"keys": [5], "lr": 1.0}])
+    groups = kv.optimizer.param_groups
+    assert [sorted(group["params"]) for group in groups] == [[3, 4], [5]]
+    assert sorted(first.get("params")) == [3, 4] and first.get("absent", 7) == 7
+    groups[1]["params"].append(3)  # a copy
+    assert groups[1]["params"] == groups[1]["keys"] == [5]
+    kv.delete(3)
+    assert first["params"] == [4]
+    kv.set_updater(None)
+    assert first["params"] == []

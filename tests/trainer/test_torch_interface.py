@@ -175,3 +175,17 @@ def test_a_trainer_may_replace_another():
         before = weights(model_of)
         trainer_of.step(1)
         assert torch.equal(model_of[0].bias, before["0.bias"] - 0.5)
+
+
+def test_params_are_the_names_also_before_the_first_step():
+    model = make_model()
+    trainer = make_trainer(model)
+    names = [name for name, _ in model.named_parameters()]
+    first = trainer.optimizer.param_groups[0]
+    assert first["params"] == names
+    trainer.optimizer.set_param_groups([{"keys": names[:2], "lr": 0.1}])
+    in_groups = [group["params"] for group in trainer.optimizer.param_groups]
+    assert in_groups[0] + in_groups[1] == names[2:] + names[:2]
+    fill_gradients(model, 1.0)
+    trainer.step(1)
+    assert sorted(first["params"]) == sorted(names[2:])

@@ -44,7 +44,7 @@ class StoreOptimizer(TorchInterface):
         self._wd_mult: dict[StoreKey, float] = {}
         self._groups = Groups()
         # Keys that may have options before the store has them.
-        self._later_keys: frozenset[StoreKey] = frozenset()
+        self._later_keys: dict[StoreKey, None] = {}
         # Schedulers warn if step() was never called; here, pushes are the steps.
         self._opt_called = True
         super().__init__([{"params": []}], defaults)
@@ -113,7 +113,7 @@ class StoreOptimizer(TorchInterface):
             settings = self._settings()
             settings.check("set_optimizer", impl)
             if self._store() is None:
-                self._later_keys = frozenset()
+                self._later_keys = {}
             names = settings.names()
             self._check_known("set_optimizer", impl, names)
             self._enter(impl, settings)
@@ -140,7 +140,7 @@ class StoreOptimizer(TorchInterface):
     ) -> None:
         """Has the first push check keys that were named while the store was empty."""
         unchecked = {*impl.expected_keys(), *(() if impl.size() else named)}
-        unchecked -= self._later_keys
+        unchecked -= self._later_keys.keys()
         impl.expect_keys([key for key in settings.names() if key in unchecked])
 
     def _know(
@@ -151,8 +151,17 @@ class StoreOptimizer(TorchInterface):
             self._zero_grad = weakref.WeakMethod(zero_grad)
             impl = self._store()
             assert impl is not None
-            self._later_keys = frozenset(keys)
+            self._later_keys = dict.fromkeys(keys)
             self._expect(impl, self._settings(), [])
+
+    def _keys_of_first_group(self) -> list[StoreKey]:
+        with self._lock:
+            impl = self._store()
+            if impl is None:
+                return []
+            others = {key for group in self.param_groups[1:] for key in group["keys"]}
+            known = dict.fromkeys([*impl.keys(), *self._later_keys])
+            return [key for key in known if key not in others]
 
     # -- options
 

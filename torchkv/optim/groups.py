@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 StoreKey: TypeAlias = int | str
 """A key as the store returns it."""
 
-# Items of a group that are not options. "params" exists for code that reads it; the
-# parameters are the store's values.
+# Items of a group that are not options. "params" exists for code that reads it: the
+# parameters are the store's values, so it lists their keys. Stored as an empty list.
 RESERVED = ("keys", "params")
 
 
@@ -197,7 +197,8 @@ class Group(dict[str, Any]):
     Writing an option takes effect at the next push; an invalid value is a ValueError or
     TypeError, and nothing has changed. Other items, such as a scheduler's
     ``initial_lr``, are kept as well. ``"keys"`` is the list of its keys, or None in the
-    first group, which has all other keys.
+    first group, which has all other keys. ``group["params"]`` lists the keys in every
+    group; in the first those that the store has now, or its trainer will give it.
     """
 
     def __init__(self, optimizer: StoreOptimizer, items: Mapping[str, Any]) -> None:
@@ -205,6 +206,20 @@ class Group(dict[str, Any]):
         super().__init__(items)
         # Weak: a cycle would keep a store's memory until a garbage collection.
         self._optimizer = weakref.ref(optimizer)
+
+    def __getitem__(self, name: str) -> Any:
+        """An item; a new list if it is ``"params"``."""
+        item = super().__getitem__(name)
+        if name != "params":
+            return item
+        keys, optimizer = super().__getitem__("keys"), self._optimizer()
+        if keys is None and optimizer is not None:
+            return optimizer._keys_of_first_group()
+        return list(keys or ())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An item, or `default` if it is missing."""
+        return self[name] if name in self else default
 
     def _write(self, changes: Mapping[str, Any]) -> None:
         optimizer = self._optimizer()
