@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 import traces
-from model import mutants
-from model.run import CELLS
+from psmodel import mutants
+from psmodel.run import CELLS
 
 SEEDS = 4
 SLOW_SEEDS = 16

@@ -18,8 +18,8 @@ import argparse
 import sys
 import types
 
-from model import model as default_model
-from model.sim import Sim
+from psmodel import model as default_model
+from psmodel.sim import Sim
 
 PRIME = 2**61 - 1
 ITEM = default_model.ITEM

@@ -1,12 +1,12 @@
 """Runs the model: exits with 1 if a rule is broken.
 
-python -m tests.dist.model.run [--seeds N] [--start S] [--mode M] [--profile P]
+python -m tests.dist.psmodel.run [--seeds N] [--start S] [--mode M] [--profile P]
     many seeds, one line for each cell
-python -m tests.dist.model.run --one SEED MODE PROFILE [-v]
+python -m tests.dist.psmodel.run --one SEED MODE PROFILE [-v]
     one seed
-python -m tests.dist.model.run --mutants [N]
+python -m tests.dist.psmodel.run --mutants [N]
     planted bugs: which are found, and how soon
-python -m tests.dist.model.run --scripts
+python -m tests.dist.psmodel.run --scripts
     cases that seeds do not reach
 """
 
