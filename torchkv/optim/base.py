@@ -21,6 +21,7 @@ from torchkv.optim.groups import (
 )
 from torchkv.optim.saved import check_parts, settings_of, states_of
 from torchkv.optim.torch_interface import TorchInterface
+from torchkv.optim.torch_states import from_torch, is_torch_state
 
 
 class StoreOptimizer(TorchInterface):
@@ -160,7 +161,7 @@ class StoreOptimizer(TorchInterface):
             if impl is None:
                 return []
             others = {key for group in self.param_groups[1:] for key in group["keys"]}
-            known = dict.fromkeys([*impl.keys(), *self._later_keys])
+            known = dict.fromkeys([*self._later_keys, *impl.keys()])
             return [key for key in known if key not in others]
 
     # -- options
@@ -346,7 +347,8 @@ class StoreOptimizer(TorchInterface):
         """Loads what :meth:`state_dict` returned. Stored values do not change.
 
         Args:
-            state_dict: of an optimizer of the same name; only read during the call.
+            state_dict: of an optimizer of the same name, only read during the call; or,
+                if this one is built-in, of torch.optim's, as :meth:`torch_state_dict`.
             strict: whether its keys must be those of the store. If False, keys that
                 only one of them has are skipped.
 
@@ -360,8 +362,10 @@ class StoreOptimizer(TorchInterface):
         expect(op, state_dict, Mapping, "a dict")
         with self._lock:
             try:
-                parts = check_parts(op, state_dict, self._name(), self.defaults)
                 impl = self._store()
+                if impl is not None and is_torch_state(state_dict):
+                    state_dict = from_torch(op, self, state_dict, impl.keys())
+                parts = check_parts(op, state_dict, self._name(), self.defaults)
                 if impl is None:
                     raise RuntimeError(
                         f"{op}: the optimizer is not set on a store; call "

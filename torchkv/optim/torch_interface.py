@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+
+from torchkv.optim.torch_states import to_torch
+
+if TYPE_CHECKING:
+    from torchkv.optim.base import StoreOptimizer
 
 
 class Push(NamedTuple):
@@ -49,6 +54,22 @@ class TorchInterface(torch.optim.Optimizer):
                 "model.zero_grad() instead"
             )
         zero_grad(set_to_none)
+
+    def torch_state_dict(self) -> dict[str, Any]:
+        """The state as torch.optim's optimizer of the same name returns and loads it.
+
+        That optimizer has the same groups, with parameters in the order of
+        ``group["params"]``: for a trainer with one group, ``model.parameters()``.
+        :meth:`load_state_dict` takes what it saves: parameters by name if it was made
+        from ``model.named_parameters()``, else in that order. Options of torch's
+        implementations, such as ``fused``, are left out.
+
+        Raises:
+            TypeError: the optimizer is a class of torch.optim.
+            ValueError: what torch.optim does not have: multipliers of keys, or
+                accumulated gradients that wait for a step.
+        """
+        return to_torch("torch_state_dict", cast("StoreOptimizer", self))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
