@@ -112,8 +112,11 @@ WorkPtr KVStore::broadcast(
   return usable(call.op).insert(call);
 }
 
-void KVStore::assign(const Keys& keys, const Tensors& values) {
-  const Call call{"assign", keys, &values};
+void KVStore::assign(
+    const Keys& keys,
+    const Tensors& values,
+    const CallOptions& options) {
+  const Call call{"assign", keys, &values, nullptr, options};
   usable(call.op).assign(call);
 }
 

@@ -73,6 +73,14 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
 
   // Makes each key's value a copy of its one tensor. ValueError for a key that
   // exists or is repeated, TypeError where the kinds of keys differ.
+  //
+  // With `share`, on one machine, the value is the tensor itself: updates write
+  // it in place, and what the caller writes to it between calls is the stored
+  // value. It stays on its device and is not sharded. ValueError for one that
+  // is not dense or not where the store has its values, and for memory of
+  // another shared value. Until the key is deleted, ValueError for calls in
+  // which a tensor overlaps with it, unless it is that tensor, under its key.
+  // Saved and copied stores share nothing.
   void init(
       const Keys& keys,
       const Tensors& values,
@@ -118,7 +126,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // the new value of the stored dtype, as they are the same value with more
   // bits. All keys or, on an error, none. ValueError for shapes that differ and
   // repeated keys, TypeError for dtypes that do not convert.
-  void assign(const Keys& keys, const Tensors& values);
+  //
+  // With `share` as init: the tensors, of the stored dtype, become the values.
+  void assign(
+      const Keys& keys,
+      const Tensors& values,
+      const CallOptions& options = {});
 
   // Removes the keys; they may be initialized again, with other shapes.
   void erase(const Keys& keys);

@@ -116,7 +116,9 @@ class KVStore(Stateful):
 
     # -- values in and out
 
-    def init(self, key: Keys, value: Values, whole: bool = False) -> None:
+    def init(
+        self, key: Keys, value: Values, whole: bool = False, share: bool = False
+    ) -> None:
         """Stores a first value under each key.
 
         Args:
@@ -128,11 +130,21 @@ class KVStore(Stateful):
             whole: in a ``dist`` store, one server holds the whole value whatever its
                 size; it may not be split where an updater that is not built in, or
                 LAMB, is set after ``init``.
+            share: in a store on one machine, the value is the tensor itself, not a
+                copy: updates write it in place, and what the caller writes to it
+                between calls is the stored value. It stays whole, and on its device.
+                Pulling it into itself copies nothing. Do not write it during calls of
+                other threads. A saved or copied store shares nothing.
 
         Raises:
-            ValueError: a key that is already initialized; its value is kept.
+            ValueError: a key that is already initialized; its value is kept. With
+                `share`: a tensor that is not dense, on an accelerator in a ``local``
+                store, or that overlaps with another shared one; later, until the key
+                is deleted, a call with a tensor that overlaps with the shared one,
+                unless it is the same tensor under the same key.
+            NotImplementedError: `share` in a ``dist`` store.
         """
-        self._impl.init(key, value, whole)
+        self._impl.init(key, value, whole, share)
 
     def push(
         self,
@@ -229,7 +241,7 @@ class KVStore(Stateful):
         """Pulls the given rows; NotImplementedError, not supported yet."""
         raise NotImplementedError("row_sparse_pull: not supported yet")
 
-    def assign(self, key: Keys, value: Values) -> None:
+    def assign(self, key: Keys, value: Values, share: bool = False) -> None:
         """Replaces values without the updater, all of them or, on an error, none.
 
         What the optimizer keeps for the keys, such as momentum and step, is kept. An
@@ -240,11 +252,14 @@ class KVStore(Stateful):
             key: distinct keys of the store.
             value: one tensor per key, of the stored shape and of any strides, device
                 and dtype that converts to the stored one.
+            share: as in :meth:`init`: the tensors, of the stored dtype, become the
+                stored values. What the optimizer keeps moves to their devices.
 
         Raises:
-            ValueError: also a repeated key, or a list of several tensors for one key.
+            ValueError: also a repeated key, or a list of several tensors for one key;
+                with `share`, as :meth:`init`.
         """
-        self._impl.assign(key, value)
+        self._impl.assign(key, value, share)
 
     # -- keys
 

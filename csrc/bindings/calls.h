@@ -37,10 +37,12 @@ class Calls {
       const Store& store,
       const Object& key,
       const Object& value,
-      const Bool& whole) {
+      const Bool& whole,
+      const Bool& share) {
     const Arguments arguments("init", key, value);
     CallOptions options;
     options.whole = Objects::as_bool("init", "whole", whole);
+    options.share = Objects::as_bool("init", "share", share);
     [[maybe_unused]] const Released no_gil;
     store->init(arguments.keys, arguments.values, options);
   }
@@ -48,10 +50,13 @@ class Calls {
   static void assign(
       const Store& store,
       const Object& key,
-      const Object& value) {
+      const Object& value,
+      const Bool& share) {
     const Arguments arguments("assign", key, value);
+    CallOptions options;
+    options.share = Objects::as_bool("assign", "share", share);
     [[maybe_unused]] const Released no_gil;
-    store->assign(arguments.keys, arguments.values);
+    store->assign(arguments.keys, arguments.values, options);
   }
 
   static Work push(

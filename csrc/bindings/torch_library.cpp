@@ -146,6 +146,7 @@ TORCH_LIBRARY(torchkv, m) {
   const arg priority = arg("priority") = 0;
   const arg ignore_sparse = arg("ignore_sparse") = true;
   const arg async_op = arg("async_op") = false;
+  const arg share = arg("share") = false;
   m.class_<Work>("Work")
       .def("wait", &Work::wait)
       .def("is_completed", &Work::is_completed)
@@ -159,7 +160,11 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {arg("type") = "local"})
       .def("type", [](const Self& self) { return self->type(); })
-      .def("init", &ScriptCalls::init, "", {key, value, arg("whole") = false})
+      .def(
+          "init",
+          &ScriptCalls::init,
+          "",
+          {key, value, arg("whole") = false, share})
       .def("push", &ScriptCalls::push, "", {key, value, priority, async_op})
       .def(
           "pull",
@@ -181,7 +186,7 @@ TORCH_LIBRARY(torchkv, m) {
           &ScriptCalls::broadcast,
           "",
           {key, value, out, priority, async_op})
-      .def("assign", &ScriptCalls::assign, "", {key, value})
+      .def("assign", &ScriptCalls::assign, "", {key, value, share})
       .def("delete", &ScriptCalls::erase, "", {key})
       .def(
           "version",

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "../memory/layout.h"
+
 namespace torchkv {
 namespace {
 
@@ -75,24 +77,6 @@ Job job_of(
       &result,
       accumulation_type(values, result.scalar_type()),
       &step};
-}
-
-// The memory from a tensor's first element to the end of its last.
-struct Span {
-  const char* begin = nullptr;
-  const char* end = nullptr;
-};
-
-Span span_of(const at::Tensor& tensor) {
-  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  int64_t count = tensor.numel();
-  if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
-    count = 1;
-    for (int64_t i = 0; i < tensor.dim(); ++i) {
-      count += (tensor.size(i) - 1) * tensor.stride(i);
-    }
-  }
-  return {data, data + count * static_cast<int64_t>(tensor.element_size())};
 }
 
 // Whether the memory extents of two outs overlap. Outs are then written in
@@ -166,6 +150,7 @@ std::vector<RuleStep> Reducer::prepare(
     }
     Slice& slice = *part.slice;
     slice.enter(call.order);
+    slices_.follow_writes(*part.entry, slice);
     // Before there is state: a capture that does not include all devices is
     // refused here.
     for (const auto& value : part.values) {
@@ -208,6 +193,9 @@ void Reducer::update(c10::ArrayRef<Item> items) {
     throw;
   }
   call.backends.run();
+  for (const auto& item : items) {
+    Slices::note_written(*item.entry);
+  }
 }
 
 void Reducer::accumulate(c10::ArrayRef<Item> items) {
@@ -242,6 +230,7 @@ void Reducer::reduce(const Item& item, Update update) {
   call.backends.add(job_of(part, part.values, slices_.merge_buffer(slice)));
   call.backends.run();
   update(slice.merge_buffer, slice.value);
+  Slices::note_written(*item.entry);
 }
 
 void Reducer::copy_out(c10::ArrayRef<Item> items) {

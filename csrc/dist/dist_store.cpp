@@ -10,6 +10,7 @@
 #include "../core/errors.h"
 #include "../core/process.h"
 #include "../store/check.h"
+#include "../store/shared_values.h"
 #include "capture.h"
 #include "errors.h"
 #include "store_config.h"
@@ -174,6 +175,7 @@ void check_fits_messages(
 }
 
 WorkPtr DistStore::insert(const Call& call) {
+  refuse_sharing(call);
   check_not_capturing(call, runtime_);
   check_count(call.op, call.keys, *call.values);
   table_.check_absent(call.op, call.keys);

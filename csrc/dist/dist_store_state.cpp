@@ -11,6 +11,7 @@
 
 #include "../core/errors.h"
 #include "../store/check.h"
+#include "../store/shared_values.h"
 #include "../update/script_updater.h"
 #include "bytes.h"
 #include "dist_store.h"
@@ -342,6 +343,7 @@ void DistStore::load(StoreState state) {
 
 // A round whose update is rank 0's value.
 void DistStore::assign(const Call& call) {
+  refuse_sharing(call);
   const Entries entries = find(call);
   check_one_each(call);
   check_no_repeats(call.op, entries);

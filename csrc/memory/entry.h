@@ -83,8 +83,8 @@ enum class Placing : uint8_t {
 // keep it alive.
 //
 // Invariants:
-// 1. No tensor of `slices` aliases a tensor of the caller, except those passed
-//    to a running updater.
+// 1. No tensor of `slices` aliases a tensor of the caller, except a shared
+//    value and those passed to a running updater.
 // 2. The slices are ordered, disjoint and cover the value. There is at least
 //    one.
 struct Entry : c10::intrusive_ptr_target {
@@ -101,6 +101,9 @@ struct Entry : c10::intrusive_ptr_target {
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
   c10::Device device = c10::kCPU; // of new tensors like it
   Placing placing = Placing::kNot;
+  // The value is a tensor of the caller's, in the only slice, which stays where
+  // it is. The caller may write it between calls.
+  bool is_shared = false;
   int64_t version = 0; // number of updates since init
   // Generation of the optimizer whose state the slices hold; 0 = none.
   uint64_t generation = 0;

@@ -69,6 +69,24 @@ inline bool has_layout_of(const Entry& entry, const at::Tensor& tensor) {
       same_layout(tensor.sizes(), tensor.strides(), entry.strides);
 }
 
+// The memory from a tensor's first element to the end of its last.
+struct Span {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
+inline Span span_of(const at::Tensor& tensor) {
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  int64_t count = tensor.numel();
+  if (count != 0 && !tensor.is_non_overlapping_and_dense()) {
+    count = 1;
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      count += (tensor.size(i) - 1) * tensor.stride(i);
+    }
+  }
+  return {data, data + count * static_cast<int64_t>(tensor.element_size())};
+}
+
 // A view of the elements [begin, end) in memory order. REQUIRES: dense.
 inline at::Tensor part_of(
     const at::Tensor& tensor,

@@ -135,9 +135,13 @@ void Placement::adopt(Entry& entry) {
   }
 }
 
-void Placement::store(Entry& entry, const at::Tensor& value) {
-  slices_.store(
-      entry, value, {policy_ == Policy::kCpu ? c10::kCPU : value.device()});
+void Placement::store(Entry& entry, const at::Tensor& value, bool share) {
+  if (share) {
+    slices_.share(entry, value);
+  } else {
+    slices_.store(
+        entry, value, {policy_ == Policy::kCpu ? c10::kCPU : value.device()});
+  }
   adopt(entry);
 }
 
@@ -162,7 +166,7 @@ void Placement::place(c10::ArrayRef<Item> items, bool may_shard) {
   for (const auto& item : items) {
     const Entry& entry = *item.entry;
     const Slice& slice = entry.slices[0];
-    const bool stays = entry.placing == Placing::kSharded ||
+    const bool stays = entry.is_shared || entry.placing == Placing::kSharded ||
         (!may_shard && entry.placing == Placing::kWhole) ||
         (!places_.are_logical() && are_all_on(item, slice.home));
     if (stays) {

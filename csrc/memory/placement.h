@@ -71,8 +71,8 @@ class TORCHKV_API Placement {
         streams_(streams),
         places_(std::move(places)) {}
 
-  // Gives a new entry its value, a copy of `value`.
-  void store(Entry& entry, const at::Tensor& value);
+  // Gives a new entry its value: a copy of `value` or, to share, that tensor.
+  void store(Entry& entry, const at::Tensor& value, bool share = false);
 
   // Takes over the entry of another store.
   void adopt(Entry& entry);

@@ -4,6 +4,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <array>
@@ -81,6 +82,37 @@ void Slices::store(Entry& entry, const at::Tensor& value, const Place& home) {
   entry.device = home.device;
 }
 
+void Slices::share(Entry& entry, const at::Tensor& value) {
+  entry.strides.assign(value.strides().begin(), value.strides().end());
+  entry.device = value.device();
+  entry.is_shared = true;
+  Slice slice;
+  slice.end = value.numel();
+  slice.home = {value.device()};
+  // With the version counter of the caller's tensor, and not its gradient.
+  c10::TensorImpl& impl = *value.unsafeGetTensorImpl();
+  slice.value = at::Tensor(impl.shallow_copy_and_detach(
+      impl.version_counter(), /*allow_tensor_metadata_change=*/false));
+  entry.slices.push_back(std::move(slice));
+}
+
+void Slices::note_written(const Entry& entry) {
+  if (entry.is_shared && !entry.slices[0].value.is_inference()) {
+    entry.slices[0].value.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void Slices::follow_writes(const Entry& entry, Slice& slice) {
+  if (!entry.is_shared || !slice.master.defined()) {
+    return;
+  }
+  const PlainDispatch plain;
+  const auto wide = slice.master.scalar_type();
+  const at::Tensor value = slice.value.to(wide);
+  const at::Tensor rounded = slice.master.to(entry.meta.dtype).to(wide);
+  slice.master.copy_(at::where(rounded.eq(value), slice.master, value));
+}
+
 // Copies the slice's shard of a whole tensor, which has the memory layout of
 // the stored value.
 void Slices::copy_shard(
@@ -116,10 +148,11 @@ void Slices::assign(Entry& entry, const at::Tensor& value, bool keep_master) {
       copy_shard(slice, slice.master, value, order);
     }
   }
+  note_written(entry);
 }
 
 at::Tensor Slices::lease(Entry& entry) {
-  if (entry.slices.size() != 1 || !entry.device.is_cpu()) {
+  if (entry.slices.size() != 1 || !entry.device.is_cpu() || entry.is_shared) {
     return copy_of(entry, entry.device);
   }
   Slice& slice = entry.slices[0];
@@ -248,6 +281,11 @@ at::Tensor Slices::copy_of(Entry& entry, c10::Device device) {
 }
 
 KeyState Slices::state_of(Entry& entry, const RuleSpec& rule) {
+  if (entry.is_shared) {
+    StreamOrder order(streams_);
+    entry.slices[0].enter(order);
+    follow_writes(entry, entry.slices[0]);
+  }
   KeyState state;
   state.step = entry.step;
   state.num_accumulated = entry.num_accumulated;

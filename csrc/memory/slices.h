@@ -44,6 +44,16 @@ class TORCHKV_API Slices {
 
   // Gives a new entry one slice at `home`, with a copy of `value`.
   void store(Entry& entry, const at::Tensor& value, const Place& home);
+  // Gives a new entry one slice, whose value is the caller's tensor. REQUIRES:
+  // it is dense and plain.
+  void share(Entry& entry, const at::Tensor& value);
+  // After an update of entries that may be shared: autograd and the caller see
+  // that the tensor was written.
+  static void note_written(const Entry& entry);
+  // Before a step: the caller's writes to a shared value count, so its copy in
+  // higher precision takes over elements that no longer round to the value's.
+  // REQUIRES: as merge_buffer.
+  void follow_writes(const Entry& entry, Slice& slice);
 
   // The tensor, or a copy of it, with the memory layout of the stored value.
   at::Tensor laid_out_as(const Entry& entry, const at::Tensor& tensor);
@@ -57,8 +67,8 @@ class TORCHKV_API Slices {
   bool master_rounds_to(Entry& entry, const at::Tensor& value);
 
   // The stored value as a tensor that the store no longer writes: updates use
-  // new memory while the tensor's storage is in use. Sharded values and values
-  // on accelerators are copied. REQUIRES: readers do not write it.
+  // new memory while the tensor's storage is in use. Sharded and shared values
+  // and those on accelerators are copied. REQUIRES: readers do not write it.
   at::Tensor lease(Entry& entry);
   // Before an update: moves leased values to new memory.
   void end_leases(Entry& entry) {

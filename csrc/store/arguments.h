@@ -97,6 +97,8 @@ struct CallOptions {
   // init, broadcast: one server of a store on several machines holds the whole
   // value whatever its size, as opaque updaters and LAMB require.
   bool whole = false;
+  // init, assign: the stored value is the caller's tensor itself from now on.
+  bool share = false;
   // pull: wait until the value has had so many updates; on one machine,
   // ValueError if it has not.
   int64_t min_version = 0;

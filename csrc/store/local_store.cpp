@@ -1,17 +1,20 @@
 #include "local_store.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "../comm/nccl_collective.h"
 #include "../core/in_progress.h"
 #include "check.h"
 #include "locked_ranges.h"
+#include "shared_values.h"
 
 namespace torchkv {
 
 LocalStore::LocalStore(Runtime& runtime, Options options)
-    : streams_(runtime),
+    : only_cpu_(options.policy == Placement::Policy::kCpu),
+      streams_(runtime),
       slices_(streams_, std::move(options.allocator)),
       placement_(options.policy, slices_, streams_, Places(options.places)),
       reducer_(
@@ -49,9 +52,13 @@ Entries LocalStore::make_entries(const Call& call) const {
 WorkPtr LocalStore::insert(const Call& call) {
   std::optional<AsyncScope> scope;
   const Entries entries = make_entries(call);
+  if (call.options.share) {
+    check_shareable(call, table_.entries(call.op), only_cpu_);
+    has_shared_ = true;
+  }
   enter(scope, call, entries);
   for (size_t i = 0; i < entries.size(); ++i) {
-    placement_.store(*entries[i], call.values->flat[i]);
+    placement_.store(*entries[i], call.values->flat[i], call.options.share);
   }
   {
     // Held over both, or set_updater could slip in between with an updater for
@@ -71,6 +78,10 @@ Entries LocalStore::find(const Call& call, const Updater& updater) const {
   Entries entries = table_.find(call.op, call.keys);
   check_values(call, entries);
   check_outs(call, entries);
+  if (has_shared_) {
+    // Values to share are not read: keys may exchange theirs.
+    check_shared(call.options.share ? Call{call.op, call.keys} : call, entries);
+  }
   if (std::holds_alternative<OptimizerPtr>(updater)) {
     for (const auto& entry : entries) {
       check_optimizable(call.op, *entry);
@@ -115,8 +126,9 @@ std::vector<at::Tensor> LocalStore::pull(
     const CallOptions& options) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
-  Entries entries = table_.find(op, keys);
-  check_min_version({op, keys, nullptr, nullptr, options}, entries);
+  const Call call{op, keys, nullptr, nullptr, options};
+  Entries entries = find(call, {});
+  check_min_version(call, entries);
   std::vector<at::Tensor> result;
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
@@ -224,7 +236,7 @@ void LocalStore::update_one_by_one(
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
       const InProgress<Store> updating(this);
-      apply_updater(opaque, entry.key, input, stored);
+      apply_updater(opaque, entry.key, input, stored, entry.is_shared);
     });
     ++entry.version;
   }
@@ -233,13 +245,16 @@ void LocalStore::update_one_by_one(
 void LocalStore::copy_out(const Groups& outs) const {
   for_each_locked(outs, [&](size_t begin, size_t end) {
     c10::SmallVector<Item, 1> items;
+    std::deque<c10::SmallVector<at::Tensor, 1>> of_shared;
     items.reserve(end - begin);
     for (size_t i = begin; i < end; ++i) {
-      items.push_back(
-          {outs.entries()[i].get(),
-           {},
-           outs.tensors().of(static_cast<int64_t>(i)),
-           nullptr});
+      Entry& entry = *outs.entries()[i];
+      c10::ArrayRef<at::Tensor> tensors =
+          outs.tensors().of(static_cast<int64_t>(i));
+      if (entry.is_shared) {
+        tensors = of_shared.emplace_back(without_itself(entry, tensors));
+      }
+      items.push_back({&entry, {}, tensors, nullptr});
     }
     placement_.place(items, may_shard_);
     reducer_.copy_out(items);
@@ -250,6 +265,10 @@ void LocalStore::assign(const Call& call) {
   const Entries entries = find(call, {});
   check_one_each(call);
   check_no_repeats(call.op, entries);
+  if (call.options.share) {
+    share(call, entries);
+    return;
+  }
   struct Assigned {
     at::Tensor value;
     bool keep_master;

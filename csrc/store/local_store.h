@@ -25,9 +25,9 @@ namespace torchkv {
 // reduce and update, and pull.
 //
 // Invariants:
-// 1. A stored value never aliases a tensor of the caller (except a lease);
-//    pushed tensors are only read, and not after the call or, if it is
-//    asynchronous, its work.
+// 1. A stored value never aliases a tensor of the caller (except a lease,
+//    and one that init or assign shares); pushed tensors are only read, and not
+//    after the call or, if it is asynchronous, its work.
 // 2. A call waits for an entry's mutex only while it holds no other; more, for
 //    one pass over many keys, it takes only where they are free. An updater's
 //    it takes after its one entry's. So the calls of one store cannot wait for
@@ -124,10 +124,15 @@ class TORCHKV_API LocalStore final : public Store {
   void assign_sums(const Groups& values);
   void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);
   void copy_out(const Groups& outs) const;
+  // assign, where the tensors become the stored values.
+  void share(const Call& call, const Entries& entries);
   // REQUIRES: updater_mutex_.
   void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
+
+  const bool only_cpu_; // where values live
+  std::atomic<bool> has_shared_{false}; // whether a value was ever shared
 
   // These have synchronization of their own; a const call may move values.
   mutable Streams streams_;

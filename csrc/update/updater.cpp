@@ -78,11 +78,11 @@ bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
 
 // If the updater kept its arguments, later writes of either would be visible to
 // the other. Gives the store its own memory then.
-void separate(at::Tensor& stored, at::Tensor& input) {
+void separate(at::Tensor& stored, at::Tensor& input, bool is_shared) {
   if (input.storage().use_count() > 1) {
     input.reset(); // the next push makes a new one
   }
-  if (stored.storage().use_count() > 1) {
+  if (!is_shared && stored.storage().use_count() > 1) {
     const PlainDispatch plain;
     stored = stored.clone();
     forbid_resize(stored);
@@ -180,7 +180,8 @@ void apply_updater(
     OpaqueUpdater& updater,
     const Key& key,
     at::Tensor& input,
-    at::Tensor& stored) {
+    at::Tensor& stored,
+    bool is_shared) {
   const c10::InferenceMode normal_tensors(false);
   const at::NoGradGuard no_grad;
   check_not_running("push", updater);
@@ -194,10 +195,10 @@ void apply_updater(
     updater.update(key, handed_input, handed);
     written_in_place = is_intact(handed, stored);
   } catch (...) {
-    separate(stored, input);
+    separate(stored, input, is_shared);
     throw;
   }
-  separate(stored, input);
+  separate(stored, input, is_shared);
   TORCH_CHECK(
       written_in_place,
       "push: expected the updater to write the stored value in place, but it "

@@ -85,13 +85,15 @@ void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
 // Runs an opaque updater on one key: takes its mutex, sets its guards (no
 // gradient graph, no inference mode), and afterwards restores what the updater
 // must not have changed, also when it throws: `stored` and `input` alias
-// nothing that it may have kept. `input` may be left undefined by this. On an
-// accelerator it runs on its own stream, ordered with the current one.
+// nothing that it may have kept, except a `stored` that is shared with the
+// caller. `input` may be left undefined by this. On an accelerator it runs on
+// its own stream, ordered with the current one.
 void apply_updater(
     OpaqueUpdater& updater,
     const Key& key,
     at::Tensor& input,
-    at::Tensor& stored);
+    at::Tensor& stored,
+    bool is_shared);
 
 // What an updater has returned, at any depth; the largest value wins.
 enum class Returned : uint8_t { kNoTensor, kNewTensor, kStored };

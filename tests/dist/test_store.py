@@ -462,6 +462,30 @@ def refused(rank):
     return results, value
 
 
+def share(rank):
+    kv = create()
+    kv.init("w", full(0))
+    weight = full(3)
+    results = [
+        outcome(lambda: kv.init("x", weight, share=True)),
+        outcome(lambda: kv.assign("w", weight, share=True)),
+    ]
+    kv.close()
+    return results
+
+
+def test_sharing_is_refused():
+    text = (
+        "{}: expected share=False, as this store has its values on servers, but got "
+        "True (key '{}')"
+    )
+    expected = [
+        ("NotImplementedError", text.format("init", "x")),
+        ("NotImplementedError", text.format("assign", "w")),
+    ]
+    assert ranks.run(share, 2) == [expected] * 2
+
+
 def test_wrong_calls_are_refused_as_on_one_machine():
     kv = torchkv.create("local")
     kv.init("w", full(0))
