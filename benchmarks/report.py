@@ -100,10 +100,10 @@ def min_and_median(seconds: Sequence[float]) -> list[str]:
 
 def contestants_table(title: str, figures: dict[str, Any], ours: str) -> Table:
     """The times of all contestants, and their ratios to torchkv's."""
-    times = figures["seconds"]
+    times, mxnet = figures["seconds"], figures.get("mxnet", {})
     rows = [
         [
-            f"{name} ({figures['mxnet'][name]})" if name in figures["mxnet"] else name,
+            f"{name} ({mxnet[name]})" if name in mxnet else name,
             *min_and_median(seconds),
             f"{median_ratio(seconds, times[ours]):.2f}",
         ]

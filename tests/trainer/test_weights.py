@@ -88,11 +88,11 @@ def test_a_failure_of_the_store_loses_nothing(monkeypatch, optimizer, word, fail
     parameters[1].data = torch.full((3,), 50.0, dtype=torch.float16)
     works, calls = getattr(torchkv.KVStore, failing), []
 
-    def fail_once(*arguments):
+    def fail_once(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 1:
             raise MemoryError
-        return works(*arguments)
+        return works(*arguments, **options)
 
     monkeypatch.setattr(torchkv.KVStore, failing, fail_once)
     with pytest.raises(MemoryError):

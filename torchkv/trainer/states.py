@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchkv.files import read_state
@@ -69,9 +68,7 @@ class States:
         self._store.load_state_dict(
             renamed(state_dict, lambda name: own.get(_plain_name(name), name))
         )
-        with torch.no_grad():
-            self._store.pull(keys, [self._parameters[key] for key in keys])
-        self._weights.note_written(keys)
+        self._weights.store_loaded()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes the optimizer's options and state, per parameter, to a file.

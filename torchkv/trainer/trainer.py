@@ -37,8 +37,7 @@ class Trainer(States):
 
     A step is one call of the store: it pushes the gradients of all replicas, which are
     summed and stepped on in one pass, and pulls the new weights. Gradients are not
-    copied into buckets first; without that copy a step is faster than with buckets,
-    even for small parameters.
+    copied into buckets: without that copy, a step is faster for small ones, too.
 
     :meth:`step` sets every ``.grad`` to None, so the next ``backward`` writes new ones,
     as in MXNet. :meth:`zero_grad` is only needed to drop gradients without a step.
@@ -49,9 +48,10 @@ class Trainer(States):
     ``requires_grad=False`` are skipped until that changes. Weights that are written
     between two steps, for instance by ``model.load_state_dict``, are detected by their
     version counter: training continues from them and the optimizer's state is kept.
-    With replicas, the first replica's weights are used. In-place writes through
-    ``.data``, such as ``p.data.clamp_(0)``, do not change the version counter and are
-    lost: write to the parameter itself instead, ``with torch.no_grad(): p.clamp_(0)``.
+    With replicas, the first replica's weights are used. On one device of one machine, a
+    weight in fp32 or fp64 is the stored value (``KVStore.init(share=True)``): it takes
+    no second memory, and no write is lost. Elsewhere, writes through ``.data`` keep the
+    version counter and are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
 
     If the optimizer accumulates, the gradients of each step are divided by that step's
     batch size, in a separate pass unless the batch size is 1.

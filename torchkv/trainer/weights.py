@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,9 +14,19 @@ from torchkv.kvstore import KVStore
 from torchkv.optim.built_in import BuiltIn
 from torchkv.optim.groups import StoreKey, shown
 
+_ON_ONE_MACHINE = ("local", "device", "nccl")
+# A step of half-precision values changes masters in fp32, which writes to the values
+# would have to reach.
+_WITHOUT_MASTER = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
 
 class Weights:
-    """Keeps stored values equal to parameters that are written outside of the store."""
+    """Keeps stored values equal to parameters that are written outside of the store.
+
+    A stored value is the first replica's parameter itself (``share=True``) where it
+    stays whole on that replica's device, and the step keeps no master of it: that takes
+    half the memory and needs no copy. Other values are copies.
+    """
 
     def __init__(
         self, parameters: Mapping[StoreKey, list[Tensor]], store: KVStore
@@ -22,6 +35,10 @@ class Weights:
         self._parameters = parameters
         self._store = store
         self._versions: dict[StoreKey, tuple[int, int]] = {}
+        # Logical places shard values on one device, too.
+        self._can_share = store.type in _ON_ONE_MACHINE and not os.environ.get(
+            "TORCHKV_PLACES"
+        )
         with torch.no_grad():
             for first, *others in parameters.values():
                 for parameter in others:
@@ -36,6 +53,34 @@ class Weights:
         """Changes with each in-place write and each assignment of ``.data``."""
         parameter = self._parameters[key][0]
         return parameter.data_ptr(), parameter._version
+
+    def _shareable(self, keys: Iterable[StoreKey]) -> set[StoreKey]:
+        """The keys whose first parameter can be the stored value."""
+        result: set[StoreKey] = set()
+        if not self._can_share:
+            return result
+        storages = Counter(
+            p.untyped_storage().data_ptr()
+            for copies in self._parameters.values()
+            for p in copies
+        )
+        for key in keys:
+            first, *others = self._parameters[key]
+            storage = first.untyped_storage()
+            if (
+                all(p.device == first.device for p in others)
+                and (self._store.type != "local" or first.device.type == "cpu")
+                and first.dtype in _WITHOUT_MASTER
+                and first.numel() != 0
+                # Memory of its own, without gaps: empty_like has the same strides.
+                and storages[storage.data_ptr()] == 1
+                and storage.nbytes() == first.nbytes
+                and torch.empty_like(first, device="meta").stride() == first.stride()
+                and not first.is_conj()
+                and not first.is_neg()
+            ):
+                result.add(key)
+        return result
 
     def store_changed(self, keys: Iterable[StoreKey]) -> None:
         """Stores parameters that were written since the last call or note.
@@ -63,12 +108,25 @@ class Weights:
                 of_other_dtypes[key] = value
         if of_other_dtypes:
             self._store_again(of_other_dtypes)
-        if assigned:
-            store.assign(list(assigned), list(assigned.values()))
-        if new:
-            store.init(list(new), list(new.values()))
+        shared = self._shareable(keys) if keys else set()
+        for some, share in _split(assigned, shared):
+            store.assign(list(some), list(some.values()), share=share)
+        for some, share in _split(new, shared):
+            store.init(list(some), list(some.values()), share=share)
         if keys and store.num_workers > 1:  # rank 0's values count
             store.pull(keys, [self._parameters[key] for key in keys])
+        self.note_written(keys)
+
+    def store_loaded(self) -> None:
+        """Writes what the store has loaded into the parameters, and shares these."""
+        keys: list[StoreKey] = list(self._store.keys())
+        with torch.no_grad():
+            self._store.pull(keys, [self._parameters[key] for key in keys])
+        shared = {
+            key: self._parameters[key][0].detach() for key in self._shareable(keys)
+        }
+        if shared:
+            self._store.assign(list(shared), list(shared.values()), share=True)
         self.note_written(keys)
 
     def _store_again(self, values: Mapping[StoreKey, Tensor]) -> None:
@@ -82,7 +140,8 @@ class Weights:
                 state.pop("master", None)  # the next step makes that of the new dtype
         try:
             store.delete(keys)
-            store.init(keys, list(values.values()))
+            for some, share in _split(values, self._shareable(keys)):
+                store.init(list(some), list(some.values()), share=share)
             optimizer.load_state_dict({**saved, "state": states}, strict=False)
         except BaseException:
             left = [key for key in keys if key in store]
@@ -91,3 +150,11 @@ class Weights:
             store.init(keys, before)
             optimizer.load_state_dict(saved, strict=False)
             raise
+
+
+def _split(
+    values: Mapping[StoreKey, Tensor], shared: set[StoreKey]
+) -> Iterator[tuple[dict[StoreKey, Tensor], bool]]:
+    """Runs of keys that are shared or not, in order, and whether they are."""
+    for share, run in groupby(values.items(), lambda item: item[0] in shared):
+        yield dict(run), share
