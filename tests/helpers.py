@@ -251,5 +251,5 @@ def run_program(path, *arguments, **options):
         capture_output=True,
         text=True,
         check=False,
-        **{"timeout": 110, **options},
+        **{"timeout": 280, **options},
     )
