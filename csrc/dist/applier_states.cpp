@@ -65,16 +65,16 @@ void Applier::complete(Shard shard, Completed done) {
 
 void Applier::add_states(const Shard& shard) {
   for (const auto& [slice, shot] : shard.slices) {
-    auto* stored = dynamic_cast<StoredValue*>(shot->value.get());
-    if (stored == nullptr) { // as init has brought it
-      auto value = std::make_shared<StoredValue>();
-      value->pieces = shot->value->pieces;
-      stored = value.get();
-      shot->value = std::move(value);
+    const auto* kept = dynamic_cast<const StoredValue*>(shot->value.get());
+    if (kept != nullptr && kept->state && restored_.count(slice.key) == 0) {
+      continue; // by keep_state, or of a snapshot that the job began with
     }
-    if (!stored->state) { // the value is still the current one
-      stored->state = state_of(slice, shot->kid);
-    }
+    // The value is the current one, or as init has brought it. A copy: restore
+    // may replace the state.
+    auto value = std::make_shared<StoredValue>();
+    value->pieces = shot->value->pieces;
+    value->state = state_of(slice, shot->kid);
+    shot->value = std::move(value);
   }
 }
 

@@ -101,6 +101,7 @@ def optimizer_states(rank, path):
     expected = step(kv, 1, rank)
     kv.assign(list(SIZES), [torch.zeros(size) for size in SIZES.values()])
     zero = [kv.pull(key).abs().max().item() for key in SIZES]
+    kv.optimizer.state_dict()  # what was read once is not what is loaded later
     kv.barrier()
     kv.load_optimizer_states(f"{path}/{rank}")
     after = kv.optimizer.state_dict()["state"]["c"]["exp_avg"]
