@@ -67,7 +67,7 @@ def test_none_is_an_error_for_every_argument(cls, function):
 
     def body():
         store = _C.KVStore("local")
-        store.init(3, full(1), False)
+        store.init(3, full(1), False, False)
         try:
             function(store, *arguments_of(function))
         except (TypeError, ValueError):

@@ -12,6 +12,12 @@ from helpers import assert_same
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(autouse=True)
+def without_places(monkeypatch):
+    """`make places-test` would shard the values."""
+    monkeypatch.delenv("TORCHKV_PLACES", raising=False)
+
+
 def make_model(dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(dtype)
