@@ -1,5 +1,7 @@
 #include "kvstore.h"
 
+#include <ATen/record_function.h>
+
 #include <utility>
 
 #include "core/errors.h"
@@ -8,6 +10,10 @@
 #include "store/key_table.h"
 #include "store/registry.h"
 #include "store/store.h"
+
+// The range of a call in torch.profiler.
+#define TORCHKV_RANGE(name) \
+  RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>())
 
 namespace torchkv {
 
@@ -68,6 +74,7 @@ void KVStore::init(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
+  TORCHKV_RANGE("torchkv::init");
   const Call call{"init", keys, &values, nullptr, options};
   usable(call.op).insert(call);
 }
@@ -76,6 +83,7 @@ WorkPtr KVStore::push(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
+  TORCHKV_RANGE("torchkv::push");
   const Call call{"push", keys, &values, nullptr, options};
   return usable(call.op).merge(call);
 }
@@ -84,6 +92,7 @@ WorkPtr KVStore::pull(
     const Keys& keys,
     const Tensors& outs,
     const CallOptions& options) const {
+  TORCHKV_RANGE("torchkv::pull");
   const Call call{"pull", keys, nullptr, &outs, options};
   return usable(call.op).pull(call);
 }
@@ -91,6 +100,7 @@ WorkPtr KVStore::pull(
 std::vector<at::Tensor> KVStore::pull(
     const Keys& keys,
     const CallOptions& options) const {
+  TORCHKV_RANGE("torchkv::pull");
   return usable("pull").pull(keys, options);
 }
 
@@ -99,6 +109,7 @@ WorkPtr KVStore::pushpull(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
+  TORCHKV_RANGE("torchkv::pushpull");
   const Call call{"pushpull", keys, &values, &outs, options};
   return usable(call.op).merge(call);
 }
@@ -108,6 +119,7 @@ WorkPtr KVStore::broadcast(
     const Tensors& values,
     const Tensors& outs,
     const CallOptions& options) {
+  TORCHKV_RANGE("torchkv::broadcast");
   const Call call{"broadcast", keys, &values, &outs, options};
   return usable(call.op).insert(call);
 }
@@ -116,6 +128,7 @@ void KVStore::assign(
     const Keys& keys,
     const Tensors& values,
     const CallOptions& options) {
+  TORCHKV_RANGE("torchkv::assign");
   const Call call{"assign", keys, &values, nullptr, options};
   usable(call.op).assign(call);
 }
@@ -144,6 +157,10 @@ std::optional<KeyKind> KVStore::key_kind() const {
 std::vector<int64_t> KVStore::shape(const Key& key) const {
   const auto sizes = meta("shape", key).sizes;
   return {sizes.begin(), sizes.end()};
+}
+
+std::vector<KeyStats> KVStore::stats(const Keys& keys) const {
+  return usable("stats").stats(keys);
 }
 
 int64_t KVStore::version(const Key& key) const {

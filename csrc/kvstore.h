@@ -16,6 +16,7 @@
 #include "device/runtime.h"
 #include "device/work.h"
 #include "memory/key_state.h"
+#include "memory/key_stats.h"
 #include "store/arguments.h"
 #include "store/options.h"
 #include "store/state.h"
@@ -146,6 +147,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // The number of updates of the key's value, on several machines as far as
   // this process knows.
   int64_t version(const Key& key) const;
+  // What this process's calls have done with keys: how often, how many bytes,
+  // how long. On several machines without times: servers sum and update.
+  std::vector<KeyStats> stats(const Keys& keys) const;
   c10::ScalarType dtype(const Key& key) const;
 
   // Changes no value. A null pointer restores ASSIGN. TypeError where it cannot

@@ -21,6 +21,7 @@ from torchkv.optim.groups import as_keys
 from torchkv.optim.rules import on_store
 from torchkv.state import folder
 from torchkv.state.stateful import Stateful
+from torchkv.stats import KeyStats, stats_of, table_of
 
 Key: TypeAlias = SupportsIndex | str
 """An int of 64 bits (anything with ``__index__`` except a bool) or a str."""
@@ -282,6 +283,17 @@ class KVStore(Stateful):
         """
         return self._impl.version(key)
 
+    def stats(self) -> dict[int | str, KeyStats]:
+        """How often each key was pushed and pulled, how many bytes, and how long.
+
+        Counts the calls of this process since the key's ``init``. Calls are ranges
+        of ``torch.profiler``, too, such as ``torchkv::push``.
+
+        Raises:
+            NotImplementedError: a store type of a third party that counts nothing.
+        """
+        return stats_of(self)
+
     def shape(self, key: Key) -> torch.Size:
         """The shape of a stored value."""
         return torch.Size(self._impl.shape(key))
@@ -465,6 +477,10 @@ class KVStore(Stateful):
         """``KVStore(type='local', keys=3, bytes=72)``."""
         return self._impl.repr()
 
+    def __str__(self) -> str:
+        """The same, and a table of the largest keys."""
+        return table_of(self)
+
 
 _know_in_scripts(KVStore)
 registered.is_a(KVStore)
@@ -525,12 +541,17 @@ def create(
     )  # in TorchScript: torch.classes.torchkv.KVStore(type)
 
 
-def load(path: str | os.PathLike[str]) -> KVStore:
+def load(path: str | os.PathLike[str], progress: bool = False) -> KVStore:
     """Makes a store of the saved type from what :meth:`KVStore.save` wrote.
+
+    Args:
+        path: the folder.
+        progress: whether to show a progress bar; needs tqdm.
 
     Raises:
         FileNotFoundError: the folder does not exist.
         ValueError: it holds no store, or a damaged one.
+        ImportError: a progress bar without tqdm.
     """
-    content = folder.read(path)
+    content = folder.read(path, progress)
     return KVStore._of(content.make(content.type), content.extras)

@@ -10,6 +10,7 @@
 #include "../core/errors.h"
 #include "../core/process.h"
 #include "../store/check.h"
+#include "../store/count_calls.h"
 #include "../store/shared_values.h"
 #include "capture.h"
 #include "errors.h"
@@ -242,6 +243,7 @@ Entries DistStore::find(const Call& call) const {
 WorkPtr DistStore::merge(const Call& call) {
   const Entries entries = find(call);
   check_expected_keys(call.op);
+  count_call(call, entries);
   c10::SmallVector<c10::ScalarType, 4> dtypes;
   for (const auto& entry : entries) {
     dtypes.push_back(entry->meta.dtype);
@@ -323,6 +325,7 @@ WorkPtr DistStore::pull(const Call& call) {
   const Call pulled{call.op, call.keys, nullptr, call.outs, call.options};
   const Entries entries = find(pulled);
   raise_deferred(call.op, &call.keys);
+  count_call(pulled, entries);
   Outs outs = outs_of(pulled, entries);
   Request request(Request::Kind::kPull);
   for (const auto& key : outs.keys.list) {

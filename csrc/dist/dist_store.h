@@ -74,6 +74,9 @@ class DistStore final : public Store {
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
 
   int64_t version(const Key& key) override;
+  std::vector<KeyStats> stats(const Keys& keys) override {
+    return table_.stats("stats", keys);
+  }
   int64_t rank() const override;
   int64_t num_workers() const override;
   int64_t num_dead_node() const override;

@@ -16,6 +16,7 @@
 #include "../core/place.h"
 #include "../core/rule.h"
 #include "../device/stream_order.h"
+#include "key_stats.h"
 #include "meta.h"
 
 namespace torchkv {
@@ -109,6 +110,7 @@ struct Entry : c10::intrusive_ptr_target {
   uint64_t generation = 0;
   int64_t step = 0; // steps of that optimizer
   int64_t num_accumulated = 0; // pushes in `accumulated`
+  KeyStats stats;
 };
 
 using EntryPtr = c10::intrusive_ptr<Entry>;

@@ -107,6 +107,16 @@ Entries KeyTable::find(const char* op, const Keys& keys) const {
   return result;
 }
 
+std::vector<KeyStats> KeyTable::stats(const char* op, const Keys& keys) const {
+  std::vector<KeyStats> result;
+  result.reserve(keys.list.size());
+  for (const auto& entry : find(op, keys)) {
+    const std::lock_guard lock(entry->mutex);
+    result.push_back(entry->stats);
+  }
+  return result;
+}
+
 void KeyTable::erase(const char* op, const Keys& keys) {
   Entries unlinked; // freed after the lock is released
   const std::unique_lock lock(mutex_);

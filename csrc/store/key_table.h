@@ -37,6 +37,8 @@ class TORCHKV_API KeyTable {
   // The entries of `keys`, in order. UnknownKeyError for an unknown key,
   // TypeError for one of the other kind.
   Entries find(const char* op, const Keys& keys) const;
+  // REQUIRES: the thread holds no entry's mutex.
+  std::vector<KeyStats> stats(const char* op, const Keys& keys) const;
 
   // Unlinks all keys or, if one is unknown, none.
   void erase(const char* op, const Keys& keys);

@@ -7,6 +7,7 @@
 #include "../comm/nccl_collective.h"
 #include "../core/in_progress.h"
 #include "check.h"
+#include "count_calls.h"
 #include "locked_ranges.h"
 #include "shared_values.h"
 
@@ -212,6 +213,7 @@ void LocalStore::update(const Groups& values, const Updater& updater) {
 
 void LocalStore::assign_sums(const Groups& values) {
   for_each_locked(values, [&](size_t begin, size_t end) {
+    const Stopwatch watch;
     const Batch batch(values, begin, end);
     placement_.place(batch.items, /*may_shard=*/true);
     for (const auto& item : batch.items) {
@@ -221,6 +223,7 @@ void LocalStore::assign_sums(const Groups& values) {
     for (const auto& item : batch.items) {
       ++item.entry->version;
     }
+    count_push(batch.items, &KeyStats::sum_seconds, watch.seconds());
   });
 }
 
@@ -231,19 +234,27 @@ void LocalStore::update_one_by_one(
   for (size_t i = 0; i < values.entries().size(); ++i) {
     Entry& entry = *values.entries()[i];
     const std::lock_guard lock(entry.mutex);
+    const Stopwatch watch;
+    double update_seconds = 0;
     const Batch batch(values, i, i + 1);
     placement_.place(batch.items, /*may_shard=*/false);
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
       const InProgress<Store> updating(this);
+      const Stopwatch updater_watch;
       apply_updater(opaque, entry.key, input, stored, entry.is_shared);
+      update_seconds = updater_watch.seconds();
     });
     ++entry.version;
+    add_seconds(batch.items, &KeyStats::update_seconds, update_seconds);
+    count_push(
+        batch.items, &KeyStats::sum_seconds, watch.seconds() - update_seconds);
   }
 }
 
 void LocalStore::copy_out(const Groups& outs) const {
   for_each_locked(outs, [&](size_t begin, size_t end) {
+    const Stopwatch watch;
     c10::SmallVector<Item, 1> items;
     std::deque<c10::SmallVector<at::Tensor, 1>> of_shared;
     items.reserve(end - begin);
@@ -258,6 +269,7 @@ void LocalStore::copy_out(const Groups& outs) const {
     }
     placement_.place(items, may_shard_);
     reducer_.copy_out(items);
+    count_pull(items, watch.seconds());
   });
 }
 
@@ -305,6 +317,10 @@ int64_t LocalStore::version(const Key& key) {
   const EntryPtr entry = table_.find("version", key)[0];
   const std::lock_guard lock(entry->mutex);
   return entry->version;
+}
+
+std::vector<KeyStats> LocalStore::stats(const Keys& keys) {
+  return table_.stats("stats", keys);
 }
 
 std::vector<Key> LocalStore::keys() const {

@@ -55,6 +55,7 @@ class TORCHKV_API LocalStore final : public Store {
   void erase(const Keys& keys) override;
 
   int64_t version(const Key& key) override;
+  std::vector<KeyStats> stats(const Keys& keys) override;
   std::vector<Key> keys() const override;
   std::optional<Meta> meta(const char* op, const Key& key) const override;
   StoreStatus status() const override;

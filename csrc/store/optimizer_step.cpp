@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "count_calls.h"
 #include "locked_ranges.h"
 
 namespace torchkv {
@@ -48,6 +49,7 @@ double OptimizerStep::squared_norm(
     double scale) {
   double squared = 0;
   for_each_batch(push, [&](Batch& batch) {
+    const Stopwatch watch;
     for (auto& step : batch.steps) {
       step.clip_value = clip_value;
     }
@@ -56,6 +58,7 @@ double OptimizerStep::squared_norm(
       squared += reducer_.squared_norm(batch.accumulating, scale);
     }
     push.has_steps = push.has_steps || !batch.stepping.empty();
+    add_seconds(batch.items, &KeyStats::update_seconds, watch.seconds());
   });
   return squared;
 }
@@ -152,6 +155,7 @@ void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {
 
 void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
   for_each_batch(push, [&](Batch& batch) {
+    const Stopwatch watch;
     if (!skip) {
       reducer_.accumulate(batch.accumulating);
       for (const auto& item : batch.accumulating) {
@@ -172,6 +176,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
         ++item.entry->version;
       }
     }
+    count_push(batch.items, &KeyStats::update_seconds, watch.seconds());
   });
 }
 

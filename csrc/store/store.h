@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "../core/key.h"
 #include "../device/work.h"
 #include "../memory/key_state.h"
+#include "../memory/key_stats.h"
 #include "../memory/meta.h"
 #include "../update/updater.h"
 #include "arguments.h"
@@ -57,6 +59,13 @@ class TORCHKV_API Store {
 
   // The number of updates of a key's value, as far as this process knows.
   virtual int64_t version(const Key& key) = 0;
+  // What this process's calls have done with keys. NotImplementedError unless
+  // overridden.
+  virtual std::vector<KeyStats> stats(const Keys& /*keys*/) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "stats: expected a store that counts its calls, but got another");
+  }
   virtual std::vector<Key> keys() const = 0;
   // What the operation `op` asks of a key. Nothing for an unknown one.
   virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;

@@ -44,7 +44,7 @@ def test_repr_names_type_keys_and_bytes(kv, store_type):
     kv.init([3, 5, 7], [full(1)] * 3)
     assert repr(kv) == f"KVStore(type='{store_type}', keys=3, bytes=72)"
     kv.push(3, [full(1)] * 4)
-    assert str(kv) == f"KVStore(type='{store_type}', keys=3, bytes=72)"
+    assert repr(kv) == f"KVStore(type='{store_type}', keys=3, bytes=72)"
     kv.init(9, torch.zeros(1000, dtype=torch.int16)[::2])
     assert repr(kv) == f"KVStore(type='{store_type}', keys=4, bytes=1072)"
     kv.delete([3, 9])

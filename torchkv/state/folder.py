@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import torchkv
 from torchkv import _C
 from torchkv.files import check_path, lock, open_regular, opened
 from torchkv.optim.groups import shown
+from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
@@ -67,9 +68,12 @@ def _no_collections() -> Iterator[None]:
 
 
 @_no_collections()
-def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
+def save(
+    impl: _C.KVStore, path: str | os.PathLike[str], progress: bool = False
+) -> None:
     """Writes a store into a folder, which is created if needed; replaces its store."""
     check_path("save", path)
+    check_tqdm("save", progress)
     content = Content.of(impl)  # throws before anything is written
     folder = Path(path)
     if not folder.is_dir():
@@ -79,14 +83,16 @@ def save(impl: _C.KVStore, path: str | os.PathLike[str]) -> None:
     with opened(folder) as folder_fd:
         lock(folder_fd)  # others neither save nor load meanwhile
         _remove_unused(folder)  # what a killed save has left
-        _write(content, folder, folder_fd)
+        with bar("save", _num_bytes(content), progress) as add:
+            _write(content, folder, folder_fd, add)
         _remove_unused(folder)  # the previous store
 
 
 @_no_collections()
-def read(path: str | os.PathLike[str]) -> Content:
+def read(path: str | os.PathLike[str], progress: bool = False) -> Content:
     """Reads the store in a folder; raises what :func:`torchkv.load` documents."""
     check_path("load", path)
+    check_tqdm("load", progress)
     folder = Path(path)
     if not folder.exists():
         raise FileNotFoundError(f"load: expected a saved store, but {folder} is absent")
@@ -96,7 +102,10 @@ def read(path: str | os.PathLike[str]) -> Content:
         manifest = _read_manifest(folder)
         _check_keys(manifest)  # before anything large is read
         content = Content.parse(manifest)
-        _fill(content, manifest, _read_files(folder, manifest["files"]))
+        files = manifest["files"]
+        with bar("load", sum(item["size"] for item in files), progress) as add:
+            tensors = _read_files(folder, files, add)
+        _fill(content, manifest, tensors)
     return content
 
 
@@ -119,7 +128,17 @@ def _remove_unused(folder: Path) -> None:
 # -- writing
 
 
-def _write(content: Content, folder: Path, folder_fd: int) -> None:
+def _num_bytes(content: Content) -> int:
+    """The bytes of the tensors."""
+    tensors = [] if content.updater is None else [content.updater]
+    for item in content.keys.values():
+        tensors += [item.value, *item.state.values()]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _write(
+    content: Content, folder: Path, folder_fd: int, add: Callable[[int], object]
+) -> None:
     save_id = secrets.token_hex(8)
     originals = Originals()
     files: list[dict[str, Any]] = []
@@ -130,7 +149,9 @@ def _write(content: Content, folder: Path, folder_fd: int) -> None:
             for group in _grouped(_drained(content, originals)):
                 name = f"data-{save_id}-{len(files) + 1:05}.safetensors"
                 files.append({"name": name})
+                num_bytes = sum(tensor.nbytes for _, tensor in group)
                 files[-1] |= writer.write(folder / name, group)
+                add(num_bytes)
         manifest |= {**vars(originals), "files": files}
         with open(unfinished, "wb") as file:
             file.write(_to_bytes(manifest))
@@ -252,7 +273,9 @@ def _check_keys(manifest: dict[str, Any]) -> None:
             )
 
 
-def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
+def _read_files(
+    folder: Path, files: list[dict[str, Any]], add: Callable[[int], object]
+) -> dict[str, Tensor]:
     def read_one(item: dict[str, Any]) -> dict[str, Tensor]:
         name = item["name"]
         try:
@@ -263,7 +286,8 @@ def _read_files(folder: Path, files: list[dict[str, Any]]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     with ThreadPoolExecutor(2) as pool:  # one reads while the other adds up
         count = 0
-        for read_tensors in pool.map(read_one, files):
+        for item, read_tensors in zip(files, pool.map(read_one, files), strict=True):
+            add(item["size"])
             count += len(read_tensors)
             tensors |= read_tensors
     if len(tensors) != count:

@@ -41,7 +41,7 @@ class Stateful:
         """The optimizer that is the updater, or None."""
         raise NotImplementedError
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], progress: bool = False) -> None:
         """Writes the whole store into a folder: keys, values, updater, optimizer.
 
         The folder holds safetensors files and a JSON manifest, without pickle. A save
@@ -55,18 +55,20 @@ class Stateful:
 
         Args:
             path: the folder, created if needed. Other files in it are left alone.
+            progress: whether to show a progress bar, on rank 0; needs tqdm.
 
         Raises:
             TypeError: the updater is a Python callable, which cannot be saved.
                 Nothing has been written.
+            ImportError: a progress bar without tqdm.
         """
         if self._impl.rank() == 0:
-            folder.save(self._impl, path)
+            folder.save(self._impl, path, progress)
         else:
             self._impl.gather_state()  # rank 0 writes what all servers hold
         self._impl.barrier()
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], progress: bool = False) -> None:
         """Replaces keys, values, updater and optimizer by those that were saved.
 
         The saved store may be of another type. Values are in CPU memory, from which a
@@ -80,6 +82,7 @@ class Stateful:
 
         Args:
             path: what :meth:`save` was given.
+            progress: whether to show a progress bar; needs tqdm.
 
         Raises:
             FileNotFoundError: the folder does not exist.
@@ -88,7 +91,7 @@ class Stateful:
             TypeError: this store has keys of the other kind. Nothing has changed.
         """
         self._impl.barrier()  # a closed store is an error before a long read
-        self._optimizer = folder.read(path).replace(self._impl)
+        self._optimizer = folder.read(path, progress).replace(self._impl)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the whole store, of dicts, lists, tensors, numbers and str.

@@ -21,6 +21,7 @@
 #include "../../store/registry.h"
 #include "objects.h"
 #include "optimizer.h"
+#include "stats.h"
 #include "store_options.h"
 #include "updater.h"
 
@@ -349,6 +350,7 @@ PYBIND11_MODULE(_C, m) {
       .def("expected_keys", &released<&KVStore::expected_keys>)
       .def("num_skipped", &released<&KVStore::num_skipped>)
       .def("grad_norm", &released<&KVStore::grad_norm>)
+      .def("stats", &stats)
       .def("optimizer_states", &optimizer_states)
       .def("set_optimizer_states", &set_optimizer_states)
       .def("barrier", &released<&KVStore::barrier>)

@@ -71,6 +71,9 @@ class ForwardingStore final : public Store {
           std::move(optimizer), keep_state, check_keys);
     });
   }
+  std::vector<KeyStats> stats(const Keys& keys) override {
+    return forward([&] { return inner_->stats(keys); });
+  }
   void expect_keys(const Keys& keys) override {
     forward([&] { inner_->expect_keys(keys); });
   }

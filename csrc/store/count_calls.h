@@ -1,0 +1,41 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <chrono>
+
+#include "../memory/entry.h"
+#include "../memory/key_stats.h"
+#include "../memory/parts.h"
+#include "arguments.h"
+
+namespace torchkv {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    const std::chrono::duration<double> taken = Clock::now() - begin_;
+    return taken.count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin_ = Clock::now();
+};
+
+// Add a time to the items' stats, and a push or a pull of their tensors.
+// REQUIRES: the entries' mutexes.
+void add_seconds(
+    c10::ArrayRef<Item> items,
+    double KeyStats::* member,
+    double seconds);
+void count_push(
+    c10::ArrayRef<Item> items,
+    double KeyStats::* member,
+    double seconds);
+void count_pull(c10::ArrayRef<Item> items, double seconds);
+
+// Counts a call without its times. REQUIRES: the thread holds no entry's mutex.
+void count_call(const Call& call, const Entries& entries);
+
+} // namespace torchkv
