@@ -93,8 +93,8 @@ def test_state_in_a_file(kv, name, tmp_path):
     trained(kv, name)
     values = kv.pull([3, 5])
     path = tmp_path / "states"
-    kv.save_optimizer_states(path)
-    kv.save_optimizer_states(str(path))
+    kv.save_optimizer_states(path, dump_optimizer=True)
+    kv.save_optimizer_states(str(path), dump_optimizer=True)
     assert [p.name for p in tmp_path.iterdir()] == ["states"]
     push(kv)
     after = snapshot(kv)
@@ -104,6 +104,25 @@ def test_state_in_a_file(kv, name, tmp_path):
         other.load_optimizer_states(path)
         push(other)
         assert snapshot(other) == after
+
+
+def test_a_file_without_the_options_keeps_those_that_are_set(kv, name, tmp_path):
+    """As MXNet's default, dump_optimizer=False."""
+    trained(kv, name)
+    state = kv.optimizer.state_dict()["state"]
+    kv.save_optimizer_states(tmp_path / "states")
+    push(kv)
+    kv.optimizer.lr = 0.75
+    options = {**kv.optimizer.state_dict(), "state": None}
+    kv.load_optimizer_states(fname=tmp_path / "states")
+    loaded = kv.optimizer.state_dict()
+    assert_equal(loaded["state"], state)
+    assert_equal({**loaded, "state": None}, options)
+    with torchkv.create() as other:
+        other.init([3, 5], kv.pull([3, 5]))
+        other.set_optimizer("lamb" if name != "LAMB" else "adam")
+        with pytest.raises(ValueError, match="expected the state of the optimizer"):
+            other.load_optimizer_states(tmp_path / "states")
 
 
 def flipped(content):

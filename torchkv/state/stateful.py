@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torchkv.optim import StoreOptimizer
 
 
+# The parts of an optimizer's state_dict that are not options.
+_STATE = {"optimizer": None, "state": None, "state_names": None}.keys()
+
+
 class Stateful:
     """A base of :class:`torchkv.KVStore`, in which its methods are documented."""
 
@@ -131,12 +135,17 @@ class Stateful:
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
 
-    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Writes the optimizer's ``state_dict()`` to a file, complete or not at all.
+    def save_optimizer_states(
+        self, fname: str | os.PathLike[str], dump_optimizer: bool = False
+    ) -> None:
+        """Writes the optimizer's state to a file, complete or not at all, as in MXNet.
 
         Args:
-            path: of the file, in an existing folder. ``torch.load(path,
+            fname: the file, in an existing folder. ``torch.load(fname,
                 weights_only=True)`` reads it.
+            dump_optimizer: write the options, such as the learning rate, as well: the
+                whole ``state_dict()`` of the optimizer. Otherwise loading keeps the
+                options that the optimizer has then.
 
         Raises:
             ValueError: the store has no optimizer, or the path is empty.
@@ -144,15 +153,17 @@ class Stateful:
         """
         op = "save_optimizer_states"
         state = self._required_optimizer(op).state_dict()
-        write_whole(op, path, lambda file: torch.save(state, file))
+        if not dump_optimizer:
+            state = {name: state[name] for name in _STATE if name in state}
+        write_whole(op, fname, lambda file: torch.save(state, file))
 
     def load_optimizer_states(
-        self, path: str | os.PathLike[str], strict: bool = True
+        self, fname: str | os.PathLike[str], strict: bool = True
     ) -> None:
         """Loads what :meth:`save_optimizer_states` wrote.
 
         Args:
-            path: of the file.
+            fname: the file.
             strict: whether its keys must be those of the store.
 
         Raises:
@@ -161,7 +172,10 @@ class Stateful:
             OSError: reading failed.
         """
         op = "load_optimizer_states"
-        self._required_optimizer(op).load_state_dict(read_state(op, path), strict)
+        optimizer, state = self._required_optimizer(op), read_state(op, fname)
+        if state.keys() <= _STATE and "optimizer" in state:
+            state = {**optimizer.state_dict(), **state}
+        optimizer.load_state_dict(state, strict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copies keys, values, type and TorchScript updater.

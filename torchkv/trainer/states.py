@@ -79,7 +79,7 @@ class States:
         Raises:
             OSError: what writing raised.
         """
-        self._store.save_optimizer_states(fname)
+        self._store.save_optimizer_states(fname, dump_optimizer=True)
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Loads what :meth:`save_states` wrote, bit for bit.
