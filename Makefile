@@ -122,7 +122,7 @@ python-test: $(BUILT)
 # The tests again, with every store of type device sharding its values in CPU memory.
 places-test: $(BUILT)
 	TORCHKV_PLACES=cpu,cpu,cpu $(BIN)/python -m pytest -m 'not slow' \
-	  $(patsubst %,--ignore=tests/%,benchmarks dist examples tools test_readme.py) $(PYTEST_ARGS)
+	  $(patsubst %,--ignore=tests/%,benchmarks dist docs examples tools test_readme.py) $(PYTEST_ARGS)
 
 demo: $(BUILT)
 	$(BIN)/python examples/train_digits.py $(DEMO_ARGS)

@@ -1,0 +1,132 @@
+"""Every error that the page "Errors and what to do" lists is raised as it says."""
+
+import builtins
+import copy
+import os
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import torchkv
+from helpers import in_child, outcome
+from tables import rows_below
+
+
+def store_with(value=None, updater=None):
+    store = torchkv.create("local")
+    store.init("a", torch.zeros(2) if value is None else value)
+    store.set_updater(updater)
+    return store
+
+
+def closed():
+    store = store_with()
+    store.close()
+    return store
+
+
+def call_from_the_updater():
+    store = store_with(updater=lambda key, input, stored: store.pull(key))
+    store.push("a", torch.ones(2))
+
+
+def call_in_a_child():
+    store = store_with()
+    kind, _, text = in_child(lambda: outcome(lambda: store.pull("a"))).partition(": ")
+    raise getattr(builtins, kind)(text)
+
+
+def fail(key, input, stored):
+    raise ZeroDivisionError("of the updater")
+
+
+def call_under_a_tracer():
+    store = store_with()
+    torch.jit.trace(lambda x: store.pull("a") + x, torch.ones(2))
+
+
+ON_ONE_MACHINE = {
+    "`KeyError` (`IndexError` in TorchScript and C++)": lambda: store_with().pull("b"),
+    "`ValueError`: key already initialized": lambda: store_with().init(
+        "a", torch.ones(2)
+    ),
+    "`ValueError`: shape, number of values, empty list": lambda: store_with().push(
+        "a", torch.ones(3)
+    ),
+    "`TypeError`: int and str keys": lambda: store_with().pull(3),
+    "`TypeError`: dtype": lambda: store_with(torch.zeros(2, dtype=torch.int64)).push(
+        "a", torch.ones(2)
+    ),
+    "`TypeError`: the updater returned a new tensor": lambda: store_with(
+        updater=lambda key, input, stored: stored + input
+    ).push("a", torch.ones(2)),
+    "`TypeError`: a Python updater cannot be copied or saved": lambda: copy.deepcopy(
+        store_with(updater=fail)
+    ),
+    "`RuntimeError`: forked": call_in_a_child,
+    "`RuntimeError`: called from its own updater": call_from_the_updater,
+    "`RuntimeError`: closed": lambda: closed().pull("a"),
+    "`RuntimeError`: under a tracer": call_under_a_tracer,
+    "`NotImplementedError`": lambda: store_with().push("a", torch.ones(2).to_sparse()),
+    "any other": lambda: store_with(updater=fail).push("a", torch.ones(2)),
+}
+
+
+def trainer_of(model, **options):
+    return torchkv.Trainer(model, "sgd", **options)
+
+
+def step_of_the_earlier_trainer():
+    model = nn.Linear(2, 2)
+    earlier, later = trainer_of(model), trainer_of(model)
+    model(torch.ones(1, 2)).sum().backward()
+    try:
+        earlier.step()
+    finally:
+        later.step()
+
+
+OF_THE_TRAINER = {
+    "`UserWarning`, raised": lambda: trainer_of(nn.Linear(2, 2)).step(),
+    "`RuntimeError`: a later Trainer has the parameter": step_of_the_earlier_trainer,
+    "`RuntimeError`: the optimizer runs on the store": lambda: trainer_of(
+        torchkv.replicate(nn.Linear(2, 2), ["cpu", "cpu"])
+    ).allreduce_grads(),
+    "`RuntimeError`: the optimizer's `step()`": lambda: trainer_of(
+        nn.Linear(2, 2)
+    ).optimizer.step(),
+    "`ValueError`: a store with keys": lambda: trainer_of(
+        nn.Linear(2, 2), kvstore=store_with()
+    ),
+}
+
+TABLES = {"Stores on one machine": ON_ONE_MACHINE, "The Trainer": OF_THE_TRAINER}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_row_has_a_case(heading):
+    rows = [row["error"] for row in rows_below("errors.md", heading)]
+    assert rows == list(TABLES[heading])
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of fork
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [(error, call) for table in TABLES.values() for error, call in table.items()],
+)
+def test_the_error_is_raised(error, call):
+    named = re.match("`(\\w+)`", error)
+    kind = getattr(builtins, named[1]) if named else ZeroDivisionError
+    with pytest.raises(kind) as raised:
+        call()
+    assert raised.type is kind
+
+
+def test_a_program_without_a_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert "RANK" not in os.environ
+    with pytest.raises(RuntimeError, match="RANK"):
+        torchkv.create("dist_sync")
