@@ -32,6 +32,7 @@ unexport PYTHONPATH PYTHONHOME
 # torchkv/ are for one torch at a time, so `built` exists for one environment.
 INSTALLED := $(VENV)/installed
 LINT_TOOLS := $(VENV)/lint-tools
+DOCS_TOOLS := $(VENV)/docs-tools
 BUILT := build/stamps/built-$(ENV)$(TORCHKV_USE_CUDA:%=-cuda-%)
 
 CPP := build/cpp/$(ENV)
@@ -44,7 +45,7 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
-  thread-programs check-sass gpu-check lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  thread-programs check-sass gpu-check docs docs-tools lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -68,6 +69,7 @@ help:
 	@echo 'make sanitize    the C++ tests under the address, undefined and thread sanitizers'
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
+	@echo 'make docs        the documentation site, in build/docs'
 	@echo 'make lint        formatters, clang-tidy, mypy, codespell, headers, layout; check only'
 	@echo 'make format      clang-format and ruff, in place'
 	@echo 'make clean       remove build outputs; keep .venv/'
@@ -274,6 +276,21 @@ gpu-check: export PYTHONPATH := $(PYTHONPATH)
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(RESULTS)
 
+# --- Documentation --------------------------------------------------------------
+
+$(DOCS_TOOLS): $(BUILT) pyproject.toml
+	$(PIP) install --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+docs-tools: $(DOCS_TOOLS)
+
+# A warning is an error. From scratch, so that no page of an earlier build stays.
+docs: $(DOCS_TOOLS)
+	$(call need,command -v doxygen,doxygen is needed: apt install doxygen)
+	$(call need,command -v dot,Graphviz is needed: apt install graphviz)
+	rm -rf build/docs
+	$(BIN)/python -m sphinx -W --keep-going -E -q -j 2 docs build/docs
+
 # --- Lint -----------------------------------------------------------------------
 
 $(LINT_TOOLS): $(BUILT) pyproject.toml
@@ -323,5 +340,5 @@ format: $(LINT_TOOLS)
 	ruff format .
 
 clean:
-	rm -rf build dist *.egg-info torchkv/include torchkv/lib torchkv/share \
+	rm -rf build dist docs/drawn *.egg-info torchkv/include torchkv/lib torchkv/share \
 	  torchkv/_C*.so torchkv/_built_for.py

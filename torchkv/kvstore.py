@@ -30,11 +30,11 @@ Keys: TypeAlias = Key | Sequence[Key]
 """A key, or a list or tuple of keys."""
 
 Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor | Sequence[torch.Tensor]]
-"""With one key: a tensor, or a list of one tensor per replica.
-With a list of keys: a list with one of these per key, tensors and lists mixed."""
+"""A tensor, or a list of one tensor per replica, of one key. Of a list of keys, a list
+with one of these per key, tensors and lists mixed."""
 
 Updater: TypeAlias = Callable[[Any, torch.Tensor, torch.Tensor], object]
-"""What merges a pushed sum into a stored value: ``updater(key, input, stored)``."""
+"""What merges a pushed sum into a stored value, as ``updater(key, input, stored)``."""
 
 Optimizer: TypeAlias = str | StoreOptimizer | type[torch.optim.Optimizer]
 """MXNet's name of one, one of :mod:`torchkv.optim`, or a class of torch.optim."""

@@ -82,7 +82,7 @@ class TorchInterface(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state by key, a copy: ``state_dict()["state"]``."""
+        """The state by key, a copy, as ``state_dict()["state"]``."""
         return self.state_dict()["state"]
 
     @state.setter

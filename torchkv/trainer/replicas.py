@@ -73,7 +73,7 @@ class Replicas(Sequence[nn.Module]):
 
     @property
     def module(self) -> nn.Module:
-        """The first replica: the module that was replicated."""
+        """The first replica, which is the module that was replicated."""
         return self._modules[0]
 
     @property
