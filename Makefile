@@ -45,7 +45,7 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
-  thread-programs check-sass gpu-check docs docs-tools lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  thread-programs check-sass gpu-check docs docs-tools sdist lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -70,6 +70,7 @@ help:
 	@echo 'make check-sass  the machine code of the CUDA kernels; needs no GPU'
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
 	@echo 'make docs        the documentation site, in build/docs'
+	@echo 'make sdist       a source distribution, in dist/'
 	@echo 'make lint        formatters, clang-tidy, mypy, codespell, headers, layout; check only'
 	@echo 'make format      clang-format and ruff, in place'
 	@echo 'make clean       remove build outputs; keep .venv/'
@@ -275,6 +276,12 @@ gpu-check: export PATH := $(USERS_PATH)
 gpu-check: export PYTHONPATH := $(PYTHONPATH)
 gpu-check:
 	$(PYTHON) tools/gpu_check.py $(RESULTS)
+
+# --- Packages -------------------------------------------------------------------
+
+# Everything in the repository, in dist/.
+sdist: $(INSTALLED)
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
 
 # --- Documentation --------------------------------------------------------------
 
