@@ -32,6 +32,13 @@ def call_from_the_updater():
     store.push("a", torch.ones(2))
 
 
+def call_with_shared_memory():
+    values = torch.zeros(3)
+    store = torchkv.create("local")
+    store.init("a", values[:2], share=True)
+    store.push("a", values[1:])
+
+
 def call_in_a_child():
     store = store_with()
     kind, _, text = in_child(lambda: outcome(lambda: store.pull("a"))).partition(": ")
@@ -55,6 +62,7 @@ ON_ONE_MACHINE = {
     "`ValueError`: shape, number of values, empty list": lambda: store_with().push(
         "a", torch.ones(3)
     ),
+    "`ValueError`: overlaps with memory that a key shares": call_with_shared_memory,
     "`TypeError`: int and str keys": lambda: store_with().pull(3),
     "`TypeError`: dtype": lambda: store_with(torch.zeros(2, dtype=torch.int64)).push(
         "a", torch.ones(2)
