@@ -24,7 +24,7 @@ from peers.pattern import sum_pattern
 from report import (
     Target,
     contestants_table,
-    draw_bars,
+    draw_times,
     environment,
     finish,
     parser,
@@ -198,16 +198,6 @@ def targets_of(kind: Kind, times: Times) -> list[Target]:
     ]
 
 
-def draw(figure: Any, measured: dict[str, Times]) -> None:
-    """A bar per contestant: its median ratio to torchkv's time."""
-    figure.set_size_inches(9, 5)
-    ratios = {
-        title: {name: median_ratio(each, times[OURS]) for name, each in times.items()}
-        for title, times in measured.items()
-    }
-    draw_bars(figure, ratios, f"time, as a multiple of {OURS}")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
@@ -230,7 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
             for kind, times in zip(KINDS, seconds.values(), strict=True)
             for target in targets_of(kind, times)
         ],
-        lambda figure: draw(figure, seconds),
+        lambda figure: draw_times(figure, seconds, OURS),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 
 import mxnet_peer
 import torchkv
-from harness import Plan, median_ratio
+from harness import Plan, Times, median_ratio
 from mxnet_peer import MXNet
 
 
@@ -209,6 +209,16 @@ def draw_bars(
         axes.set_title(title, fontsize="medium")
     panels[-1].set_xlabel(label)
     return panels
+
+
+def draw_times(figure: Any, measured: Mapping[str, Times], ours: str) -> None:
+    """A bar per contestant: its median ratio to torchkv's time."""
+    figure.set_size_inches(9, 5)
+    ratios = {
+        title: {name: median_ratio(each, times[ours]) for name, each in times.items()}
+        for title, times in measured.items()
+    }
+    draw_bars(figure, ratios, f"time, as a multiple of {ours}")
 
 
 def collect(

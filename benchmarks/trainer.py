@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import torchkv
-from harness import Contestant, Plan, Times, measure, median_ratio, timed
+from harness import Contestant, Plan, measure, median_ratio, timed
 from parameter_lists import Shape, resnet50, shrunk
 from report import (
     Target,
     contestants_table,
-    draw_bars,
+    draw_times,
     environment,
     finish,
     parser,
@@ -94,15 +94,6 @@ def measure_list(title: str, shapes: Sequence[Shape], plan: Plan) -> dict[str, A
     }
 
 
-def draw(figure: Any, measured: dict[str, Times]) -> None:
-    """A bar per contestant: its median ratio to torchkv's time."""
-    ratios = {
-        title: {name: median_ratio(each, times[OURS]) for name, each in times.items()}
-        for title, times in measured.items()
-    }
-    draw_bars(figure, ratios, f"time, as a multiple of {OURS}")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=51).parse_args(arguments)
@@ -131,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
             )
             for title, times in seconds.items()
         ],
-        lambda figure: draw(figure, seconds),
+        lambda figure: draw_times(figure, seconds, OURS),
     )
 
 
