@@ -114,8 +114,9 @@ test:
 	$(MAKE) --no-print-directory python-test
 	$(MAKE) --no-print-directory cpp-test
 
+# With the slow tests; SLOW_PART=0/3 is the first third of these.
 test-all:
-	$(MAKE) --no-print-directory test DEFAULT_TESTS=
+	$(MAKE) --no-print-directory test DEFAULT_TESTS=$(SLOW_PART:%=--slow-part=%)
 
 DEFAULT_TESTS := -m 'not slow'
 

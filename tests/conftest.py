@@ -7,6 +7,7 @@ so that a broken GPU runner cannot pass silently.
 import ctypes
 import faulthandler
 import os
+import zlib
 
 import pytest
 
@@ -25,6 +26,27 @@ if library := os.environ.get("TORCHKV_TEST_STORE"):
 
 DEADLOCK_S = 300.0
 SLOW_DEADLOCK_S = 1500.0
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--slow-part",
+        metavar="I/N",
+        help="of the slow tests, run part I (from 0) of N, chosen by their names",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if part := config.getoption("slow_part"):
+        index, count = map(int, part.split("/"))
+        left_out = [
+            item
+            for item in items
+            if item.get_closest_marker("slow")
+            and zlib.crc32(item.nodeid.encode()) % count != index
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_configure(config):
