@@ -82,7 +82,7 @@ def main() -> None:
     print("label 3:", model(3, torch.tensor([1.0, 2.0])).tolist())
     print("label 3:", model(3, torch.tensor([3.0, 6.0])).tolist())
     print("label 5:", model(5, torch.tensor([7.0, 7.0])).tolist())
-    print("seen from Python:", store, [mean.tolist() for mean in store.pull([3, 5])])
+    print("seen from Python:", [mean.tolist() for mean in store.pull([3, 5])])
 
     # The file contains the code, the values and the updater with its counts.
     with tempfile.TemporaryDirectory() as folder, torchscript():

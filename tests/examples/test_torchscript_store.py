@@ -23,7 +23,7 @@ PRINTED = """\
 label 3: [1.0, 2.0]
 label 3: [2.0, 4.0]
 label 5: [7.0, 7.0]
-seen from Python: KVStore(type='local', keys=2, bytes=16) [[2.0, 4.0], [7.0, 7.0]]
+seen from Python: [[2.0, 4.0], [7.0, 7.0]]
 label 3, loaded: [4.0, 6.0]
 in the loaded store: [4.0, 6.0]
 in the first store: [2.0, 4.0]

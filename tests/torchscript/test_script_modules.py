@@ -147,7 +147,7 @@ torch.jit.load(sys.argv[1])
 
 
 def test_an_archive_is_loaded_after_import_torchkv(store, tmp_path):
-    """The README quotes PyTorch's message for a missing import."""
+    """The page for TorchScript quotes PyTorch's message for a missing import."""
     program = tmp_path / "loads.py"
     program.write_text(LOADS)
     archive = tmp_path / "archive.pt"
@@ -155,8 +155,8 @@ def test_an_archive_is_loaded_after_import_torchkv(store, tmp_path):
     unknown = "Unknown type name '__torch__.torch.classes.torchkv.KVStore'"
     assert unknown in run_program(program, str(archive), "without").stderr
     assert run_program(program, str(archive), "with").returncode == 0
-    readme = Path(__file__).parents[2] / "README.md"
-    assert unknown in " ".join(readme.read_text().split())
+    page = Path(__file__).parents[2] / "docs" / "cpp.md"
+    assert unknown in " ".join(page.read_text().split())
 
 
 def saved(module):
