@@ -5,11 +5,14 @@
 #   PYTHON=python3.12 make test             another Python, for a new environment
 #   TORCHKV_USE_CUDA=1 make build           the CUDA kernels, whatever PyTorch
 #   make test PYTEST_ARGS="-k push -x"
+#   make test PYTEST_JOBS=0                 the Python tests in one process
 #   make bench BENCH_ARGS=--smoke           tiny sizes, only to see whether it runs
 
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Processes: tests wait for other processes and for time, so more than two cores.
+PYTEST_JOBS ?= 3
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_OUT ?= build/bench
@@ -28,6 +31,9 @@ USERS_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
 unexport PYTHONPATH PYTHONHOME
 
+# A file's tests in one process, so that its fixtures are made once.
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist loadfile
+
 # Stamps: each marks a step as done for this environment. The binaries in
 # torchkv/ are for one torch at a time, so `built` exists for one environment.
 INSTALLED := $(VENV)/installed
@@ -43,9 +49,9 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test test-all python-test cpp-test places-test forward-test demo demo-dist bench \
+.PHONY: help env build test test-all test-versions python-test cpp-test places-test forward-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
-  thread-programs check-sass gpu-check docs docs-tools sdist lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  thread-programs check-sass gpu-check docs docs-tools sdist wheel wheels lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -53,6 +59,7 @@ help:
 	@echo 'make demo        train a small network through the store'
 	@echo 'make test        the Python tests, except those marked slow, then the C++ tests'
 	@echo 'make test-all    the same with the slow ones'
+	@echo 'make test-versions the tests with each supported PyTorch'
 	@echo 'make build       install torchkv, editable, into $(VENV)'
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make places-test the Python tests with values sharded over logical devices'
@@ -71,6 +78,8 @@ help:
 	@echo 'make gpu-check   with a GPU and PyTorch for CUDA: tests, sanitizers, benchmarks'
 	@echo 'make docs        the documentation site, in build/docs'
 	@echo 'make sdist       a source distribution, in dist/'
+	@echo 'make wheel       a wheel for $(TORCH), in dist/, and the tests with it'
+	@echo 'make wheels      wheels for $(WHEEL_TORCHES), without and with CUDA kernels'
 	@echo 'make lint        formatters, clang-tidy, mypy, codespell, headers, layout; check only'
 	@echo 'make format      clang-format and ruff, in place'
 	@echo 'make clean       remove build outputs; keep .venv/'
@@ -121,11 +130,18 @@ test-all:
 DEFAULT_TESTS := -m 'not slow'
 
 python-test: $(BUILT)
-	$(BIN)/python -m pytest $(DEFAULT_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) $(DEFAULT_TESTS) $(PYTEST_ARGS)
+
+# Each version has its own environment in .venv/.
+TEST_VERSIONS ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0
+test-versions:
+	for version in $(TEST_VERSIONS); do \
+	  $(MAKE) --no-print-directory test TORCH="torch==$$version" || exit 1; \
+	done
 
 # The tests again, with every store of type device sharding its values in CPU memory.
 places-test: $(BUILT)
-	TORCHKV_PLACES=cpu,cpu,cpu $(BIN)/python -m pytest -m 'not slow' \
+	TORCHKV_PLACES=cpu,cpu,cpu $(PYTEST) -m 'not slow' \
 	  $(patsubst %,--ignore=tests/%,benchmarks dist docs examples tools test_readme.py) $(PYTEST_ARGS)
 
 demo: $(BUILT)
@@ -196,7 +212,7 @@ forward-test: $(BUILT)
 	$(call configure,$(CPP)/plain,)
 	cmake --build $(CPP)/plain --target torchkv_forwarding_store
 	TORCHKV_TEST_STORE=$(CPP)/plain/tests/cpp/libtorchkv_forwarding_store.so \
-	  $(BIN)/python -m pytest -m 'not slow' \
+	  $(PYTEST) -m 'not slow' \
 	  $(patsubst %,tests/%,kvstore torchscript optim state trainer) $(PYTEST_ARGS)
 
 # --- Benchmarks -----------------------------------------------------------------
@@ -283,6 +299,19 @@ gpu-check:
 # Everything in the repository, in dist/.
 sdist: $(INSTALLED)
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+
+# In dist/, tested where it is installed.
+wheel:
+	TORCH='$(TORCH)' PYTHON='$(PYTHON)' PYTEST_JOBS='$(PYTEST_JOBS)' tools/make_wheel
+
+# With === they are tested with PyTorch for CUDA, which is what PyPI has.
+WHEEL_TORCHES ?= torch===2.13.0 torch===2.15.0
+wheels:
+	CUDA_HOME=$$(tools/get_nvcc) && export CUDA_HOME && \
+	  for torch in $(WHEEL_TORCHES); do for kernels in 0 1; do \
+	    TORCHKV_USE_CUDA=$$kernels \
+	      $(MAKE) --no-print-directory wheel TORCH="$$torch" || exit 1; \
+	  done; done
 
 # --- Documentation --------------------------------------------------------------
 

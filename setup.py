@@ -94,6 +94,7 @@ if release(torch.__version__) < OLDEST_TORCH:
     )
 
 from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 from setuptools.command.build import build  # noqa: E402
 
 import torch_flags  # noqa: E402
@@ -291,6 +292,18 @@ def built_for_torch() -> str:
     return "\n".join(lines)
 
 
+class Wheel(bdist_wheel):
+    """A wheel whose build tag names what it is for: '2.13.cpu', '2.15.cu130'."""
+
+    def finalize_options(self) -> None:
+        """Sets the tag: all wheels of one version have the same name otherwise."""
+        if self.build_number is None:
+            toolkit = cuda_toolkit()
+            kernels = "cu" + toolkit.release.replace(".", "") if toolkit else "cpu"
+            self.build_number = f"{TORCH_MINOR}.{kernels}"
+        super().finalize_options()
+
+
 class Build(build):
     """A build whose result holds nothing of earlier builds."""
 
@@ -402,7 +415,7 @@ class BuildBinaries(BuildExtension):
 
 setup(
     ext_modules=extensions(),
-    cmdclass={"build": Build, "build_ext": BuildBinaries},
+    cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": BuildBinaries},
     # torch's C++ ABI changes with every minor release.
     install_requires=[f"torch=={TORCH_MINOR}.*", "pyzmq>=27"],
 )
