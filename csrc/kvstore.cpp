@@ -9,6 +9,7 @@
 #include "core/process.h"
 #include "store/key_table.h"
 #include "store/registry.h"
+#include "store/row_pull.h"
 #include "store/store.h"
 
 // The range of a call in torch.profiler.
@@ -102,6 +103,23 @@ std::vector<at::Tensor> KVStore::pull(
     const CallOptions& options) const {
   TORCHKV_RANGE("torchkv::pull");
   return usable("pull").pull(keys, options);
+}
+
+void KVStore::row_sparse_pull(
+    const Keys& keys,
+    const Tensors& row_ids,
+    const Tensors& outs) const {
+  TORCHKV_RANGE("torchkv::row_sparse_pull");
+  constexpr auto* op = "row_sparse_pull";
+  pull_rows(usable(op), op, keys, &outs, row_ids);
+}
+
+std::vector<at::Tensor> KVStore::row_sparse_pull(
+    const Keys& keys,
+    const Tensors& row_ids) const {
+  TORCHKV_RANGE("torchkv::row_sparse_pull");
+  constexpr auto* op = "row_sparse_pull";
+  return pull_rows(usable(op), op, keys, nullptr, row_ids);
 }
 
 WorkPtr KVStore::pushpull(

@@ -107,6 +107,16 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const Keys& keys,
       const CallOptions& options = {}) const;
 
+  // Writes rows of each key's value, by their numbers, into its tensors, or
+  // into new ones; see pull_rows (store/row_pull.h). Never asynchronous.
+  void row_sparse_pull(
+      const Keys& keys,
+      const Tensors& row_ids,
+      const Tensors& outs) const;
+  std::vector<at::Tensor> row_sparse_pull(
+      const Keys& keys,
+      const Tensors& row_ids) const;
+
   // push, then pull. Everything is checked before anything is pushed.
   WorkPtr pushpull(
       const Keys& keys,

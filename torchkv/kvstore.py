@@ -237,10 +237,38 @@ class KVStore(Stateful):
         return self._impl.broadcast(key, value, out, priority, async_op)
 
     def row_sparse_pull(
-        self, key: Keys, out: Any = None, priority: int = 0, row_ids: Any = None
-    ) -> None:
-        """Pulls the given rows; NotImplementedError, not supported yet."""
-        raise NotImplementedError("row_sparse_pull: not supported yet")
+        self,
+        key: Keys,
+        out: Values | None = None,
+        priority: int = 0,
+        row_ids: Values | None = None,
+    ) -> Any:
+        """Writes rows of each key's value into tensors, or returns new ones.
+
+        Args:
+            key: keys of the store.
+            out: per key a dense tensor of shape ``(*row_ids.shape, *value.shape[1:])``,
+                which gets the rows that the ids name, in their order: an embedding
+                lookup. Or a ``torch.sparse_coo`` tensor of the value's shape with one
+                sparse dimension, which gets the distinct rows in ascending order,
+                coalesced. Or a list of these. Devices and dtypes as :meth:`pull`.
+            priority: as in :meth:`push`.
+            row_ids: per key the rows, an int32 or int64 tensor of any shape, in any
+                order, with or without repeats; with several outs, also a list of one
+                tensor for each. The host waits for ids on an accelerator.
+
+        Returns:
+            With ``out``: None. Without: a new dense tensor on the device of the ids, of
+            the stored dtype, or a list of them for a list of keys.
+
+        Raises:
+            IndexError: a row id that is negative or not below the number of rows; then
+                nothing is written.
+            TypeError: row ids of another dtype, or None.
+            ValueError: a value without dimensions, an ``out`` of another shape, row ids
+                whose number is neither 1 nor that of the outs.
+        """
+        return self._impl.row_sparse_pull(key, out, priority, row_ids)
 
     def assign(self, key: Keys, value: Values, share: bool = False) -> None:
         """Replaces values without the updater, all of them or, on an error, none.

@@ -133,6 +133,33 @@ class Calls {
         without_gil([&] { return store->pull(keys, options); }), keys.single);
   }
 
+  static auto row_sparse_pull(
+      const Store& store,
+      const Object& key,
+      const Object& out,
+      const Int& priority,
+      const Object& row_ids) {
+    constexpr auto* op = "row_sparse_pull";
+    Objects::refuse_tracing(op);
+    Objects::as_int(op, "priority", priority); // nothing is queued
+    const ArgumentParser<Objects> parser(op);
+    const Keys keys = parser.keys(key);
+    TORCH_CHECK_TYPE(
+        !Objects::is_none(row_ids),
+        op,
+        ": expected row_ids, the numbers of the rows, but got None ",
+        keys.context());
+    const Tensors ids = parser.tensors(keys, row_ids, "row_ids");
+    if (!Objects::is_none(out)) {
+      const Tensors outs = parser.tensors(keys, out, "out");
+      without_gil([&] { store->row_sparse_pull(keys, ids, outs); });
+      return Objects::result(WorkPtr());
+    }
+    return Objects::result(
+        without_gil([&] { return store->row_sparse_pull(keys, ids); }),
+        keys.single);
+  }
+
   static void erase(const Store& store, const Object& key) {
     Objects::refuse_tracing("delete");
     const Keys keys = ArgumentParser<Objects>("delete").keys(key);

@@ -186,6 +186,11 @@ TORCH_LIBRARY(torchkv, m) {
           &ScriptCalls::broadcast,
           "",
           {key, value, out, priority, async_op})
+      .def(
+          "row_sparse_pull",
+          &ScriptCalls::row_sparse_pull,
+          "",
+          {key, no_out, priority, arg("row_ids") = arg::none()})
       .def("assign", &ScriptCalls::assign, "", {key, value, share})
       .def("delete", &ScriptCalls::erase, "", {key})
       .def(

@@ -72,6 +72,12 @@ void count_pull(c10::ArrayRef<Item> items, double seconds) {
   }
 }
 
+void count_rows(Entry& entry, const at::Tensor& rows, double seconds) {
+  ++entry.stats.pulls;
+  entry.stats.bytes_pulled += static_cast<int64_t>(rows.nbytes());
+  entry.stats.copy_seconds += seconds;
+}
+
 void count_call(const Call& call, const Entries& entries) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto number = static_cast<int64_t>(i);

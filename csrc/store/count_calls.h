@@ -35,6 +35,9 @@ void count_push(
     double seconds);
 void count_pull(c10::ArrayRef<Item> items, double seconds);
 
+// Adds a pull of rows. REQUIRES: the entry's mutex.
+void count_rows(Entry& entry, const at::Tensor& rows, double seconds);
+
 // Counts a call without its times. REQUIRES: the thread holds no entry's mutex.
 void count_call(const Call& call, const Entries& entries);
 

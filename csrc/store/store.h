@@ -17,6 +17,7 @@
 #include "../memory/meta.h"
 #include "../update/updater.h"
 #include "arguments.h"
+#include "row_pull.h"
 #include "state.h"
 
 namespace torchkv {
@@ -54,6 +55,8 @@ class TORCHKV_API Store {
   virtual std::vector<at::Tensor> pull(
       const Keys& keys,
       const CallOptions& options) = 0;
+  // Copies rows of values. Throws before it writes any of them.
+  virtual void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls);
   virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 

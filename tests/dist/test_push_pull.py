@@ -35,3 +35,19 @@ def push_and_pull(rank, type):
 def test_init_push_pull(type, num_ranks):
     expected = [([2.0, 2.0 + num_ranks], rank, num_ranks) for rank in range(num_ranks)]
     assert ranks.run(push_and_pull, num_ranks, type) == expected
+
+
+def pull_rows(rank):
+    with torchkv.create("dist_sync") as kv:
+        kv.init("w", torch.arange(12.0).view(6, 2))
+        kv.push("w", torch.full((6, 2), float(rank)))
+        rows = kv.row_sparse_pull("w", row_ids=torch.tensor([[5, 0], [5, 5]]))
+        with pytest.raises(IndexError, match="but got 6"):
+            kv.row_sparse_pull("w", row_ids=torch.tensor([0, 6]))
+        kv.barrier()
+        return rows
+
+
+def test_rows_of_a_value_on_servers():
+    for rows in ranks.run(pull_rows, 2):
+        assert torch.equal(rows, torch.ones(2, 2, 2))

@@ -91,7 +91,6 @@ def test_the_names_are_those_of_the_store_and_the_trainer():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda kv: kv.row_sparse_pull(3),
         lambda kv: kv.set_gradient_compression({"type": "2bit"}),
         lambda kv: torchkv.create("dist_device_sync"),
         lambda kv: torchkv.Trainer(

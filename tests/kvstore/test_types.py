@@ -129,7 +129,5 @@ def test_is_capable(kv):
 def test_planned_methods_are_not_implemented(kv):
     kv.init(3, full(1))
     with pytest.raises(NotImplementedError):
-        kv.row_sparse_pull(3, out=full(0), row_ids=torch.tensor([0]))
-    with pytest.raises(NotImplementedError):
         kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     assert_same(stored(kv, 3), full(1))

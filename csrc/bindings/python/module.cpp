@@ -323,6 +323,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("async_op") = false,
           py::arg("min_version") = 0)
       .def("pushpull", &PythonCalls::pushpull)
+      .def("row_sparse_pull", &PythonCalls::row_sparse_pull)
       .def("broadcast", &PythonCalls::broadcast)
       .def("assign", &PythonCalls::assign)
       .def("delete", &PythonCalls::erase)

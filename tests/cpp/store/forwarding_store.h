@@ -38,6 +38,9 @@ class ForwardingStore final : public Store {
       override {
     return forward([&] { return inner_->pull(keys, options); });
   }
+  void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override {
+    forward([&] { inner_->pull_rows(op, pulls); });
+  }
   void assign(const Call& call) override {
     forward([&] { inner_->assign(call); });
   }

@@ -1,0 +1,296 @@
+#include "row_pull.h"
+
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "check.h"
+#include "store.h"
+
+namespace torchkv {
+namespace {
+
+using Sizes = c10::SmallVector<int64_t, 4>;
+
+// The row ids as a list, in CPU memory.
+at::Tensor flat_ids(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& given) {
+  TORCHKV_CHECK_TYPE(
+      given.defined() && given.layout() == c10::kStrided &&
+          (given.scalar_type() == c10::kLong ||
+           given.scalar_type() == c10::kInt),
+      where,
+      "expected row ids of dtype torch.int32 or torch.int64, but got ",
+      given.defined()
+          ? c10::str("torch.", c10::getDtypeNames(given.scalar_type()).first)
+          : "an undefined tensor");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      !given.device().is_meta() && given.has_storage(),
+      where,
+      "expected row ids with data, but got a tensor on device ",
+      given.device());
+  const PlainDispatch plain;
+  const at::Tensor ids =
+      given.to(at::TensorOptions(c10::kCPU).dtype(c10::kLong))
+          .contiguous()
+          .view(-1);
+  const auto* const begin = ids.const_data_ptr<int64_t>();
+  const auto* const end = begin + ids.numel();
+  const int64_t num_rows = meta.sizes[0];
+  const auto* const bad = std::find_if(
+      begin, end, [&](int64_t id) { return id < 0 || id >= num_rows; });
+  TORCH_CHECK_INDEX(
+      bad == end,
+      where.op,
+      ": expected row ids from 0 to ",
+      num_rows - 1,
+      ", for a value of ",
+      num_rows,
+      " rows, but got ",
+      *bad,
+      ' ',
+      where.key.context());
+  return ids;
+}
+
+at::Tensor distinct(const at::Tensor& ids) {
+  const auto* const begin = ids.const_data_ptr<int64_t>();
+  std::vector<int64_t> sorted(begin, begin + ids.numel());
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  const at::Tensor result =
+      at::empty({static_cast<int64_t>(sorted.size())}, ids.options());
+  std::copy(sorted.begin(), sorted.end(), result.mutable_data_ptr<int64_t>());
+  return result;
+}
+
+// (*first, *value.shape[1:])
+Sizes with_rows_of(c10::IntArrayRef first, const Meta& meta) {
+  Sizes sizes(first);
+  sizes.append(meta.sizes.begin() + 1, meta.sizes.end());
+  return sizes;
+}
+
+void check_sparse_out(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& out) {
+  TORCHKV_CHECK_VALUE(
+      out.sizes() == c10::IntArrayRef(meta.sizes),
+      where,
+      "expected a sparse out of shape ",
+      c10::IntArrayRef(meta.sizes),
+      ", but got ",
+      out.sizes());
+  TORCHKV_CHECK_VALUE(
+      out.sparse_dim() == 1,
+      where,
+      "expected an out with one sparse dimension, but got ",
+      out.sparse_dim());
+  TORCHKV_CHECK_TYPE(
+      c10::canCast(meta.dtype, out.scalar_type()),
+      where,
+      "expected an out that torch.",
+      c10::getDtypeNames(meta.dtype).first,
+      " converts to, but got torch.",
+      c10::getDtypeNames(out.scalar_type()).first);
+}
+
+// As the outs of a pull of a value with this shape.
+void check_dense_out(
+    const Where& where,
+    const Meta& meta,
+    Sizes sizes,
+    const at::Tensor& out) {
+  int64_t count = 1;
+  for (const int64_t size : sizes) {
+    count *= size;
+  }
+  const Entries entries{c10::make_intrusive<Entry>(
+      where.key, Meta{std::move(sizes), meta.dtype, count})};
+  const Keys key(where.key);
+  const Tensors outs(out);
+  check_outs({where.op, key, nullptr, &outs}, entries);
+}
+
+// What one out gets.
+struct Lookup {
+  at::Tensor out; // undefined: a new tensor
+  c10::Device device; // of the out
+  RowPull pull;
+  Sizes sizes; // of a dense out
+};
+
+// With `rows` in the out itself where they fit there.
+Lookup make_lookup(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& given,
+    const at::Tensor& out) {
+  const bool to_sparse = out.defined() && out.layout() == c10::kSparse;
+  const at::Tensor ids = flat_ids(where, meta, given);
+  Lookup result{
+      out,
+      out.defined() ? out.device() : given.device(),
+      {where.key, meta.sizes[0], {}, {}, {}},
+      with_rows_of(given.sizes(), meta)};
+  if (to_sparse) {
+    check_sparse_out(where, meta, out);
+  } else if (out.defined()) {
+    check_dense_out(where, meta, result.sizes, out);
+    result.pull.out = out;
+  }
+  const PlainDispatch plain;
+  result.pull.ids = to_sparse ? distinct(ids) : ids;
+  return result;
+}
+
+// Memory for the rows: the out's own where possible.
+void allocate_rows(const Meta& meta, Lookup& lookup) {
+  const PlainDispatch plain;
+  RowPull& pull = lookup.pull;
+  const Sizes sizes = with_rows_of({pull.ids.numel()}, meta);
+  const at::Tensor& out = pull.out;
+  if (out.defined() && out.device().is_cpu() && out.is_contiguous() &&
+      out.scalar_type() == meta.dtype && !out.is_conj() && !out.is_neg()) {
+    pull.rows = out.view(sizes);
+    if (pull.ids.is_alias_of(out)) {
+      pull.ids = pull.ids.clone();
+    }
+    return;
+  }
+  pull.rows =
+      at::empty(sizes, at::TensorOptions(lookup.device).dtype(meta.dtype));
+}
+
+void write_out(const Meta& meta, const Lookup& lookup) {
+  const PlainDispatch plain;
+  const RowPull& pull = lookup.pull;
+  if (pull.out.defined()) {
+    if (pull.rows.storage().unsafeGetStorageImpl() !=
+        pull.out.storage().unsafeGetStorageImpl()) {
+      at::Tensor out = pull.out;
+      out.copy_(pull.rows.view(lookup.sizes));
+    }
+    return;
+  }
+  at::Tensor out = lookup.out;
+  // The ids are sorted and distinct.
+  out.copy_(
+      at::_sparse_coo_tensor_with_dims_and_tensors(
+          /*sparse_dim=*/1,
+          pull.rows.dim() - 1,
+          meta.sizes,
+          pull.ids.to(pull.rows.device()).unsqueeze(0),
+          pull.rows,
+          pull.rows.options().layout(c10::kSparse),
+          /*is_coalesced=*/true));
+}
+
+Meta meta_of(Store& store, const char* op, const Key& key) {
+  auto meta = store.meta(op, key);
+  if (!meta) {
+    throw_unknown_key(op, key);
+  }
+  const Where where{op, key};
+  TORCHKV_CHECK_VALUE(
+      !meta->sizes.empty(),
+      where,
+      "expected a value with rows, but got one without dimensions");
+  return *std::move(meta);
+}
+
+} // namespace
+
+void Store::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
+  for (const auto& row_pull : pulls) {
+    const at::Tensor whole = pull(row_pull.key, CallOptions())[0];
+    check_still_fits(op, row_pull, whole.sizes(), whole.scalar_type());
+    copy_rows(whole, row_pull);
+  }
+}
+
+std::vector<at::Tensor> pull_rows(
+    Store& store,
+    const char* op,
+    const Keys& keys,
+    const Tensors* outs,
+    const Tensors& row_ids) {
+  check_count(op, keys, row_ids);
+  if (outs != nullptr) {
+    check_count(op, keys, *outs);
+  }
+  std::vector<Lookup> lookups;
+  std::vector<Meta> metas; // of the lookups
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    const Where where{op, keys.list[i]};
+    const Meta meta = meta_of(store, op, where.key);
+    const auto ids = row_ids.of(i);
+    const size_t count = outs == nullptr ? 1 : outs->of(i).size();
+    TORCHKV_CHECK_VALUE(
+        ids.size() == 1 || ids.size() == count,
+        where,
+        "expected one tensor of row ids",
+        count == 1 ? "" : c10::str(", or ", count, ", one for each out"),
+        ", but got ",
+        ids.size());
+    for (size_t j = 0; j < count; ++j) {
+      lookups.push_back(make_lookup(
+          where,
+          meta,
+          ids.size() == 1 ? ids[0] : ids[j],
+          outs == nullptr ? at::Tensor() : outs->of(i)[j]));
+      metas.push_back(meta);
+    }
+  }
+  std::vector<RowPull> pulls;
+  pulls.reserve(lookups.size());
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    allocate_rows(metas[i], lookups[i]);
+    pulls.push_back(lookups[i].pull);
+  }
+  store.pull_rows(op, pulls);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    if (outs == nullptr) {
+      results.push_back(pulls[i].rows.view(lookups[i].sizes));
+    } else {
+      write_out(metas[i], lookups[i]);
+    }
+  }
+  return results;
+}
+
+void copy_rows(const at::Tensor& whole, const RowPull& pull) {
+  const PlainDispatch plain;
+  const at::Tensor ids = pull.ids.to(whole.device());
+  at::Tensor rows = pull.rows;
+  if (whole.device() == rows.device()) {
+    at::index_select_out(rows, whole, 0, ids);
+  } else {
+    rows.copy_(at::index_select(whole, 0, ids));
+  }
+}
+
+void check_still_fits(
+    const char* op,
+    const RowPull& pull,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) {
+  const Where where{op, pull.key};
+  TORCHKV_CHECK_VALUE(
+      !sizes.empty() && sizes[0] == pull.num_rows &&
+          sizes.slice(1) == pull.rows.sizes().slice(1) &&
+          dtype == pull.rows.scalar_type(),
+      where,
+      "expected a value that stays, but another thread has replaced the key");
+}
+
+} // namespace torchkv

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "../core/export.h"
+#include "../core/key.h"
+#include "arguments.h"
+
+namespace torchkv {
+
+class Store;
+
+// Rows of one value to copy, after all checks.
+struct RowPull {
+  Key key;
+  int64_t num_rows; // of the value
+  at::Tensor ids; // 1-D, int64, in CPU memory, from 0 to num_rows - 1
+  // One row for each id: contiguous, of the stored dtype.
+  at::Tensor rows;
+  at::Tensor out; // dense, to which `rows` is then written; may be undefined
+};
+
+// Writes rows of each key's value into its outs: into a dense one of shape
+// (*ids.shape, *value.shape[1:]) the rows that the ids name, in their order;
+// into a sparse (coordinate) one of the value's shape, with one sparse
+// dimension, the distinct rows in ascending order, coalesced. A key has one
+// tensor of ids for all its outs, or one for each. Without outs: one tensor of
+// ids per key, and a new tensor for each on the device of the ids.
+//
+// Everything is checked before anything is written. TypeError for ids that are
+// neither int32 nor int64, IndexError for the first that is out of range,
+// ValueError for values without dimensions, for outs of other shapes, and for
+// numbers of ids that fit neither. Ids on accelerators are copied to the CPU,
+// for which the host waits.
+std::vector<at::Tensor> pull_rows(
+    Store& store,
+    const char* op,
+    const Keys& keys,
+    const Tensors* outs,
+    const Tensors& row_ids);
+
+// Copies the rows of a whole value.
+TORCHKV_API void copy_rows(const at::Tensor& whole, const RowPull& pull);
+
+// ValueError unless a value of this shape and dtype still has the rows: another
+// thread may have replaced the key since they were checked.
+TORCHKV_API void check_still_fits(
+    const char* op,
+    const RowPull& pull,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype);
+
+} // namespace torchkv
