@@ -90,6 +90,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Adds up each key's tensors, left to right, and hands the sum to the
   // updater, once per distinct key, in the order in which the keys first
   // appear.
+  //
+  // On one machine, values in CPU memory may be torch.sparse_coo tensors with
+  // one sparse dimension. Their rows are added up by id: ASSIGN sets the others
+  // to zero, elementwise optimizers step the pushed rows only, and other
+  // updaters get a dense sum. IndexError for an id that is not a row of the
+  // value.
   WorkPtr push(
       const Keys& keys,
       const Tensors& values,

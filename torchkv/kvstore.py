@@ -66,8 +66,9 @@ class KVStore(Stateful):
     * ``ValueError``: a shape other than the stored one, a number of values other than
       the number of keys, an empty list, lists nested too deep, a tensor whose storage
       is smaller than its sizes need.
-    * ``NotImplementedError``: a tensor that is sparse, quantized, without data
-      (``meta``), or a wrapper around another (a FakeTensor, a DTensor).
+    * ``NotImplementedError``: a tensor that is sparse (but :meth:`push` takes some),
+      quantized, without data (``meta``), or a wrapper around another (a FakeTensor,
+      a DTensor).
     * ``RuntimeError``: a store that was closed or made before this process was
       forked; a call from inside the store's own updater, or under a tracer
       (``torch.jit.trace``, ``torch.fx``, ``make_fx``, ``torch.export``), which would
@@ -161,6 +162,12 @@ class KVStore(Stateful):
         runs once per distinct key, in the order in which the keys first appear.
         Without an updater the sum replaces the stored value.
 
+        On one machine, values in CPU memory may be ``torch.sparse_coo`` tensors with
+        one sparse dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their
+        rows are added up by id. Without an updater, rows that were not pushed become
+        zero; built-in optimizers other than LAMB step the pushed rows only; all others
+        get a dense sum.
+
         Args:
             key: keys of the store.
             value: tensors of the stored shape, on any device, of any strides, of
@@ -176,6 +183,7 @@ class KVStore(Stateful):
             not to touch until its ``wait()``.
 
         Raises:
+            IndexError: a sparse value with a row that the stored value does not have.
             Exception: what the updater raises, unchanged. Keys before its key have
                 been updated, keys after it have not.
         """

@@ -6,6 +6,9 @@
 #include <map>
 #include <mutex>
 
+#include "../core/row_sparse.h"
+#include "row_sparse_backend.h"
+
 namespace torchkv {
 namespace {
 
@@ -14,8 +17,9 @@ struct Registry {
   std::map<std::string, MakeBackend> by_form;
 
   static Registry& get() {
+    // Leaked: used until the process ends.
     static auto* registry =
-        new Registry(); // leaked: used until the process ends
+        new Registry{{}, {{kRowSparse, &RowSparseBackend::make}}};
     return *registry;
   }
 };

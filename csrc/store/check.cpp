@@ -64,17 +64,6 @@ std::string dtype_name(c10::ScalarType dtype) {
   return c10::str("torch.", c10::getDtypeNames(dtype).first);
 }
 
-void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
-  const c10::IntArrayRef expected = meta.sizes;
-  TORCHKV_CHECK_VALUE(
-      sizes == expected,
-      where,
-      "expected shape ",
-      expected,
-      ", but got ",
-      sizes);
-}
-
 // Whether the store can hold a tensor like this: dense, with its own memory, on
 // a device that PyTorch can run on.
 void check_storable(const Where& where, const at::Tensor& tensor) {
@@ -186,6 +175,17 @@ std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
 }
 
 } // namespace
+
+void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
+  const c10::IntArrayRef expected = meta.sizes;
+  TORCHKV_CHECK_VALUE(
+      sizes == expected,
+      where,
+      "expected shape ",
+      expected,
+      ", but got ",
+      sizes);
+}
 
 void check_values(const Call& call, const Entries& entries) {
   if (call.values == nullptr) {

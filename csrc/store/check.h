@@ -28,6 +28,9 @@ void check_values(const Call& call, const Entries& entries);
 // elements.
 void check_outs(const Call& call, const Entries& entries);
 
+// Of a value or an out.
+void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes);
+
 void check_not_empty(const char* op, const Keys& keys);
 
 // As many groups as keys, none of them empty. Bindings ensure this; C++

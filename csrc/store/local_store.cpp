@@ -9,6 +9,7 @@
 #include "check.h"
 #include "count_calls.h"
 #include "locked_ranges.h"
+#include "row_values.h"
 #include "shared_values.h"
 
 namespace torchkv {
@@ -77,6 +78,14 @@ WorkPtr LocalStore::insert(const Call& call) {
 // The entries of a call whose values `updater` merges, after all checks.
 Entries LocalStore::find(const Call& call, const Updater& updater) const {
   Entries entries = table_.find(call.op, call.keys);
+  check(call, entries, updater);
+  return entries;
+}
+
+void LocalStore::check(
+    const Call& call,
+    const Entries& entries,
+    const Updater& updater) const {
   check_values(call, entries);
   check_outs(call, entries);
   if (has_shared_) {
@@ -88,7 +97,6 @@ Entries LocalStore::find(const Call& call, const Updater& updater) const {
       check_optimizable(call.op, *entry);
     }
   }
-  return entries;
 }
 
 // The work of an asynchronous call goes to the store's streams from here.
@@ -195,9 +203,13 @@ WorkPtr LocalStore::merge(const Call& call) {
   return apply(call, updater());
 }
 
-WorkPtr LocalStore::apply(const Call& call, const Updater& updater) {
+WorkPtr LocalStore::apply(const Call& given, const Updater& updater) {
   std::optional<AsyncScope> scope;
-  Entries entries = find(call, updater);
+  Entries entries = table_.find(given.op, given.keys);
+  const std::optional<Tensors> rows = with_rows(given, entries);
+  Call call = given;
+  call.values = rows ? &*rows : given.values;
+  check(call, entries, updater);
   check_expected_keys(call.op);
   Entries of_outs = call.outs == nullptr ? Entries() : entries;
   const Groups values(std::move(entries), *call.values);

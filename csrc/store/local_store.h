@@ -116,6 +116,8 @@ class TORCHKV_API LocalStore final : public Store {
       uint64_t generation,
       std::vector<Key> expected = {});
   Entries find(const Call& call, const Updater& updater) const;
+  void check(const Call& call, const Entries& entries, const Updater& updater)
+      const;
   Entries make_entries(const Call& call) const;
   void enter(
       std::optional<AsyncScope>& scope,

@@ -66,6 +66,10 @@ ON_ONE_MACHINE = {
         "a", torch.ones(3)
     ),
     "`ValueError`: overlaps with memory that a key shares": call_with_shared_memory,
+    "`IndexError`: row ids": lambda: store_with().push(
+        "a",
+        torch.sparse_coo_tensor([[9]], [1.0], (2,), check_invariants=False),
+    ),
     "`TypeError`: int and str keys": lambda: store_with().pull(3),
     "`TypeError`: dtype": lambda: store_with(torch.zeros(2, dtype=torch.int64)).push(
         "a", torch.ones(2)
@@ -80,7 +84,7 @@ ON_ONE_MACHINE = {
     "`RuntimeError`: called from its own updater": call_from_the_updater,
     "`RuntimeError`: closed": lambda: closed().pull("a"),
     "`RuntimeError`: under a tracer": call_under_a_tracer,
-    "`NotImplementedError`": lambda: store_with().push("a", torch.ones(2).to_sparse()),
+    "`NotImplementedError`": lambda: store_with().init("b", torch.ones(2).to_sparse()),
     "any other": lambda: store_with(updater=fail).push("a", torch.ones(2)),
 }
 

@@ -68,7 +68,7 @@ SCRIPTED = [
     (push, lambda: (3, wide()), RuntimeError, r"push: expected .*\(key 3\)"),
     (push, lambda: (3, full(1j, dtype=torch.cfloat)), RuntimeError, r"\(key 3\)"),
     (push, lambda: (3, full(1).to("meta")), NotImplementedError, "meta"),
-    (push, lambda: (3, full(1).to_sparse()), NotImplementedError, "(?i)sparse"),
+    (push, lambda: (3, full(1).to_sparse()), RuntimeError, "one sparse dimension"),
     (push_list, lambda: ([3, 5], [full(1), wide()]), RuntimeError, r"\(key 5\)"),
     (push_list, lambda: ([3, 5], [full(1)]), RuntimeError, "push: expected"),
     (push_list, lambda: ([3, 5], []), RuntimeError, "push: expected"),
@@ -114,7 +114,8 @@ FROM_PYTHON = [
     (lambda kv: kv.pull(3, torch.zeros(3).expand(2, 3)), ValueError, r"\(key 3\)"),
     (lambda kv: kv.delete([3, 99]), IndexError, "99"),
     (lambda kv: kv.push(3, full(1).to("meta")), NotImplementedError, "meta"),
-    (lambda kv: kv.push(3, full(1).to_sparse()), NotImplementedError, "(?i)sparse"),
+    (lambda kv: kv.push(3, full(1).to_sparse()), ValueError, "one sparse dimension"),
+    (lambda kv: kv.init(7, full(1).to_sparse()), NotImplementedError, "(?i)sparse"),
     (lambda kv: kv.set_updater(5), TypeError, "updater"),
     (lambda kv: kv.set_updater(torch.ones(2)), TypeError, "updater"),
 ]

@@ -359,12 +359,46 @@ def test_two_trainers_need_two_stores(kv, on_store):
         torchkv.Trainer(make_model(), "sgd", kvstore=kv, update_on_kvstore=on_store)
 
 
-def test_sparse_gradients_are_rejected_and_nothing_changes():
+def embed(model, rows):
+    return (model(rows) * torch.arange(8.0).reshape(4, 2)).sum()
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("clip", [False, True])
+def test_sparse_gradients_step_their_rows(num_replicas, clip):
+    """As the dense gradients of a plain SGD, which moves no other row."""
+    torch.manual_seed(0)
+    dense = nn.Embedding(6, 2)
+    model = nn.Embedding(6, 2, sparse=True)
+    model.load_state_dict(dense.state_dict())
+    replicas = torchkv.replicate(model, ["cpu"] * num_replicas)
+    trainer = torchkv.Trainer(replicas, "sgd", {"learning_rate": 0.1})
+    plain = torch.optim.SGD(dense.parameters(), lr=0.1)
+    for _ in range(3):
+        batches = torch.randint(6, (num_replicas, 4))
+        plain.zero_grad()
+        for replica, rows in zip(replicas, batches, strict=True):
+            embed(replica, rows).backward()
+            embed(dense, rows).backward()
+        if clip:
+            norm = torch.nn.utils.clip_grad_norm_(dense.parameters(), 2.0)
+            torch.testing.assert_close(trainer.clip_grad_norm_(2.0).float(), norm)
+        assert model.weight.grad.is_sparse
+        trainer.step()
+        plain.step()
+        for replica in replicas:
+            assert_near(weights(replica), weights(dense))
+            assert replica.weight.grad is None
+
+
+def test_sparse_gradients_without_the_update_on_the_store():
     model = nn.Embedding(4, 2, sparse=True)
-    trainer = torchkv.Trainer(model, "sgd")
+    replicas = torchkv.replicate(model, ["cpu"] * 2)
+    trainer = torchkv.Trainer(replicas, "sgd", update_on_kvstore=False)
     before = weights(model)
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(NotImplementedError, match="weight"):
+    for replica in replicas:
+        embed(replica, torch.tensor([1, 2, 1, 0])).backward()
+    with pytest.raises(NotImplementedError, match="pushpull: expected a dense.*weight"):
         trainer.step()
     assert_same_weights(weights(model), before)
 

@@ -192,6 +192,8 @@ def _is(known: ref[Tensor] | None, gradient: Tensor) -> bool:
 
 def _norm_of(total: Tensor, norm_type: float) -> Tensor:
     """A p-norm in fp64; fp64 elements are scaled, as their squares may overflow."""
+    if total.is_sparse:
+        total = total.coalesce().values()
     dtype = torch.complex128 if total.is_complex() else torch.float64
     if total.dtype != dtype or total.numel() == 0 or norm_type == 0:
         norm: Tensor = torch.linalg.vector_norm(total, norm_type, dtype=dtype)
@@ -209,7 +211,9 @@ def _sum(copies: list[Tensor]) -> Tensor:
         return first
     total = first.to(_C.KVStore.state_dtype(first.dtype), copy=True)
     for other in others:
-        total += other.to(total.device, total.dtype)
+        other = other.to(total.device, total.dtype)
+        # A sparse tensor takes no dense one in place.
+        total = other + total if total.is_sparse else total.add_(other)
     return total
 
 

@@ -236,7 +236,7 @@ class Trainer(States):
                 gradient since the last step. Nothing has changed.
             ValueError: a batch size that is not greater than 0 and finite.
             RuntimeError: a later Trainer has one of the parameters.
-            NotImplementedError: a sparse gradient.
+            NotImplementedError: a sparse gradient that the store does not take.
         """
         size = as_batch_size("step", batch_size)
         gradients = self._gradients.fresh("step", ignore_stale_grad)

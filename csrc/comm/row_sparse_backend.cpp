@@ -1,0 +1,104 @@
+#include "row_sparse_backend.h"
+
+#include <algorithm>
+
+#include "../core/row_sparse.h"
+#include "../memory/layout.h"
+
+namespace torchkv {
+namespace {
+
+const RowSparse* rows_of(const Value& value) {
+  return dynamic_cast<const RowSparse*>(value.encoding);
+}
+
+} // namespace
+
+bool RowSparseBackend::add(const Job& job) {
+  const bool is_supported =
+      job.result->device().is_cpu() && job.result->is_contiguous() &&
+      std::all_of(job.values.begin(), job.values.end(), [](const Value& value) {
+        return value.device().is_cpu() &&
+            (value.dense() != nullptr || rows_of(value) != nullptr);
+      });
+  if (!is_supported) {
+    return false;
+  }
+  if (job.is_norm || is_elementwise(job.step->rule)) {
+    add_to(sums_, job);
+    return true;
+  }
+  const at::Tensor& total = tensors_.emplace_back(
+      backends_.order().runtime().allocate_like(*job.result, job.accumulation));
+  Job sum = job;
+  sum.result = &total;
+  sum.step = &kAssignStep;
+  kernels::cpu::RowSumBatch sums;
+  add_to(sums, sum);
+  sums.run();
+  const Value value(&total);
+  Job summed = job;
+  summed.values = value;
+  backends_.add(summed);
+  return true;
+}
+
+void RowSparseBackend::add_to(kernels::cpu::RowSumBatch& sums, const Job& job) {
+  // Values of several dtypes are converted first: rows are few.
+  c10::ScalarType dtype = job.values[0].dtype();
+  for (const auto& value : job.values) {
+    dtype = value.dtype() == dtype ? dtype : job.accumulation;
+  }
+  int64_t row_size = 1;
+  int64_t begin = 0;
+  c10::SmallVector<kernels::cpu::RowSource, 4> sources;
+  for (const auto& value : job.values) {
+    auto& source = sources.emplace_back();
+    source.data =
+        static_cast<const char*>(payload_as(value, dtype).const_data_ptr());
+    source.is_dense = value.dense() != nullptr;
+    if (const RowSparse* const rows = rows_of(value)) {
+      source.ids = rows->ids.const_data_ptr<int64_t>();
+      source.num_ids = rows->ids.numel();
+      source.is_distinct = rows->is_distinct;
+      if (rows->order.defined()) {
+        source.order = rows->order.const_data_ptr<int64_t>();
+      }
+      row_size =
+          c10::multiply_integers(rows->sizes.begin() + 1, rows->sizes.end());
+      begin = value.begin;
+    }
+  }
+  kernels::cpu::StateLine state;
+  job.get_state(state.master, state.states);
+  sums.add(
+      {sources,
+       dtype,
+       row_size,
+       begin,
+       *job.result,
+       job.accumulation,
+       *job.step,
+       state});
+}
+
+// The payload, or the elements of a dense value; a copy of the dtype where it
+// has another, or another memory layout than a contiguous one.
+const at::Tensor& RowSparseBackend::payload_as(
+    const Value& value,
+    c10::ScalarType dtype) {
+  const at::Tensor& data = *value.data;
+  if (data.scalar_type() == dtype && data.is_contiguous() && is_plain(data)) {
+    return data;
+  }
+  Runtime& runtime = backends_.order().runtime();
+  const at::Tensor& copy = tensors_.emplace_back(runtime.allocate(
+      data.sizes(),
+      at::detail::defaultStrides(data.sizes()),
+      dtype,
+      data.device()));
+  runtime.copy(copy, data);
+  return copy;
+}
+
+} // namespace torchkv

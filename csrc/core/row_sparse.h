@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "value.h"
+
+namespace torchkv {
+
+constexpr const char* kRowSparse = "row-sparse";
+
+// Some rows of a value, along its first dimension; the others are zero. The
+// payload has these rows, plain and contiguous in CPU memory.
+struct RowSparse final : Encoding {
+  RowSparse() {
+    form = kRowSparse;
+  }
+
+  // Which row of the value each one is: int64, contiguous in CPU memory,
+  // ascending, with repeats.
+  at::Tensor ids;
+  // Where in the payload the row of each id is, as `ids`; rows of one id are in
+  // the order pushed. Undefined where the payload has the order of the ids.
+  at::Tensor order;
+  bool is_distinct =
+      false; // that no id repeats: known where `order` is not set
+};
+
+} // namespace torchkv

@@ -1,0 +1,285 @@
+#include "row_sums.h"
+
+#include <ATen/OpMathType.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "cache_line.h"
+#include "parallel.h"
+#include "row_merge.h"
+
+namespace torchkv::kernels::cpu {
+namespace {
+
+using RowJob = RowSumBatch::Job;
+
+// About the number of pieces of a source's rows; small pieces have at least so
+// many elements.
+constexpr int64_t kPieces = 256;
+constexpr int64_t kPieceElements = int64_t{16} * 1024;
+
+bool is_assign(const RowJob& job) {
+  return job.step->rule.id == RuleSpec::Id::kAssign;
+}
+
+// Lines for any number of values, each made when it is first used.
+class LinesByCount {
+ public:
+  explicit LinesByCount(const RowJob& job) : job_(job) {}
+
+  const SumLine& of(size_t num_values) {
+    const bool is_kept = num_values < kept_.size();
+    auto& line = is_kept ? kept_[num_values] : other_;
+    if (!is_kept || !line) {
+      const c10::SmallVector<c10::ScalarType, 8> dtypes(
+          num_values, job_.source_dtype);
+      line.emplace(
+          dtypes,
+          job_.dtype,
+          job_.accumulation,
+          *job_.step,
+          SumLine::Layout::kDense);
+    }
+    return *line;
+  }
+
+ private:
+  const RowJob& job_;
+  std::array<std::optional<SumLine>, 9> kept_;
+  std::optional<SumLine> other_;
+};
+
+// Adds up the rows of lines and steps with them.
+class StepRows {
+ public:
+  StepRows(const RowJob& job, bool stream)
+      : job_(job),
+        lines_(job),
+        is_assign_(is_assign(job)),
+        stream_(stream && is_assign_) {}
+  ~StepRows() {
+    if (stream_) {
+      end_stream();
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(StepRows);
+
+  // Of the first row of a line, which is processed some lines later.
+  void prefetch(const RowLine& line) const {
+    if (is_assign_) {
+      return; // writes what it does not read
+    }
+    const int64_t first = line.begin - job_.begin;
+    const int64_t size = line.end - line.begin;
+    fetch(job_.stored + first * job_.stored_size, size * job_.stored_size);
+    const StateLine state = job_.state.at(first * job_.bytes_of_state);
+    fetch(state.master, size * job_.bytes_of_state);
+    for (const char* data : state.states) {
+      fetch(data, size * job_.bytes_of_state);
+    }
+  }
+
+  void operator()(const RowLine& line) {
+    // Shorter lines are not worth the instructions that bypass the caches.
+    constexpr int64_t kLongBytes = 4096;
+    const int64_t first = line.begin - job_.begin;
+    const int64_t size = line.end - line.begin;
+    char* const stored = job_.stored + first * job_.stored_size;
+    if (line.sources.empty()) {
+      std::memset(stored, 0, size * job_.stored_size);
+    } else if (
+        !is_assign_ || line.sources.size() != 1 || line.sources[0] != stored) {
+      lines_.of(line.sources.size())
+          .dense(
+              line.sources.data(),
+              stored,
+              job_.state.at(first * job_.bytes_of_state),
+              size,
+              stream_ && size * job_.stored_size >= kLongBytes);
+    }
+  }
+
+ private:
+  static void fetch(const char* data, int64_t num_bytes) {
+    constexpr int64_t kMost = 8 * kCacheLine; // the hardware fetches the rest
+    if (data != nullptr) {
+      for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
+        __builtin_prefetch(data + i, /*rw=*/1);
+      }
+    }
+  }
+
+  const RowJob& job_;
+  LinesByCount lines_;
+  const bool is_assign_;
+  const bool stream_;
+};
+
+// Adds up the squares of the gradients in lines.
+class SquareRows {
+ public:
+  SquareRows(const RowJob& job, double scale) : lines_(job), scale_(scale) {}
+
+  void prefetch(const RowLine& /*line*/) const {}
+  void operator()(const RowLine& line) {
+    sum_ +=
+        lines_.of(line.sources.size())
+            .squared_norm(line.sources.data(), line.end - line.begin, scale_);
+  }
+  double sum() const {
+    return sum_;
+  }
+
+ private:
+  LinesByCount lines_;
+  const double scale_;
+  double sum_ = 0;
+};
+
+// The rows of a source in [first, last).
+RowSource within(
+    RowSource source,
+    int64_t first,
+    int64_t last,
+    int64_t row_bytes) {
+  if (source.is_dense) {
+    return source;
+  }
+  const auto* const end = source.ids + source.num_ids;
+  const auto* const from = std::lower_bound(source.ids, end, first);
+  const auto* const to = std::lower_bound(from, end, last);
+  const int64_t skipped = from - source.ids;
+  if (source.order != nullptr) {
+    source.order += skipped;
+  } else {
+    source.data += skipped * row_bytes;
+  }
+  source.ids = from;
+  source.num_ids = to - from;
+  return source;
+}
+
+std::vector<int64_t> find_cuts(const RowJob& job, int64_t first, int64_t last) {
+  const int64_t fewest = std::max(kPieceElements / job.row_size, int64_t{1});
+  std::vector<int64_t> cuts{first, last};
+  cuts.reserve(2 + (job.sources.size() + 1) * kPieces);
+  if (job.has_all_rows) {
+    const int64_t step = std::max((last - first) / kPieces, fewest);
+    for (int64_t row = first + step; row < last; row += step) {
+      cuts.push_back(row);
+    }
+  }
+  for (const auto& source : job.sources) {
+    const int64_t step = std::max(source.num_ids / kPieces, fewest);
+    for (int64_t i = step; i < source.num_ids; i += step) {
+      cuts.push_back(source.ids[i]);
+    }
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  return cuts;
+}
+
+int64_t bytes_moved(const RowJob& job) {
+  const int64_t size = job.end - job.begin;
+  int64_t num_summed = 0;
+  for (const auto& source : job.sources) {
+    num_summed += source.is_dense ? size : source.num_ids * job.row_size;
+  }
+  int64_t bytes_written = 2 * job.stored_size;
+  for (const char* state : job.state.states) {
+    bytes_written += state != nullptr ? 2 * job.bytes_of_state : 0;
+  }
+  return num_summed * job.source_size +
+      (job.has_all_rows ? size : std::min(size, num_summed)) * bytes_written;
+}
+
+} // namespace
+
+void RowSumBatch::add(const RowSum& sum) {
+  if (sum.stored.numel() == 0) {
+    return;
+  }
+  Job& job = jobs_.emplace_back();
+  job.source_dtype = sum.dtype;
+  job.source_size = static_cast<int64_t>(c10::elementSize(sum.dtype));
+  job.row_size = sum.row_size;
+  job.begin = sum.begin;
+  job.end = sum.begin + sum.stored.numel();
+  job.stored = static_cast<char*>(sum.stored.mutable_data_ptr());
+  job.dtype = sum.stored.scalar_type();
+  job.stored_size = static_cast<int64_t>(c10::elementSize(job.dtype));
+  job.accumulation = sum.accumulation;
+  job.step = &sum.step;
+  job.state = sum.state;
+  job.has_all_rows = is_assign(job);
+  if (!job.has_all_rows) {
+    job.bytes_of_state =
+        static_cast<int64_t>(c10::elementSize(at::toOpMathType(job.dtype)));
+  }
+  const int64_t first = job.begin / job.row_size;
+  const int64_t last = (job.end + job.row_size - 1) / job.row_size;
+  for (const auto& source : sum.sources) {
+    job.sources.push_back(
+        within(source, first, last, job.row_size * job.source_size));
+    job.has_all_rows = job.has_all_rows || source.is_dense;
+  }
+  job.cuts = find_cuts(job, first, last);
+  const auto num_pieces = static_cast<int64_t>(job.cuts.size()) - 1;
+  job.bytes_per_piece = std::max(bytes_moved(job) / num_pieces, int64_t{1});
+}
+
+// Calls `body(job, begin, end, stream)` with pieces of each job.
+template <class Body>
+void RowSumBatch::for_each(Body body) const {
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        const Job& job = jobs_[i];
+        return Work{
+            static_cast<int64_t>(job.cuts.size()) - 1,
+            job.bytes_per_piece,
+            /*cut=*/1};
+      },
+      body);
+}
+
+void RowSumBatch::run() const {
+  for_each([&](int64_t i, int64_t begin, int64_t end, bool stream) {
+    const Job& job = jobs_[i];
+    StepRows step(job, stream);
+    RowMerge merge(job, step);
+    merge.run(job.cuts[begin], job.cuts[end]);
+    merge.flush();
+  });
+}
+
+double RowSumBatch::squared_norm(double scale) const {
+  std::vector<std::vector<double>> sums;
+  sums.reserve(jobs_.size());
+  for (const auto& job : jobs_) {
+    sums.emplace_back(job.cuts.size() - 1);
+  }
+  for_each([&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
+    const Job& job = jobs_[i];
+    for (int64_t piece = begin; piece < end; ++piece) {
+      SquareRows square(job, scale);
+      RowMerge merge(job, square);
+      merge.run(job.cuts[piece], job.cuts[piece + 1]);
+      merge.flush();
+      sums[i][piece] = square.sum();
+    }
+  });
+  double result = 0;
+  for (const auto& of_job : sums) {
+    for (const double sum : of_job) {
+      result += sum;
+    }
+  }
+  return result;
+}
+
+} // namespace torchkv::kernels::cpu

@@ -1,0 +1,183 @@
+#include "row_values.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "../core/row_sparse.h"
+#include "../kernels/cpu/row_ids.h"
+#include "../memory/layout.h"
+#include "check.h"
+
+namespace torchkv {
+namespace {
+
+// Wrappers, which have no rows of their own, are left to check_values.
+bool is_sparse_coo(const at::Tensor& tensor) {
+  return tensor.is_sparse() &&
+      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+      !tensor.key_set().has(c10::DispatchKey::Functionalize);
+}
+
+at::Tensor empty_ids(int64_t count) {
+  return at::empty({count}, at::TensorOptions().dtype(c10::kLong));
+}
+
+// A plain, contiguous tensor that is not the stored value itself: rows are read
+// in another order than they are written.
+at::Tensor plain_rows(const at::Tensor& rows, Entry& entry) {
+  bool is_stored = false;
+  {
+    const std::lock_guard lock(entry.mutex);
+    is_stored = entry.is_shared && rows.is_alias_of(entry.slices[0].value);
+  }
+  if (!is_stored && rows.is_contiguous() && is_plain(rows)) {
+    return rows;
+  }
+  const PlainDispatch plain;
+  return at::empty(rows.sizes(), rows.options()).copy_(rows);
+}
+
+void check_takes_rows(
+    const Where& where,
+    Entry& entry,
+    c10::ArrayRef<at::Tensor> values) {
+  const std::lock_guard lock(entry.mutex);
+  const auto check_cpu = [&](const char* what, c10::Device device) {
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        device.is_cpu(),
+        where,
+        "expected ",
+        what,
+        " in CPU memory, as a value pushed to the key is sparse, but got one "
+        "on device ",
+        device);
+  };
+  for (const auto& value : values) {
+    if (value.defined()) {
+      check_cpu("values", value.device());
+    }
+  }
+  for (const auto& slice : entry.slices) {
+    check_cpu("a stored value", slice.home.device);
+  }
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      entry.meta.num_elements == 0 ||
+          same_layout(
+              entry.meta.sizes,
+              entry.strides,
+              at::detail::defaultStrides(entry.meta.sizes)),
+      where,
+      "expected a contiguous stored value, as a value pushed to the key is "
+      "sparse, but got one of strides ",
+      c10::IntArrayRef(entry.strides));
+}
+
+void check_ids(
+    const Where& where,
+    const at::Tensor& ids,
+    int64_t first_bad,
+    int64_t num_rows) {
+  TORCH_CHECK_INDEX(
+      first_bad < 0,
+      where.op,
+      ": expected row ids from 0 to ",
+      num_rows - 1,
+      ", but got ",
+      ids.const_data_ptr<int64_t>()[first_bad],
+      " at index ",
+      first_bad,
+      " ",
+      where.key.context());
+}
+
+// Replaces a sparse tensor by its rows.
+std::shared_ptr<const Encoding> encode_rows(
+    const char* op,
+    Entry& entry,
+    at::Tensor& tensor) {
+  const Where where{op, entry.key};
+  const auto& impl =
+      *static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+  check_shape(where, entry.meta, impl.sizes());
+  TORCHKV_CHECK_VALUE(
+      impl.sparse_dim() == 1,
+      where,
+      "expected a sparse tensor with one sparse dimension, as "
+      "nn.Embedding(sparse=True) gives, but got one with ",
+      impl.sparse_dim(),
+      "; see sparse_dim of torch.Tensor.to_sparse");
+  const at::Tensor indices = impl.indices();
+  const int64_t count = indices.numel();
+  const int64_t num_rows = impl.sizes()[0];
+  at::Tensor rows = plain_rows(impl.values(), entry);
+  TORCHKV_CHECK_VALUE(
+      rows.dim() == tensor.dim() && rows.size(0) == count &&
+          rows.sizes().slice(1) == impl.sizes().slice(1),
+      where,
+      "expected a row of each id, but got ",
+      count,
+      " ids and rows of shape ",
+      rows.sizes());
+
+  const PlainDispatch plain;
+  auto encoding = std::make_shared<RowSparse>();
+  encoding->sizes.assign(impl.sizes().begin(), impl.sizes().end());
+  encoding->dtype = rows.scalar_type();
+  const at::Tensor ids =
+      indices.is_contiguous() ? indices : empty_ids(count).copy_(indices[0]);
+  const auto* const given = ids.const_data_ptr<int64_t>();
+  const auto found = kernels::cpu::inspect_row_ids(given, count, num_rows);
+  check_ids(where, ids, found.first_bad, num_rows);
+  encoding->ids = ids;
+  encoding->is_distinct = found.is_ascending && found.is_distinct;
+  if (!found.is_ascending) {
+    encoding->ids = empty_ids(count);
+    encoding->order = empty_ids(count);
+    kernels::cpu::sort_row_ids(
+        given,
+        count,
+        num_rows,
+        encoding->ids.mutable_data_ptr<int64_t>(),
+        encoding->order.mutable_data_ptr<int64_t>());
+  }
+  tensor = std::move(rows);
+  return encoding;
+}
+
+} // namespace
+
+std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
+  const Tensors& given = *call.values;
+  if (std::none_of(given.flat.begin(), given.flat.end(), is_sparse_coo)) {
+    return std::nullopt;
+  }
+  check_count(call.op, call.keys, given);
+  Tensors values = given;
+  values.encodings.resize(values.flat.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto number = static_cast<int64_t>(i);
+    const auto of_key = given.of(number);
+    if (std::none_of(of_key.begin(), of_key.end(), is_sparse_coo)) {
+      continue;
+    }
+    Entry& entry = *entries[i];
+    check_takes_rows({call.op, entry.key}, entry, of_key);
+    for (int64_t j = given.begin(number); j < given.ends[i]; ++j) {
+      at::Tensor& tensor = values.flat[j];
+      if (is_sparse_coo(tensor)) {
+        values.encodings[static_cast<size_t>(j)] =
+            encode_rows(call.op, entry, tensor);
+      }
+    }
+  }
+  return values;
+}
+
+} // namespace torchkv
