@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -121,10 +122,9 @@ void sort_row_ids(
     items[i] = {static_cast<uint64_t>(ids[i]), static_cast<int64_t>(i)};
   }
   if (count < kDigits) {
-    std::stable_sort(
-        items.begin(), items.end(), [](const auto& a, const auto& b) {
-          return a.id < b.id;
-        });
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+      return std::tie(a.id, a.index) < std::tie(b.id, b.index);
+    });
   } else {
     std::vector<IndexedId> next(count);
     for (uint32_t shift = 0;
