@@ -400,14 +400,13 @@ class KVStore(Stateful):
             optimizer: one of :mod:`torchkv.optim`, as ``torchkv.optim.AdamW(lr=1e-3)``:
                 it runs in the pass that sums the gradients, without the GIL, in several
                 threads at once; values of half precision have an fp32 master. Or
-                MXNet's name of one: ``"sgd"``, ``"nag"``, ``"adam"``, ``"adamw"``,
-                ``"adagrad"``, ``"rmsprop"``, ``"lion"``, ``"lamb"``. Or any class of
-                :mod:`torch.optim` whose step needs no closure: it runs in Python, in
-                the stored dtype.
+                MXNet's name of one, as ``"sgd"``, which has MXNet's formula: it makes
+                the class of :mod:`torchkv.optim.mxnet`. Or ``"adamw"`` or ``"lion"``,
+                which MXNet does not have. Or any class of :mod:`torch.optim` whose
+                step needs no closure: it runs in Python, in the stored dtype.
             **options: of a class, its arguments; of a name, MXNet's words
                 (``learning_rate``, ``wd``, ``clip_gradient``, ``beta1``, ``epsilon``,
-                ``gamma1``, ...) or torch's. The formulas are torch's, the default
-                learning rates MXNet's.
+                ``gamma1``, ...) or torch's.
 
         Raises:
             ValueError: an unknown name or option, an invalid value, or an optimizer of

@@ -16,6 +16,9 @@ bool CpuBackend::add(const Job& job) {
       })) {
     return false;
   }
+  if (!job.is_norm && !has_kernel(job.step->rule)) {
+    return false;
+  }
   kernels::cpu::StateLine state;
   job.get_state(state.master, state.states);
   const kernels::cpu::Sum sum{

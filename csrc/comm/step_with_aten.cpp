@@ -11,6 +11,7 @@
 
 #include "../core/errors.h"
 #include "../kernels/rules.h"
+#include "mxnet_step_with_aten.h"
 
 namespace torchkv {
 namespace {
@@ -19,20 +20,6 @@ namespace {
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor)
                                                  : tensor;
-}
-
-// The 2-norm, as an fp64 number on the tensor's device. The squares of fp32
-// numbers are in fp64's range; fp64 numbers are divided by the largest first.
-at::Tensor norm_of(const at::Tensor& numbers) {
-  if (numbers.scalar_type() != at::kDouble) {
-    return at::linalg_vector_norm(numbers, 2, {}, false, at::kDouble);
-  }
-  at::Tensor largest = numbers.abs().amax();
-  largest = at::where(
-      largest.gt(0).logical_and(largest.isfinite()),
-      largest,
-      at::ones_like(largest));
-  return numbers.div(largest).norm().mul_(largest);
 }
 
 void scale_and_clip(const RuleStep& step, at::Tensor& gradient) {
@@ -46,6 +33,20 @@ void scale_and_clip(const RuleStep& step, at::Tensor& gradient) {
 
 } // namespace
 
+// The squares of fp32 numbers are in fp64's range; fp64 numbers are divided by
+// the largest first.
+at::Tensor norm_of(const at::Tensor& numbers) {
+  if (numbers.scalar_type() != at::kDouble) {
+    return at::linalg_vector_norm(numbers, 2, {}, false, at::kDouble);
+  }
+  at::Tensor largest = numbers.abs().amax();
+  largest = at::where(
+      largest.gt(0).logical_and(largest.isfinite()),
+      largest,
+      at::ones_like(largest));
+  return numbers.div(largest).norm().mul_(largest);
+}
+
 void step_with_aten(
     const RuleStep& step,
     const at::Tensor& gradient,
@@ -57,12 +58,16 @@ void step_with_aten(
   at::Tensor& s1 = states[1] = as_real(states[1]);
   at::Tensor& s2 = states[2] = as_real(states[2]);
   const RuleSpec& rule = step.rule;
-  const kernels::RuleNumbers<double> n(step);
   scale_and_clip(step, g);
   const double last_scale = rule.maximize ? -step.last_scale : step.last_scale;
   if (last_scale != 1) {
     g.mul_(last_scale);
   }
+  if (is_mxnet(rule)) {
+    mxnet_step_with_aten(step, g, w, states);
+    return;
+  }
+  const kernels::RuleNumbers<double> n(step);
   const bool is_coupled = rule.id != RuleSpec::Id::kLion &&
       rule.id != RuleSpec::Id::kLamb && !rule.decoupled;
   if (is_coupled && rule.weight_decay != 0) {
@@ -145,7 +150,7 @@ void step_with_aten(
       w.sub_(direction.mul_(trust), rule.lr);
       break;
     }
-    case RuleSpec::Id::kAssign:
+    default:
       TORCHKV_INTERNAL_ASSERT(false);
   }
 }

@@ -26,4 +26,7 @@ at::Tensor squared_norm_with_aten(
     const at::Tensor& gradient,
     double scale);
 
+// The 2-norm of real numbers, as an fp64 number on their device.
+at::Tensor norm_of(const at::Tensor& numbers);
+
 } // namespace torchkv

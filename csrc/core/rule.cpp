@@ -7,45 +7,16 @@
 #include <cmath>
 #include <vector>
 
+#include "rule_table.h"
 #include "text.h"
 
 namespace torchkv {
 namespace {
 
-// A rule's name, torch.optim's names of its states, and its hyperparameters
-// besides lr, weight_decay and maximize, which all rules have.
-struct RuleInfo {
-  RuleSpec::Id id;
-  const char* name;
-  std::array<const char*, kMaxStates> states;
-  std::array<const char*, 5> options;
-};
-
-// In the order of the ids.
-constexpr std::array<RuleInfo, 7> kRules{{
-    {RuleSpec::Id::kAssign, "assign", {}, {}},
-    {RuleSpec::Id::kSgd,
-     "sgd",
-     {"momentum_buffer"},
-     {"momentum", "dampening", "nesterov"}},
-    {RuleSpec::Id::kAdam,
-     "adam",
-     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
-     {"beta1", "beta2", "eps", "amsgrad", "decoupled"}},
-    {RuleSpec::Id::kAdagrad,
-     "adagrad",
-     {"sum"},
-     {"eps", "lr_decay", "initial_accumulator_value"}},
-    {RuleSpec::Id::kRmsprop,
-     "rmsprop",
-     {"square_avg", "grad_avg", "momentum_buffer"},
-     {"alpha", "eps", "momentum", "centered"}},
-    {RuleSpec::Id::kLion, "lion", {"exp_avg"}, {"beta1", "beta2"}},
-    {RuleSpec::Id::kLamb,
-     "lamb",
-     {"exp_avg", "exp_avg_sq"},
-     {"beta1", "beta2", "eps"}},
-}};
+using rule_table::kNumbers;
+using rule_table::kRules;
+using rule_table::kSwitches;
+using rule_table::RuleInfo;
 
 // Adam with decoupled weight decay.
 constexpr const char* kAdamw = "adamw";
@@ -70,72 +41,6 @@ bool has_option(const RuleInfo& info, const std::string& name) {
   };
   return name == "lr" || name == "weight_decay" || name == "maximize" ||
       std::any_of(info.options.begin(), info.options.end(), is_name);
-}
-
-// The hyperparameters in the order of error messages. All must be finite in
-// fp32 and less than `less_than`.
-struct Number {
-  const char* name;
-  double RuleSpec::* member;
-  double less_than = HUGE_VAL;
-};
-
-constexpr std::array<Number, 10> kNumbers{{
-    {"lr", &RuleSpec::lr},
-    {"weight_decay", &RuleSpec::weight_decay},
-    {"momentum", &RuleSpec::momentum},
-    {"dampening", &RuleSpec::dampening},
-    {"beta1", &RuleSpec::beta1, 1},
-    {"beta2", &RuleSpec::beta2, 1},
-    {"alpha", &RuleSpec::alpha},
-    {"eps", &RuleSpec::eps},
-    {"lr_decay", &RuleSpec::lr_decay},
-    {"initial_accumulator_value", &RuleSpec::initial_accumulator_value},
-}};
-
-struct Switch {
-  const char* name;
-  bool RuleSpec::* member;
-};
-
-constexpr std::array<Switch, 5> kSwitches{{
-    {"nesterov", &RuleSpec::nesterov},
-    {"maximize", &RuleSpec::maximize},
-    {"amsgrad", &RuleSpec::amsgrad},
-    {"centered", &RuleSpec::centered},
-    {"decoupled", &RuleSpec::decoupled},
-}};
-
-// The defaults of torch.optim or, for Lion and LAMB, of the papers.
-RuleSpec with_defaults(RuleSpec::Id id, bool decoupled) {
-  RuleSpec rule;
-  rule.id = id;
-  rule.decoupled = decoupled;
-  rule.weight_decay = decoupled ? 1e-2 : 0;
-  rule.lr = 1e-3;
-  rule.beta1 = 0.9;
-  rule.beta2 = 0.999;
-  rule.alpha = 0.99;
-  rule.eps = 1e-8;
-  switch (id) {
-    case RuleSpec::Id::kAdagrad:
-      rule.lr = 1e-2;
-      rule.eps = 1e-10;
-      break;
-    case RuleSpec::Id::kRmsprop:
-      rule.lr = 1e-2;
-      break;
-    case RuleSpec::Id::kLion:
-      rule.lr = 1e-4;
-      rule.beta2 = 0.99;
-      break;
-    case RuleSpec::Id::kLamb:
-      rule.eps = 1e-6;
-      break;
-    default:
-      break;
-  }
-  return rule;
 }
 
 void set_number(RuleSpec& rule, const std::string& name, double value) {
@@ -167,6 +72,18 @@ std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
   } else if (rule.id == RuleSpec::Id::kRmsprop) {
     needs(1, rule.centered);
     needs(2, rule.momentum > 0);
+  } else if (rule.id == RuleSpec::Id::kMxnetRmsprop) {
+    needs(1, rule.centered);
+    needs(2, rule.centered);
+  } else if (rule.id == RuleSpec::Id::kMxnetDcasgd) {
+    needs(1, rule.momentum != 0);
+  } else if (
+      rule.id == RuleSpec::Id::kMxnetSgd ||
+      rule.id == RuleSpec::Id::kMxnetNag ||
+      rule.id == RuleSpec::Id::kMxnetSignum ||
+      rule.id == RuleSpec::Id::kMxnetLars ||
+      rule.id == RuleSpec::Id::kMxnetLbsgd) {
+    needs(0, rule.momentum != 0);
   }
   return names;
 }
@@ -196,7 +113,7 @@ RuleSpec make_rule(
         listed(names),
         did_you_mean(rule, names));
   }
-  RuleSpec result = with_defaults(info->id, rule == kAdamw);
+  RuleSpec result = rule_table::with_defaults(info->id, rule == kAdamw);
   for (const auto& [name, value] : numbers) {
     if (!has_option(*info, name)) {
       std::vector<std::string> names;
@@ -237,7 +154,11 @@ NumbersByName numbers_of(const RuleSpec& rule) {
 }
 
 void check_rule(const char* op, const RuleSpec& rule) {
+  const RuleInfo& info = info_of(rule.id);
   for (const auto& number : kNumbers) {
+    if (!has_option(info, number.name)) {
+      continue;
+    }
     const double value = rule.*number.member;
     // Dampening alone may be negative, as in torch.optim.SGD.
     const bool in_range = is_finite_float(value) &&
@@ -261,6 +182,16 @@ void check_rule(const char* op, const RuleSpec& rule) {
       rule.momentum,
       " and dampening ",
       rule.dampening);
+  TORCH_CHECK_VALUE(
+      rule.id != RuleSpec::Id::kMxnetGroupAdagrad || rule.weight_decay == 0,
+      op,
+      ": expected no weight_decay with GroupAdaGrad, but got ",
+      rule.weight_decay);
+  TORCH_CHECK_VALUE(
+      rule.id != RuleSpec::Id::kMxnetLbsgd || rule.alpha >= 1,
+      op,
+      ": expected a batch_scale of at least 1, but got ",
+      rule.alpha);
 }
 
 } // namespace torchkv

@@ -25,6 +25,26 @@ struct RuleSpec {
     kRmsprop = 4,
     kLion = 5,
     kLamb = 6,
+    // MXNet's, in kernels/mxnet_rules.h.
+    kMxnetSgd = 7,
+    kMxnetNag = 8,
+    kMxnetSignum = 9,
+    kMxnetAdam = 10,
+    kMxnetAdamax = 11,
+    kMxnetNadam = 12,
+    kMxnetAdagrad = 13,
+    kMxnetAdadelta = 14,
+    kMxnetRmsprop = 15,
+    kMxnetFtrl = 16,
+    kMxnetFtml = 17,
+    kMxnetDcasgd = 18,
+    kMxnetTest = 19,
+    // By ATen on whole values: they need norms or random numbers.
+    kMxnetLamb = 20,
+    kMxnetLars = 21,
+    kMxnetLbsgd = 22,
+    kMxnetSgld = 23,
+    kMxnetGroupAdagrad = 24,
   };
 
   Id id = Id::kAssign;
@@ -41,11 +61,17 @@ struct RuleSpec {
   double eps = 0;
   double lr_decay = 0;
   double initial_accumulator_value = 0;
+  // Of MXNet's rules, some of which have names of their own for the members
+  // above, too. What the numbered ones are depends on the rule: see rule.cpp.
+  double clip_gradient = 0; // 0 = off
+  double extra1 = 0;
+  double extra2 = 0;
   bool nesterov = false;
   bool maximize = false;
   bool amsgrad = false;
   bool centered = false;
   bool decoupled = false; // weight decay
+  bool correction = false; // of LAMB's bias, or of LARS's momentum
 };
 
 // The maximum number of state tensors of a rule for a key, each like the stored
@@ -56,17 +82,37 @@ constexpr size_t kMaxStates = 3;
 TORCHKV_API std::array<const char*, kMaxStates> state_names(
     const RuleSpec& rule);
 
-// Whether the rule can be applied to shards of a value: LAMB needs the norms of
-// the whole.
-inline bool is_elementwise(const RuleSpec& rule) {
-  return rule.id != RuleSpec::Id::kLamb;
+// Whether there are kernels for the rule, on CPUs at least.
+inline bool has_kernel(const RuleSpec& rule) {
+  return rule.id < RuleSpec::Id::kMxnetLamb;
 }
+
+// Whether the rule can be applied to shards of a value: LAMB, for example,
+// needs the norms of the whole.
+inline bool is_elementwise(const RuleSpec& rule) {
+  return rule.id != RuleSpec::Id::kLamb && has_kernel(rule);
+}
+
+// Whether the rule can step the rows of a sparse gradient alone. DCASGD cannot:
+// it takes a weight without a previous one for the first of its key.
+inline bool can_step_rows(const RuleSpec& rule) {
+  return is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd;
+}
+
+// Whether it is one of MXNet's.
+inline bool is_mxnet(const RuleSpec& rule) {
+  return rule.id >= RuleSpec::Id::kMxnetSgd;
+}
+
+// How LBSGD multiplies the learning rate: growing with the updates up to
+// batch_scale, or by the norms of weight and gradient.
+enum class WarmupStrategy : uint8_t { kLinear, kPower2, kSqrt, kLars };
 
 // The step of a rule for one key in one push.
 struct RuleStep {
   RuleSpec rule;
   int64_t step = 1; // count of steps of the key, from 1
-  bool is_first = true; // SGD's momentum buffer is new
+  bool is_first = true; // some of its state is new
   double scale = 1; // of the sum
   double clip_value = 0; // then clipped to [-clip_value, clip_value]; 0 = off
   double last_scale = 1; // then scaled again
@@ -74,10 +120,11 @@ struct RuleStep {
 
 inline const RuleStep kAssignStep;
 
-// The rule with this name ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lion"
-// or "lamb") and these hyperparameters; "adamw" is Adam with decoupled weight
-// decay. Other hyperparameters have torch.optim's defaults. ValueError for an
-// unknown name, or a hyperparameter that the rule does not have.
+// The rule with this name ("sgd", "adam", "adamw", "adagrad", "rmsprop",
+// "lion", "lamb", or one of MXNet's, such as "mxnet_sgd") and these
+// hyperparameters; "adamw" is Adam with decoupled weight decay. Other
+// hyperparameters have the defaults of torch.optim, or of MXNet. ValueError for
+// an unknown name, or a hyperparameter that the rule does not have.
 using NumbersByName = std::map<std::string, double>;
 TORCHKV_API RuleSpec make_rule(
     const char* op,

@@ -19,6 +19,46 @@
 // and negated to maximize); the other arguments are the state.
 namespace torchkv::kernels {
 
+// Nadam's momentum of step t is beta1 * (1 - 0.96^(t * decay) / 2), and its
+// bias is the product of all momentums so far.
+class NadamMomentum {
+ public:
+  NadamMomentum(double beta1, double decay, double step)
+      : beta1_(beta1), log_base_(decay * std::log(0.96)), step_(step) {}
+
+  double of_gradient() const {
+    return (1 - at(step_)) / (1 - product());
+  }
+  double of_average() const {
+    return at(step_ + 1) / (1 - product() * at(step_ + 1));
+  }
+
+ private:
+  double at(double step) const {
+    return beta1_ * (1 - std::exp(step * log_base_) / 2);
+  }
+  // Without a loop over the steps, which would take longer and longer: with
+  // base = 0.96^decay, the logarithm of the product of (1 - base^i / 2) is the
+  // sum over k of -(1/2)^k / k * (base^k + base^2k + ... + base^tk).
+  double product() const {
+    double log_product = 0;
+    double weight = 1;
+    for (int k = 1; k <= 60; ++k) {
+      weight /= 2;
+      const double log_ratio = k * log_base_;
+      const double sum = log_ratio == 0 ? step_
+                                        : std::exp(log_ratio) *
+              std::expm1(step_ * log_ratio) / std::expm1(log_ratio);
+      log_product -= weight / k * sum;
+    }
+    return std::pow(beta1_, step_) * std::exp(log_product);
+  }
+
+  double beta1_;
+  double log_base_;
+  double step_;
+};
+
 // A rule's hyperparameters for one key and one step, in the type of the
 // arithmetic. Powers of the step count and other scalars are computed once, in
 // double, as PyTorch computes them in Python.
@@ -43,6 +83,11 @@ struct RuleNumbers {
   T bias1 = 0;
   T sqrt_bias2 = 0;
   T decayed_lr = 0;
+  T clip; // infinite for none
+  T extra1;
+  T extra2;
+  T of_gradient = 0; // Nadam's factors
+  T of_average = 0;
   bool nesterov;
   bool is_first;
 
@@ -60,13 +105,18 @@ struct RuleNumbers {
         one_minus_beta2(static_cast<T>(1 - rule.beta2)),
         one_minus_alpha(static_cast<T>(1 - rule.alpha)),
         eps(static_cast<T>(rule.eps)),
+        clip(
+            rule.clip_gradient > 0 ? static_cast<T>(rule.clip_gradient)
+                                   : static_cast<T>(INFINITY)),
+        extra1(static_cast<T>(rule.extra1)),
+        extra2(static_cast<T>(rule.extra2)),
         nesterov(rule.nesterov),
         is_first(first) {
     if (rule.id == RuleSpec::Id::kAdagrad) {
       decayed_lr = static_cast<T>(
           rule.lr / (1 + static_cast<double>(step - 1) * rule.lr_decay));
     }
-    if (rule.id != RuleSpec::Id::kAdam && rule.id != RuleSpec::Id::kLamb) {
+    if (!needs_powers(rule.id)) {
       return; // powers cost more than the sum of a small key
     }
     const auto steps = static_cast<double>(step);
@@ -75,6 +125,31 @@ struct RuleNumbers {
     step_size = static_cast<T>(rule.lr / correction1);
     bias1 = static_cast<T>(correction1);
     sqrt_bias2 = static_cast<T>(std::sqrt(correction2));
+    if (rule.id == RuleSpec::Id::kMxnetAdam) {
+      step_size =
+          static_cast<T>(rule.lr * std::sqrt(correction2) / correction1);
+    } else if (rule.id == RuleSpec::Id::kMxnetFtml) {
+      step_size = static_cast<T>(correction1 / rule.lr);
+    } else if (rule.id == RuleSpec::Id::kMxnetNadam) {
+      const NadamMomentum momentums(rule.beta1, rule.extra1, steps);
+      of_gradient = static_cast<T>(momentums.of_gradient());
+      of_average = static_cast<T>(momentums.of_average());
+    }
+  }
+
+  static bool needs_powers(RuleSpec::Id id) {
+    switch (id) {
+      case RuleSpec::Id::kAdam:
+      case RuleSpec::Id::kLamb:
+      case RuleSpec::Id::kMxnetAdam:
+      case RuleSpec::Id::kMxnetAdamax:
+      case RuleSpec::Id::kMxnetNadam:
+      case RuleSpec::Id::kMxnetFtml:
+      case RuleSpec::Id::kMxnetLamb:
+        return true;
+      default:
+        return false;
+    }
   }
 };
 

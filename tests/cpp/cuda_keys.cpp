@@ -306,7 +306,7 @@ void gpu_equals_cpu(
 std::vector<RuleCase> rules_with_kernels() {
   std::vector<RuleCase> cases;
   for (const auto& rule : rule_cases()) {
-    if (rule.rule.id != RuleSpec::Id::kLamb) {
+    if (is_elementwise(rule.rule)) {
       cases.push_back(rule);
     }
   }

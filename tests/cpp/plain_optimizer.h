@@ -12,7 +12,7 @@
 namespace torchkv::testing {
 
 // The rules as a plain loop in double, written from the documentation of
-// torch.optim. One key of real numbers, element by element.
+// torch.optim and MXNet. One key of real numbers, element by element.
 class PlainOptimizer {
  public:
   explicit PlainOptimizer(const at::Tensor& value)
@@ -77,6 +77,9 @@ class PlainOptimizer {
   }
 
   double one(const RuleSpec& rule, double g, size_t i) {
+    if (is_mxnet(rule)) {
+      return mxnet(rule, g, i);
+    }
     const double lr = rule.lr;
     double weight = w[i];
     if (rule.decoupled) {
@@ -120,6 +123,114 @@ class PlainOptimizer {
         m_[i] = rule.beta2 * m_[i] + (1 - rule.beta2) * g;
         return weight - lr * ((c > 0) - (c < 0) + rule.weight_decay * weight);
       }
+      default:
+        ADD_FAILURE();
+        return 0;
+    }
+  }
+
+  static double clip(double number, double limit) {
+    return limit > 0 ? std::max(-limit, std::min(number, limit)) : number;
+  }
+
+  // MXNet's, with its names of what the numbered members are.
+  double mxnet(const RuleSpec& rule, double g, size_t i) {
+    using Id = RuleSpec::Id;
+    const double lr = rule.lr;
+    const double wd = rule.weight_decay;
+    const double eps = rule.eps;
+    const double limit = rule.clip_gradient;
+    const double weight = w[i];
+    const double bias1 = 1 - std::pow(rule.beta1, t_);
+    const double bias2 = 1 - std::pow(rule.beta2, t_);
+    double& m = m_[i];
+    double& v = v_[i];
+    double& x = x_[i];
+    const bool decays_first = rule.id == Id::kMxnetAdam ||
+        rule.id == Id::kMxnetAdamax || rule.id == Id::kMxnetNadam ||
+        rule.id == Id::kMxnetRmsprop || rule.id == Id::kMxnetFtml;
+    g = clip(decays_first ? g + wd * weight : g, limit);
+    switch (rule.id) {
+      case Id::kMxnetSgd:
+        m = rule.momentum * m - lr * (g + wd * weight);
+        return weight + m;
+      case Id::kMxnetNag: {
+        const double change = lr * (g + wd * weight);
+        const double result =
+            weight + rule.momentum * (rule.momentum * m - change) - change;
+        m = rule.momentum * m - lr * (g + wd * result);
+        return result;
+      }
+      case Id::kMxnetSignum:
+        if (rule.momentum == 0) {
+          return (1 - lr * wd) * weight - lr * ((g > 0) - (g < 0));
+        }
+        m = rule.momentum * m - (1 - rule.momentum) * (g + wd * weight);
+        return (1 - lr * rule.extra1) * weight + lr * ((m > 0) - (m < 0));
+      case Id::kMxnetAdam:
+        moments(rule, g, i);
+        return weight -
+            lr * std::sqrt(bias2) / bias1 * m / (std::sqrt(v) + eps);
+      case Id::kMxnetAdamax:
+        m = rule.beta1 * m + (1 - rule.beta1) * g;
+        v = std::max(rule.beta2 * v, std::abs(g));
+        return v == 0 ? weight : weight - lr / bias1 * m / v;
+      case Id::kMxnetNadam: {
+        moments(rule, g, i);
+        const auto momentum = [&](double t) {
+          return rule.beta1 * (1 - std::pow(0.96, t * rule.extra1) / 2);
+        };
+        double product = 1;
+        for (double t = 1; t <= t_; ++t) {
+          product *= momentum(t);
+        }
+        const double next = momentum(t_ + 1);
+        const double mean = (1 - momentum(t_)) * g / (1 - product) +
+            next * m / (1 - product * next);
+        return weight - lr * mean / (std::sqrt(v / bias2) + eps);
+      }
+      case Id::kMxnetAdagrad:
+        v += g * g;
+        return weight - lr * (g / std::sqrt(v + eps) + wd * weight);
+      case Id::kMxnetAdadelta: {
+        v = rule.alpha * v + (1 - rule.alpha) * g * g;
+        const double change = std::sqrt(m + eps) / std::sqrt(v + eps) * g;
+        m = rule.alpha * m + (1 - rule.alpha) * change * change;
+        return weight - change - wd * weight;
+      }
+      case Id::kMxnetRmsprop: {
+        v = rule.alpha * v + (1 - rule.alpha) * g * g;
+        x = rule.alpha * x + (1 - rule.alpha) * g;
+        const double square = rule.centered ? v - x * x : v;
+        const double change = -lr * g / std::sqrt(square + eps);
+        m = rule.momentum * m + change;
+        return clip(weight + (rule.centered ? m : change), rule.extra1);
+      }
+      case Id::kMxnetFtrl: {
+        const double before = std::sqrt(v);
+        v += g * g;
+        m += g - (std::sqrt(v) - before) * weight / lr;
+        const double rest = std::max(std::abs(m) - rule.extra1, 0.);
+        const double divisor = (rule.extra2 + std::sqrt(v)) / lr + wd;
+        return (m > 0 ? -rest : rest) / divisor;
+      }
+      case Id::kMxnetFtml: {
+        v = rule.beta2 * v + (1 - rule.beta2) * g * g;
+        const double d = bias1 / lr * (std::sqrt(v / bias2) + eps);
+        m = rule.beta1 * m + (1 - rule.beta1) * g -
+            (d - rule.beta1 * x) * weight;
+        x = d;
+        return -m / d;
+      }
+      case Id::kMxnetDcasgd: {
+        const double moved = t_ == 1 ? 0 : weight - x;
+        m = rule.momentum * m -
+            lr * (g + wd * weight + rule.extra1 * g * g * moved);
+        x = weight;
+        return weight + m;
+      }
+      case Id::kMxnetTest:
+        return weight + g;
       default:
         ADD_FAILURE();
         return 0;

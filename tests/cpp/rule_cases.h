@@ -17,7 +17,8 @@ inline void PrintTo(const RuleCase& rule, std::ostream* out) {
   *out << rule.name;
 }
 
-// Every rule with every option, and hyperparameters other than the defaults.
+// Every rule that has kernels with every option, and hyperparameters other than
+// the defaults.
 inline const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = [] {
     std::vector<RuleCase> cases;
@@ -67,9 +68,55 @@ inline const std::vector<RuleCase>& rule_cases() {
     add("", "lamb", adam);
     add("_plain", "lamb", {});
     add("_maximize", "lamb", with(adam, {{"maximize", 1}}));
+    const NumbersByName decay{{"weight_decay", 0.1}};
+    const NumbersByName clip{{"weight_decay", 0.1}, {"clip_gradient", 0.3}};
+    for (const char* rule : {"mxnet_sgd", "mxnet_nag", "mxnet_dcasgd"}) {
+      add("", rule, clip);
+      add("_momentum", rule, with(decay, {{"momentum", 0.9}}));
+    }
+    add("_plain", "mxnet_sgd", {});
+    add("_maximize", "mxnet_sgd", {{"maximize", 1}});
+    add("", "mxnet_signum", with(clip, {{"wd_lh", 0.2}}));
+    add("_plain", "mxnet_signum", {});
+    add("_sign", "mxnet_signum", with(decay, {{"momentum", 0}}));
+    const NumbersByName betas{{"beta1", 0.8}, {"beta2", 0.95}};
+    add("", "mxnet_adam", with(betas, {{"epsilon", 1e-4}}));
+    add("_clip", "mxnet_adam", clip);
+    add("", "mxnet_adamax", with(clip, betas));
+    add("_plain", "mxnet_adamax", {});
+    add("", "mxnet_nadam", with(clip, {{"schedule_decay", 0.3}}));
+    add("_constant", "mxnet_nadam", with(betas, {{"schedule_decay", 0}}));
+    add("", "mxnet_adagrad", with(clip, {{"eps", 1e-2}}));
+    add("_plain", "mxnet_adagrad", {});
+    add("", "mxnet_adadelta", with(clip, {{"rho", 0.7}, {"epsilon", 1e-2}}));
+    add("", "mxnet_rmsprop", with(clip, {{"epsilon", 1e-2}}));
+    add("_limit",
+        "mxnet_rmsprop",
+        with(decay, {{"clip_weights", 0.5}, {"gamma1", 0.7}}));
+    add("_centered",
+        "mxnet_rmsprop",
+        with(clip, {{"centered", 1}, {"epsilon", 1e-1}}));
+    add("", "mxnet_ftrl", with(clip, {{"lamda1", 0.1}, {"beta", 2}}));
+    add("", "mxnet_ftml", with(clip, betas));
+    add("", "mxnet_test", decay);
     return cases;
   }();
   return all;
+}
+
+// Whether the number of steps is in the rule's formula.
+inline bool has_step_count(const RuleSpec& rule) {
+  switch (rule.id) {
+    case RuleSpec::Id::kAdam:
+    case RuleSpec::Id::kLamb:
+    case RuleSpec::Id::kMxnetAdam:
+    case RuleSpec::Id::kMxnetAdamax:
+    case RuleSpec::Id::kMxnetNadam:
+    case RuleSpec::Id::kMxnetFtml:
+      return true;
+    default:
+      return rule.lr_decay != 0;
+  }
 }
 
 // Steps of a rule with every way to scale and clip gradients.

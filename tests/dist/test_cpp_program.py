@@ -47,7 +47,7 @@ def run_python(rank, type):
     kv = torchkv.create(type)
     keys, sizes = list(SIZES), SIZES.values()
     kv.init(keys, [torch.full(size, 100.0 * rank) for size in sizes])
-    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.set_optimizer(torchkv.optim.SGD(lr=1.0))
     kv.barrier()
     for step in range(STEPS):
         kv.push(keys, [torch.full(size, float(step + rank)) for size in sizes])

@@ -42,7 +42,7 @@ def equal(values, others):
 
 def save(rank, folder):
     kv = make()
-    kv.set_optimizer("adam", learning_rate=0.01)
+    kv.set_optimizer(torchkv.optim.Adam(lr=0.01))
     for number in range(3):
         step(kv, number, rank)
     kv.save(folder)
@@ -94,7 +94,7 @@ def test_it_loads_on_one_machine(saved):
 
 def optimizer_states(rank, path):
     kv = make()
-    kv.set_optimizer("adam", learning_rate=0.01)
+    kv.set_optimizer(torchkv.optim.Adam(lr=0.01))
     step(kv, 0, rank)
     kv.save_optimizer_states(f"{path}/{rank}")
     before = kv.optimizer.state_dict()["state"]["c"]["exp_avg"].clone()
@@ -150,7 +150,7 @@ def load_over(rank, folder):
     """Into a store that has been used, and has a sharded key more; then once more."""
     kv = make()
     kv.init("other", torch.ones(200_000))
-    kv.set_optimizer("adam", learning_rate=0.5)
+    kv.set_optimizer(torchkv.optim.Adam(lr=0.5))
     optimizer = kv.optimizer
     for number in range(2):
         step(kv, number, rank)
@@ -174,7 +174,7 @@ def test_load_replaces_what_a_store_has(saved):
 def fail_to_load_over(rank, folder):
     """A damaged state, a state of other keys: nothing has changed."""
     kv = make()
-    kv.set_optimizer("adam", learning_rate=0.5)
+    kv.set_optimizer(torchkv.optim.Adam(lr=0.5))
     before = step(kv, 0, rank)
     state = torchkv.create("local")
     state.load(folder)

@@ -56,9 +56,6 @@ def call_under_a_tracer():
 
 ON_ONE_MACHINE = {
     "`KeyError` (`IndexError` in TorchScript and C++)": lambda: store_with().pull("b"),
-    "`IndexError`: row ids": lambda: store_with().row_sparse_pull(
-        "a", row_ids=torch.tensor([2])
-    ),
     "`ValueError`: key already initialized": lambda: store_with().init(
         "a", torch.ones(2)
     ),

@@ -25,7 +25,7 @@ def bytes_per_parameter(options, dtype, share=False):
     """Allocated by init and the first pushes; later ones allocate nothing."""
     store = torchkv.create("local")
     if options != "none":
-        eval(f"store.set_optimizer({options})", {"store": store})
+        eval(f"store.set_optimizer({options})", {"store": store, "torchkv": torchkv})
     value, gradient = torch.ones(SIZE, dtype=dtype), torch.ones(SIZE, dtype=dtype)
 
     def push():
@@ -86,6 +86,25 @@ def test_the_names_are_those_of_the_store_and_the_trainer():
         for part in path:
             assert hasattr(found, part), name
             found = getattr(found, part)
+
+
+OPTIMIZERS = rows_below("from_mxnet.md", "Optimizers")
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS, ids=lambda row: row["name"])
+def test_mxnet_names_make_the_classes_of_the_table(row):
+    cls = row["class of `torchkv.optim.mxnet`"].strip("`")
+    kv = torchkv.create("local")
+    kv.init("w", torch.ones(2, 3))
+    for name in re.findall(r'"(\w+)"', row["name"]):
+        kv.set_optimizer(name)
+        assert type(kv.optimizer) is getattr(torchkv.optim.mxnet, cls)
+        kv.push("w", torch.ones(2, 3))
+
+
+def test_the_table_has_all_of_mxnets_optimizers():
+    listed = [row["class of `torchkv.optim.mxnet`"].strip("`") for row in OPTIMIZERS]
+    assert sorted(listed) == sorted(cls.__name__ for cls in torchkv.optim.mxnet.ALL)
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ OPTIMIZER = [
     *((f"{option} of {number}",
        lambda s, option=option, number=number: s.kv.set_optimizer(
            "sgd", **{option: number}),
-       ValueError, rf"^SGD: expected .*{text}.*, but got {number}")
+       ValueError, rf"^mxnet.SGD: expected .*{text}.*, but got {number}")
       for option, text in (("learning_rate", "lr"), ("wd", "weight_decay"))
       for number in (-0.5, -1e-300, float("nan"), float("inf"), float("-inf"))),
     ("optimizer that is no str", lambda s: s.kv.set_optimizer(None), TypeError, None),

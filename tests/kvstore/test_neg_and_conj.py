@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+import torchkv
 from helpers import assert_same, stored
 
 REALS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -44,7 +45,7 @@ def test_a_negative_gradient(kv, given):
 
 def test_negative_states(kv):
     kv.init(3, torch.zeros(3))
-    kv.set_optimizer("sgd", learning_rate=1, momentum=0.5)
+    kv.set_optimizer(torchkv.optim.SGD(lr=1, momentum=0.5))
     kv.push(3, NUMBERS)
     state = kv.optimizer.state_dict()
     state["state"][3]["momentum_buffer"] = negative(torch.float16)

@@ -10,6 +10,7 @@ import torch
 import torchkv
 from helpers import assert_same, full, script, stored
 from torchkv import optim
+from torchkv.optim import mxnet
 
 OWN = [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.RMSprop]
 ALL = [*OWN, optim.Lion, optim.LAMB]
@@ -275,24 +276,23 @@ def test_without_an_optimizer(kv, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}, optim.SGD(
-            0.1, 0.9, weight_decay=1e-4)),
-        ("sgd", {"lr": 0.1, "rescale_grad": 1 / 64, "clip_gradient": 2}, optim.SGD(
-            0.1, rescale_grad=1 / 64, clip_value=2)),
-        ("sgd", {"clip_gradient": -1, "lazy_update": False}, optim.SGD(0.01)),
-        ("nag", {}, optim.SGD(0.01, 0.9, nesterov=True)),
-        ("RMSProp", {}, optim.RMSprop(1e-3, 0.9)),
-        ("adam", {"beta1": 0.8, "epsilon": 1e-6}, optim.Adam(
-            betas=(0.8, 0.999), eps=1e-6)),
-        ("adam", {"betas": (0.8, 0.9)}, optim.Adam(betas=(0.8, 0.9))),
+        ("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}, mxnet.SGD(
+            0.9, learning_rate=0.1, wd=1e-4)),
+        ("sgd", {"lr": 0.1, "rescale_grad": 1 / 64, "clip_gradient": 2}, mxnet.SGD(
+            learning_rate=0.1, rescale_grad=1 / 64, clip_gradient=2)),
+        ("sgd", {"clip_gradient": -1, "lazy_update": False}, mxnet.SGD()),
+        ("nag", {}, mxnet.NAG(learning_rate=0.01)),
+        ("RMSProp", {}, mxnet.RMSProp(1e-3, 0.9)),
+        ("adam", {"beta1": 0.8, "eps": 1e-6}, mxnet.Adam(beta1=0.8, epsilon=1e-6)),
+        ("adam", {"betas": (0.8, 0.9)}, mxnet.Adam(beta1=0.8, beta2=0.9)),
         ("adamw", {"wd": 0.1, "beta2": 0.9}, optim.AdamW(
             betas=(0.9, 0.9), weight_decay=0.1)),
-        ("adagrad", {"learning_rate": 0.5}, optim.Adagrad(0.5)),
-        ("rmsprop", {"gamma1": 0.8, "gamma2": 0.7, "centered": True}, optim.RMSprop(
-            1e-3, 0.8, momentum=0.7, centered=True)),
+        ("adagrad", {"eps": 0.5}, mxnet.AdaGrad(0.5)),
+        ("rmsprop", {"gamma1": 0.8, "gamma2": 0.7, "centered": True}, mxnet.RMSProp(
+            gamma1=0.8, gamma2=0.7, centered=True)),
         ("lion", {"wd": 0.1, "beta1": 0.5}, optim.Lion(
             betas=(0.5, 0.99), weight_decay=0.1)),
-        ("lamb", {"max_norm": 1.0}, optim.LAMB(max_norm=1.0)),
+        ("lamb", {"max_norm": 1.0}, mxnet.LAMB(max_norm=1.0)),
     ],
 )  # fmt: skip
 def test_by_name(kv, name, options, expected):
@@ -368,5 +368,5 @@ def test_a_misspelled_option(name, text):
 
 
 def test_a_clip_gradient_that_is_not_a_number(kv):
-    with pytest.raises(TypeError, match="expected a number as clip_value"):
+    with pytest.raises(TypeError, match="expected a number as clip_gradient"):
         kv.set_optimizer("sgd", clip_gradient="x")

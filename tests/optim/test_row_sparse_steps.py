@@ -43,6 +43,10 @@ OPTIMIZERS = {
     "Adagrad": lambda: optim.Adagrad(lr=0.1, lr_decay=0.1, initial_accumulator_value=1),
     "RMSprop": lambda: optim.RMSprop(lr=0.1, centered=True, momentum=0.9),
     "Lion": lambda: optim.Lion(lr=0.1),
+    "mxnet.SGD": lambda: optim.mxnet.SGD(momentum=0.9, wd=0.1),
+    "mxnet.AdaGrad": lambda: optim.mxnet.AdaGrad(wd=0.1, clip_gradient=2),
+    "mxnet.RMSProp": lambda: optim.mxnet.RMSProp(centered=True),
+    "mxnet.Ftrl": lambda: optim.mxnet.Ftrl(),
 }
 
 
@@ -134,10 +138,21 @@ def test_a_push_without_rows_is_a_step(kv):
     assert optimizer_state(kv)["step"] == 1
 
 
-def test_lamb_gets_the_dense_sum(kv):
+NEED_ALL_ROWS = [
+    optim.LAMB,
+    optim.mxnet.DCASGD,
+    optim.mxnet.GroupAdaGrad,
+    optim.mxnet.LAMB,
+    optim.mxnet.LARS,
+    optim.mxnet.LBSGD,
+]
+
+
+@pytest.mark.parametrize("make", NEED_ALL_ROWS, ids=str)
+def test_rules_that_need_all_rows_get_the_dense_sum(kv, make):
     shape = (8, 5)
     kv.init([3, 5], [numbers(shape)] * 2)
-    kv.set_optimizer(optim.LAMB(lr=0.1))
+    kv.set_optimizer(make())
     for _ in range(2):
         values = [some_rows(shape, 3) for _ in range(2)]
         kv.push([3, 5], [values, model_sum(values, shape, torch.float32)[0]])

@@ -251,9 +251,9 @@ def test_another_optimizer_and_none():
 
 def test_adam_and_adamw_are_distinguished():
     with torchkv.create() as adam, torchkv.create() as adamw:
-        for store, name in [(adam, "adam"), (adamw, "adamw")]:
+        for store, cls in [(adam, torchkv.optim.Adam), (adamw, torchkv.optim.AdamW)]:
             store.init(3, full(1))
-            store.set_optimizer(name)
+            store.set_optimizer(cls())
         refuses(adamw, adam.state_dict(), "'adamw'.*'adam'")
         refuses(adam, adamw.state_dict(), "'adam'.*'adamw'")
         adamw.load_state_dict(adamw.state_dict())

@@ -242,5 +242,5 @@ def test_what_torch_lacks_is_refused():
     with pytest.raises(TypeError, match="expected a built-in optimizer.*SGD"):
         trainer.optimizer.torch_state_dict()
     state = Theirs("SGD", lr=0.1).optimizer.state_dict()
-    with pytest.raises(ValueError, match="which built-in optimizers load"):
+    with pytest.raises(ValueError, match="built-in optimizers with its formulas"):
         trainer.optimizer.load_state_dict(state)

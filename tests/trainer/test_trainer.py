@@ -40,7 +40,7 @@ FORMS = [
         id="sgd",
     ),
     pytest.param(
-        "adam", {"learning_rate": 0.01}, torch.optim.Adam, {"lr": 0.01}, id="adam"
+        torchkv.optim.Adam, {"lr": 0.01}, torch.optim.Adam, {"lr": 0.01}, id="adam"
     ),
     pytest.param(
         torchkv.optim.AdamW,

@@ -139,7 +139,7 @@ def test_what_does_not_fit_changes_nothing():
         ),
         (
             make_trainer(make_model(), "sgd").state_dict(),
-            "the optimizer 'adamw', as the store has, but got one of .* 'sgd'",
+            "the optimizer 'adamw', as the store has, but got one of .* 'mxnet_sgd'",
         ),
         (make_trainer(nn.Linear(2, 2)).state_dict(), "but got a state with 4 missing"),
         ({}, "missing 'format' in the state"),

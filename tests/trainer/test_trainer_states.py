@@ -45,7 +45,7 @@ def test_learning_rate():
 def test_schedulers(make, on_store):
     model, plain_model = make_model(), make_model()
     trainer = torchkv.Trainer(
-        model, "adam", {"learning_rate": 0.1}, update_on_kvstore=on_store
+        model, torchkv.optim.Adam, {"lr": 0.1}, update_on_kvstore=on_store
     )
     plain = torch.optim.Adam(plain_model.parameters(), lr=0.1)
     schedule, plain_schedule = make(trainer.optimizer), make(plain)

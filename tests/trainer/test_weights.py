@@ -12,7 +12,7 @@ from torchkv.trainer import weights as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OPTIMIZERS = [("sgd", "learning_rate"), (torch.optim.SGD, "lr")]
+OPTIMIZERS = [(torchkv.optim.SGD, "lr"), (torch.optim.SGD, "lr")]
 
 
 def make(optimizer, word, dtype=torch.float32, **options):
@@ -118,7 +118,7 @@ def test_another_shape_is_refused_before_anything_changes(optimizer, word, dtype
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_writing_the_same_weight_keeps_the_bits_of_its_master(dtype):
-    parameters, trainer = make("sgd", "learning_rate", dtype)
+    parameters, trainer = make(torchkv.optim.SGD, "lr", dtype)
     trainer.set_learning_rate(0.0123)
     step(parameters, trainer, 1.7)
     masters = [trainer.optimizer.state_dict()["state"][i]["master"] for i in (0, 1)]

@@ -19,12 +19,13 @@ from torchkv.optim.groups import (
     check_known,
     expect,
 )
+from torchkv.optim.mxnet_interface import MXNetInterface
 from torchkv.optim.saved import check_parts, settings_of, states_of
 from torchkv.optim.torch_interface import TorchInterface
 from torchkv.optim.torch_states import from_torch, is_torch_state
 
 
-class StoreOptimizer(TorchInterface):
+class StoreOptimizer(TorchInterface, MXNetInterface):
     """Base class of all optimizers that run on a store.
 
     Set one with :meth:`torchkv.KVStore.set_optimizer`; from then on each push is a

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, get_type_hints
 
 import torch
 
+from torchkv.optim import mxnet
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
 from torchkv.optim.groups import near
-from torchkv.optim.options import GradientOptions
-from torchkv.optim.rules import LAMB, SGD, Adagrad, Adam, AdamW, Lion, RMSprop
+from torchkv.optim.mxnet_base import MXNetOptions
+from torchkv.optim.options import GradientOptions, numbers_of
+from torchkv.optim.rules import AdamW, Lion
 
-# Name: class, MXNet's defaults where they differ from torch's, its own options.
-_Entry: TypeAlias = tuple[Callable[..., StoreOptimizer], dict[str, Any], dict[str, str]]
-_BY_NAME: dict[str, _Entry] = {
-    "sgd": (SGD, {"lr": 0.01}, {}),
-    "nag": (SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {}),
-    "adam": (Adam, {}, {"epsilon": "eps"}),
-    "adamw": (AdamW, {"weight_decay": 0.0}, {"epsilon": "eps"}),
-    "adagrad": (Adagrad, {}, {"epsilon": "eps"}),
-    "rmsprop": (
-        RMSprop,
-        {"lr": 1e-3, "alpha": 0.9},
-        {"epsilon": "eps", "gamma1": "alpha", "gamma2": "momentum"},
-    ),
-    "lion": (Lion, {}, {}),
-    "lamb": (LAMB, {}, {"epsilon": "eps"}),
+# Those that MXNet does not have, with torch's words and formulas: name, class, and
+# options that are not torch's.
+_OTHERS: dict[str, tuple[Callable[..., StoreOptimizer], dict[str, Any]]] = {
+    "adamw": (AdamW, {"weight_decay": 0.0}),
+    "lion": (Lion, {}),
+}
+_BY_NAME: dict[str, Callable[..., StoreOptimizer]] = {
+    **{cls.__name__.lower(): cls for cls in mxnet.ALL},
+    "ccsgd": mxnet.SGD,
+    **{name: cls for name, (cls, _) in _OTHERS.items()},
 }
 
-_COMMON = {
+# Other words for the arguments of a constructor.
+_ALIASES = {
     "learning_rate": "lr",
     "wd": "weight_decay",
     "clip_gradient": "clip_value",
+    "epsilon": "eps",
 }
+_MXNET_ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
 
 # Always the case: a dense gradient updates all rows, and fp16 and bf16 have an fp32
 # master.
@@ -58,14 +58,23 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
             f"{op}: unknown optimizer {given_name!r}; expected one of {valid}"
             f"{near(name, _BY_NAME)}"
         )
-    cls, defaults, aliases = _BY_NAME[name]
-    aliases = {**_COMMON, **aliases}
+    cls = _BY_NAME[name]
     signature = inspect.signature(cls).parameters
-    known = {*signature, *GradientOptions.__annotations__} - {"gradient"}
+    is_mxnet = name not in _OTHERS
+    common = MXNetOptions if is_mxnet else GradientOptions
+    known = {*signature, *get_type_hints(common)} - {"gradient", "options"}
+    # An alias is not used where it is the name of an argument, as AdaGrad's eps.
+    aliases = {
+        alias: target
+        for alias, target in (_MXNET_ALIASES if is_mxnet else _ALIASES).items()
+        if target in known and alias not in known
+    }
     if "betas" in known:
         known |= {"beta1", "beta2"}
+    elif "beta1" in known and "beta2" in known:
+        known |= {"betas"}
     names = [*aliases, *known]
-    arguments = dict(defaults)
+    arguments = {} if is_mxnet else dict(_OTHERS[name][1])
     given: dict[str, str] = {}
     for option, value in options.items():
         target = aliases.get(option, option)
@@ -81,16 +90,20 @@ def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:
                 f"{op}: expected {given[target]!r} or {option!r}, which are the same "
                 "option, but got both"
             )
-        if option == "clip_gradient" and isinstance(value, float | int) and value < 0:
+        if option == "clip_gradient" and isinstance(value, float | int) and value <= 0:
             value = None  # as in MXNet
         given[target] = option
         arguments[target] = value
-    if {"beta1", "beta2"} & given.keys():
-        if "betas" in given:
-            raise ValueError(f"{op}: expected 'betas' or 'beta1' and 'beta2', not both")
+    if "betas" in given and {"beta1", "beta2"} & given.keys():
+        raise ValueError(f"{op}: expected 'betas' or 'beta1' and 'beta2', not both")
+    if "betas" in signature and {"beta1", "beta2"} & given.keys():
         first, second = signature["betas"].default
         betas = arguments.pop("beta1", first), arguments.pop("beta2", second)
         arguments["betas"] = betas
+    elif "betas" in given and "betas" not in signature:
+        betas = arguments.pop("betas")
+        numbers = numbers_of(op, {"betas": betas})
+        arguments.update(numbers)
     return cls(**arguments)
 
 

@@ -44,11 +44,32 @@ GRADIENT_DEFAULTS: dict[str, Any] = {
 # Options that are bools, with the names that C++ has for them.
 _SWITCHES = {
     name: name
-    for name in ("nesterov", "maximize", "amsgrad", "centered", "skip_nonfinite")
+    for name in (
+        "nesterov",
+        "maximize",
+        "amsgrad",
+        "centered",
+        "skip_nonfinite",
+        "bias_correction",
+        "momentum_correction",
+    )
 }
 _SWITCHES["decoupled_weight_decay"] = "decoupled"
 
-_OPTIONAL = ("clip_value", "max_norm")  # None is 0 in C++
+# None is 0 in C++.
+_OPTIONAL = (
+    "clip_value",
+    "max_norm",
+    "clip_gradient",
+    "clip_weights",
+    "lower_bound",
+    "upper_bound",
+)
+
+# Names that are the numbers of a C++ enum.
+_CHOICES = {"warmup_strategy": ("linear", "power2", "sqrt", "lars")}
+
+_COUNTS = ("accumulate", "batch_scale", "begin_update", "warmup_updates")
 
 
 def with_defaults(
@@ -85,6 +106,13 @@ def numbers_of(op: str, options: Mapping[str, Any]) -> dict[str, float]:
             result[_SWITCHES[name]] = value
         elif value is None and name in _OPTIONAL:
             result[name] = 0.0
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(
+                    f"{op}: expected one of {', '.join(map(repr, _CHOICES[name]))} as "
+                    f"{name}, but got {value!r}"
+                )
+            result[name] = _CHOICES[name].index(value)
         else:
             result[name] = as_number(op, name, value)
             if name in _OPTIONAL and result[name] <= 0:
@@ -105,8 +133,10 @@ def options_of(names: Iterable[str], numbers: Mapping[str, float]) -> dict[str, 
             result[name] = bool(numbers[_SWITCHES[name]])
         elif name in _OPTIONAL:
             result[name] = numbers[name] or None
+        elif name in _CHOICES:
+            result[name] = _CHOICES[name][int(numbers[name])]
         else:
             number = numbers[name]
-            is_count = name == "accumulate" and number.is_integer()
+            is_count = name in _COUNTS and number.is_integer()
             result[name] = int(number) if is_count else number
     return result

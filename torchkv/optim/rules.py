@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from torchkv import _C
+from torchkv.optim import mxnet
 from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.options import GradientOptions, options_of
 
@@ -205,6 +206,7 @@ class LAMB(BuiltIn):
 _CLASSES: dict[str, Callable[[], BuiltIn]] = {
     "adamw": AdamW,
     **{cls._rule: cls for cls in (SGD, Adam, Adagrad, RMSprop, Lion, LAMB)},
+    **{cls._rule: cls for cls in mxnet.ALL},
 }
 
 

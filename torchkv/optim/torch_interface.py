@@ -65,7 +65,7 @@ class TorchInterface(torch.optim.Optimizer):
         implementations, such as ``fused``, are left out.
 
         Raises:
-            TypeError: the optimizer is a class of torch.optim.
+            TypeError: the optimizer is a class of torch.optim, or has MXNet's formula.
             ValueError: what torch.optim does not have: multipliers of keys, or
                 accumulated gradients that wait for a step.
         """

@@ -27,6 +27,10 @@ def is_torch_state(state_dict: Mapping[str, Any]) -> bool:
     return state_dict.keys() == {"state", "param_groups"}  # a store's has more
 
 
+def _is_mxnet(optimizer: StoreOptimizer) -> bool:
+    return optimizer._name().startswith("mxnet.")
+
+
 def from_torch(
     op: str,
     optimizer: StoreOptimizer,
@@ -42,10 +46,10 @@ def from_torch(
         present: the store's keys, in order.
     """
     own = optimizer._parts()
-    if "gradient" not in own:
+    if "gradient" not in own or _is_mxnet(optimizer):
         raise ValueError(
             f"{op}: expected the state_dict() of a store's optimizer, but got "
-            "torch.optim's, which built-in optimizers load"
+            "torch.optim's, which built-in optimizers with its formulas load"
         )
     theirs, state = state_dict["param_groups"], state_dict["state"]
     expect(op, theirs, list | tuple, "a list as 'param_groups'")
@@ -126,6 +130,11 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
         raise TypeError(
             f"{op}: expected a built-in optimizer, but got the class "
             f"{own['optimizer']} of torch.optim"
+        )
+    if _is_mxnet(optimizer):
+        raise TypeError(
+            f"{op}: expected an optimizer with torch.optim's formula, but got "
+            f"{own['optimizer']}"
         )
     for name in ("lr_mult", "wd_mult"):
         if own[name]:

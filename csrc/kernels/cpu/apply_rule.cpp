@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../../core/errors.h"
+#include "../mxnet_rules.h"
 #include "clones.h"
 
 namespace torchkv::kernels::cpu {
@@ -128,6 +129,122 @@ void rmsprop_each(
   }
 }
 
+template <typename T, typename Update>
+void mxnet_each(
+    const RuleSpec& rule,
+    const RuleNumbers<T>& n,
+    const std::array<T*, kMaxStates>& s,
+    Update update) {
+  const bool has_momentum = s[0] != nullptr;
+  switch (rule.id) {
+    case RuleSpec::Id::kMxnetNag:
+      if (has_momentum) {
+        update(
+            [n](T w, T g, T& m) { return mxnet_nag_momentum(w, g, m, n); },
+            s[0]);
+        break;
+      }
+      [[fallthrough]];
+    case RuleSpec::Id::kMxnetSgd:
+      if (has_momentum) {
+        update(
+            [n](T w, T g, T& m) { return mxnet_sgd_momentum(w, g, m, n); },
+            s[0]);
+      } else {
+        update([n](T w, T g) { return mxnet_sgd(w, g, n); });
+      }
+      break;
+    case RuleSpec::Id::kMxnetSignum:
+      if (has_momentum) {
+        update([n](T w, T g, T& m) { return mxnet_signum(w, g, m, n); }, s[0]);
+      } else {
+        update([n](T w, T g) { return mxnet_signsgd(w, g, n); });
+      }
+      break;
+    case RuleSpec::Id::kMxnetAdam:
+      update(
+          [n](T w, T g, T& m, T& v) { return mxnet_adam(w, g, m, v, n); },
+          s[0],
+          s[1]);
+      break;
+    case RuleSpec::Id::kMxnetAdamax:
+      update(
+          [n](T w, T g, T& m, T& u) { return mxnet_adamax(w, g, m, u, n); },
+          s[0],
+          s[1]);
+      break;
+    case RuleSpec::Id::kMxnetNadam:
+      update(
+          [n](T w, T g, T& m, T& v) { return mxnet_nadam(w, g, m, v, n); },
+          s[0],
+          s[1]);
+      break;
+    case RuleSpec::Id::kMxnetAdagrad:
+      update(
+          [n](T w, T g, T& sum) { return mxnet_adagrad(w, g, sum, n); }, s[0]);
+      break;
+    case RuleSpec::Id::kMxnetAdadelta:
+      update(
+          [n](T w, T g, T& sq, T& d) { return mxnet_adadelta(w, g, sq, d, n); },
+          s[0],
+          s[1]);
+      break;
+    case RuleSpec::Id::kMxnetRmsprop:
+      if (rule.centered) {
+        update(
+            [n](T w, T g, T& sq, T& mean, T& d) {
+              return mxnet_rmsprop<true>(w, g, sq, mean, d, n);
+            },
+            s[0],
+            s[1],
+            s[2]);
+      } else {
+        update(
+            [n](T w, T g, T& sq) {
+              return mxnet_rmsprop<false>(w, g, sq, sq, sq, n);
+            },
+            s[0]);
+      }
+      break;
+    case RuleSpec::Id::kMxnetFtrl:
+      update(
+          [n](T w, T g, T& z, T& sq) { return mxnet_ftrl(w, g, z, sq, n); },
+          s[0],
+          s[1]);
+      break;
+    case RuleSpec::Id::kMxnetFtml:
+      update(
+          [n](T w, T g, T& d, T& v, T& z) {
+            return mxnet_ftml(w, g, d, v, z, n);
+          },
+          s[0],
+          s[1],
+          s[2]);
+      break;
+    case RuleSpec::Id::kMxnetDcasgd:
+      if (s[1] != nullptr) {
+        update(
+            [n](T w, T g, T& previous, T& m) {
+              return mxnet_dcasgd<true>(w, g, previous, m, n);
+            },
+            s[0],
+            s[1]);
+      } else {
+        update(
+            [n](T w, T g, T& previous) {
+              return mxnet_dcasgd<false>(w, g, previous, previous, n);
+            },
+            s[0]);
+      }
+      break;
+    case RuleSpec::Id::kMxnetTest:
+      update([](T w, T g) { return w + g; });
+      break;
+    default:
+      TORCHKV_INTERNAL_ASSERT(false);
+  }
+}
+
 } // namespace
 
 template <typename T>
@@ -187,6 +304,9 @@ void apply_rule(
       break;
     case RuleSpec::Id::kAssign:
       TORCHKV_INTERNAL_ASSERT(false);
+      break;
+    default:
+      mxnet_each(rule, n, states, update);
   }
 }
 

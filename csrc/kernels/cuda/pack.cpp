@@ -148,7 +148,7 @@ bool has_room(const Variant& variant, const SumJob& job) {
 
 bool Launches::supports(const SumJob& job) {
   const Variant variant = variant_of(job);
-  return job.step->rule.id != RuleSpec::Id::kLamb &&
+  return is_elementwise(job.step->rule) &&
       (is_copy(job) || is_built(variant)) &&
       (!job.first_is_sum || is_half(job.value)) && has_room(variant, job);
 }

@@ -19,7 +19,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 4;
+constexpr uint32_t kAbi = 5;
 
 constexpr uint32_t kThreads = 256; // of a block
 

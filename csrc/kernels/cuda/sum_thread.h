@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "params.h"
+#include "rule_thread.h"
 #include "types.h"
 
 // Sums, rules and norms: the code of one thread of one block, compiled
@@ -49,50 +50,6 @@ struct Sum {
       : kLoads > 2                                               ? 4
                                                                  : 8;
 };
-
-// The gradient as the rule sees it before last_scale.
-template <typename T>
-TORCHKV_HOST_DEVICE inline T clipped(const Step<T>& step, T g) {
-  g = g * step.scale;
-  g = g > step.limit ? step.limit : g; // propagates NaN
-  return g < -step.limit ? -step.limit : g;
-}
-
-template <typename T>
-TORCHKV_HOST_DEVICE inline T update(
-    const Step<T>& step,
-    Rule rule,
-    T w,
-    T g,
-    const bool* has,
-    T* s) {
-  g = clipped(step, g) * step.last_scale;
-  const RuleNumbers<T>& n = step.numbers;
-  if (rule == Rule::kSgd) {
-    return has[0] ? sgd_momentum(w, g, s[0], n) : sgd(w, g, n);
-  }
-  if (rule == Rule::kAdam) {
-    if (step.decoupled) {
-      return has[2] ? adam<true, true>(w, g, s[0], s[1], s[2], n)
-                    : adam<true, false>(w, g, s[0], s[1], s[1], n);
-    }
-    return has[2] ? adam<false, true>(w, g, s[0], s[1], s[2], n)
-                  : adam<false, false>(w, g, s[0], s[1], s[1], n);
-  }
-  switch (step.id) {
-    case RuleSpec::Id::kAdagrad:
-      return adagrad(w, g, s[0], n);
-    case RuleSpec::Id::kLion:
-      return lion(w, g, s[0], n);
-    default:
-      if (has[1]) {
-        return has[2] ? rmsprop<true, true>(w, g, s[0], s[1], s[2], n)
-                      : rmsprop<true, false>(w, g, s[0], s[1], s[0], n);
-      }
-      return has[2] ? rmsprop<false, true>(w, g, s[0], s[0], s[2], n)
-                    : rmsprop<false, false>(w, g, s[0], s[0], s[0], n);
-  }
-}
 
 // One pack of a key: load() issues the loads, so that several packs are in
 // flight together; finish() adds, applies the rule and stores.

@@ -46,7 +46,46 @@ const std::map<std::string, std::vector<std::string>>& options_by_rule() {
       {"adagrad", {"eps", "lr_decay", "initial_accumulator_value"}},
       {"rmsprop", {"alpha", "eps", "momentum", "centered"}},
       {"lion", {"beta1", "beta2"}},
-      {"lamb", {"beta1", "beta2", "eps"}}};
+      {"lamb", {"beta1", "beta2", "eps"}},
+      {"mxnet_sgd", {"momentum", "clip_gradient"}},
+      {"mxnet_nag", {"momentum", "clip_gradient"}},
+      {"mxnet_signum", {"momentum", "wd_lh", "clip_gradient"}},
+      {"mxnet_adam", {"beta1", "beta2", "epsilon", "clip_gradient"}},
+      {"mxnet_adamax", {"beta1", "beta2", "clip_gradient"}},
+      {"mxnet_nadam",
+       {"beta1", "beta2", "epsilon", "schedule_decay", "clip_gradient"}},
+      {"mxnet_adagrad", {"eps", "clip_gradient"}},
+      {"mxnet_adadelta", {"rho", "epsilon", "clip_gradient"}},
+      {"mxnet_rmsprop",
+       {"gamma1",
+        "gamma2",
+        "epsilon",
+        "centered",
+        "clip_weights",
+        "clip_gradient"}},
+      {"mxnet_ftrl", {"lamda1", "beta", "clip_gradient"}},
+      {"mxnet_ftml", {"beta1", "beta2", "epsilon", "clip_gradient"}},
+      {"mxnet_dcasgd", {"momentum", "lamda", "clip_gradient"}},
+      {"mxnet_test", {"clip_gradient"}},
+      {"mxnet_lamb",
+       {"beta1",
+        "beta2",
+        "epsilon",
+        "lower_bound",
+        "upper_bound",
+        "bias_correction",
+        "clip_gradient"}},
+      {"mxnet_lars",
+       {"momentum", "eta", "eps", "momentum_correction", "clip_gradient"}},
+      {"mxnet_lbsgd",
+       {"momentum",
+        "warmup_strategy",
+        "warmup_updates",
+        "begin_update",
+        "batch_scale",
+        "clip_gradient"}},
+      {"mxnet_sgld", {"clip_gradient"}},
+      {"mxnet_groupadagrad", {"eps", "clip_gradient"}}};
   return options;
 }
 
@@ -146,6 +185,35 @@ TEST(RuleTest, DefaultsAreThoseOfTorchOptim) {
       "lamb", {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-6}});
 }
 
+// Names that share a member of RuleSpec keep their own numbers.
+TEST(RuleTest, EachNumberOfARuleIsItsOwn) {
+  for (const auto& [rule, own] : options_by_rule()) {
+    NumbersByName numbers = numbers_of(make_rule("test", rule, {}));
+    double value = 1;
+    for (auto& [name, number] : numbers) {
+      // Switches stay as they are, and others differ.
+      const bool is_beta = name == "beta1" || name == "beta2";
+      const bool is_plain = name == "nesterov" || name == "dampening" ||
+          name == "decoupled" || name == "weight_decay" || name == "maximize" ||
+          name == "amsgrad" || name == "centered" ||
+          name.find("correction") != std::string::npos;
+      if (!is_plain) {
+        number = (value += 1) / (is_beta ? 100 : 1);
+      }
+    }
+    EXPECT_EQ(numbers_of(make_rule("test", rule, numbers)), numbers) << rule;
+  }
+}
+
+TEST(RuleTest, GroupAdagradHasNoDecayAndLbsgdSumsAtLeastOnePush) {
+  EXPECT_TRUE(
+      has(refusal("mxnet_groupadagrad", {{"weight_decay", 0.1}}),
+          "expected no weight_decay"));
+  EXPECT_TRUE(
+      has(refusal("mxnet_lbsgd", {{"batch_scale", 0.5}}),
+          "a batch_scale of at least 1"));
+}
+
 TEST(RuleTest, StatesByName) {
   const auto names = [](const char* rule, const NumbersByName& numbers) {
     std::vector<std::string> result;
@@ -172,6 +240,24 @@ TEST(RuleTest, StatesByName) {
       (Names{"square_avg", "-", "momentum_buffer"}));
   EXPECT_EQ(names("lion", {}), (Names{"exp_avg", "-", "-"}));
   EXPECT_EQ(names("lamb", {}), (Names{"exp_avg", "exp_avg_sq", "-"}));
+  for (const char* rule :
+       {"mxnet_sgd",
+        "mxnet_nag",
+        "mxnet_signum",
+        "mxnet_lars",
+        "mxnet_lbsgd"}) {
+    EXPECT_EQ(names(rule, {{"momentum", 0}}), (Names{"-", "-", "-"})) << rule;
+    EXPECT_EQ(names(rule, {{"momentum", 0.5}}), (Names{"mom", "-", "-"}))
+        << rule;
+  }
+  EXPECT_EQ(names("mxnet_dcasgd", {}), (Names{"previous_weight", "-", "-"}));
+  EXPECT_EQ(
+      names("mxnet_dcasgd", {{"momentum", 0.5}}),
+      (Names{"previous_weight", "mom", "-"}));
+  EXPECT_EQ(names("mxnet_rmsprop", {}), (Names{"n", "-", "-"}));
+  EXPECT_EQ(
+      names("mxnet_rmsprop", {{"centered", 1}}), (Names{"n", "g", "delta"}));
+  EXPECT_EQ(names("mxnet_ftml", {}), (Names{"d", "v", "z"}));
 }
 
 TEST(RuleTest, UnknownNamesAreErrorsThatListTheKnownOnes) {

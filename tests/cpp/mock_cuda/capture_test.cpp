@@ -180,9 +180,7 @@ class CaptureRuleTest : public mock_cuda::DevicesTest,
   // A graph repeats the captured step, so the other store must use the same
   // count if it is in the formula.
   void set_count(int64_t count) const {
-    const bool is_in_formula = rule().id == RuleSpec::Id::kAdam ||
-        rule().id == RuleSpec::Id::kLamb || rule().lr_decay != 0;
-    if (is_in_formula) {
+    if (testing::has_step_count(rule())) {
       auto states = pair.eager_store().optimizer_states(all_keys());
       for (auto& state : states) {
         state.step = count;

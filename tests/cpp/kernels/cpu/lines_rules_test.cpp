@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "kernels/cpu/lamb.h"
 #include "kernels/cpu/lines.h"
 #include "lines_levels.h"
+#include "plain_rules.h"
 #include "rule_cases.h"
 
 namespace torchkv {
@@ -23,58 +25,13 @@ using kernels::RuleNumbers;
 using kernels::cpu::LambLine;
 using testing::levels;
 using testing::LineCall;
+using testing::plain_rule;
 using testing::RuleCase;
 using testing::steps_of;
 
 // Around the vector size and the block size of 256 elements.
 constexpr int64_t kRuleLengths[] = {0, 1, 7, 17, 255, 256, 257, 1001};
 constexpr int64_t kMaxRuleLength = 1001;
-
-// The new value of one number. For LAMB, updates only the state.
-template <typename T>
-T plain_rule(
-    const RuleSpec& rule,
-    const RuleNumbers<T>& n,
-    T w,
-    T g,
-    T* const* s,
-    int64_t i) {
-  using namespace kernels; // NOLINT: the formulas
-  T none = 0;
-  const auto at = [&](size_t k) -> T& {
-    return s[k] == nullptr ? none : s[k][i];
-  };
-  switch (rule.id) {
-    case RuleSpec::Id::kSgd:
-      return rule.momentum == 0 ? sgd(w, g, n) : sgd_momentum(w, g, at(0), n);
-    case RuleSpec::Id::kAdam:
-      if (rule.decoupled) {
-        return rule.amsgrad ? adam<true, true>(w, g, at(0), at(1), at(2), n)
-                            : adam<true, false>(w, g, at(0), at(1), at(2), n);
-      }
-      return rule.amsgrad ? adam<false, true>(w, g, at(0), at(1), at(2), n)
-                          : adam<false, false>(w, g, at(0), at(1), at(2), n);
-    case RuleSpec::Id::kAdagrad:
-      return adagrad(w, g, at(0), n);
-    case RuleSpec::Id::kRmsprop:
-      if (rule.centered) {
-        return rule.momentum > 0
-            ? rmsprop<true, true>(w, g, at(0), at(1), at(2), n)
-            : rmsprop<true, false>(w, g, at(0), at(1), at(2), n);
-      }
-      return rule.momentum > 0
-          ? rmsprop<false, true>(w, g, at(0), at(1), at(2), n)
-          : rmsprop<false, false>(w, g, at(0), at(1), at(2), n);
-    case RuleSpec::Id::kLion:
-      return lion(w, g, at(0), n);
-    case RuleSpec::Id::kLamb:
-      lamb_state(g, at(0), at(1), n);
-      return w;
-    default:
-      ADD_FAILURE();
-      return w;
-  }
-}
 
 // The numbers of a line at some offset in its memory.
 template <typename T>
@@ -142,9 +99,17 @@ struct RuleLine {
       if (names[k] != nullptr) {
         states[k] = Numbers<real_t>(length, (offset + 3 * k) % 32 * unit);
         // Averages of squares must not be negative.
-        const bool is_average = std::string(names[k]) == "exp_avg" ||
-            std::string(names[k]) == "momentum_buffer" ||
-            std::string(names[k]) == "grad_avg";
+        const std::set<std::string> not_squares{
+            "exp_avg",
+            "momentum_buffer",
+            "grad_avg",
+            "mom",
+            "mean",
+            "delta",
+            "g",
+            "z",
+            "previous_weight"};
+        const bool is_average = not_squares.count(names[k]) != 0;
         fill(random, states[k], /*positive=*/!is_average);
       }
     }
