@@ -1,0 +1,194 @@
+"""MXNet's options and attributes of optimizers, and where their rules run."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import torchkv
+from helpers import assert_same, bits, full, script, stored
+from mxnet_cases import rate, start
+from mxnet_formulas import Formula
+from torchkv.optim import mxnet
+
+NAMES = {0: "fc_weight", 1: "fc_bias", 2: "bn_gamma", 3: "bn_beta"}
+
+
+def steps(kv):
+    """How much the weights of all keys change in a step with gradients of 1."""
+    before = {key: stored(kv, key) for key in kv.keys()}
+    kv.push(list(kv.keys()), [torch.ones_like(value) for value in before.values()])
+    return {key: (before[key] - stored(kv, key))[0, 0].item() for key in kv.keys()}
+
+
+def with_four_keys(kv, optimizer, **options):
+    kv.init([0, 1, 2, 3], [full(1)] * 4)
+    kv.set_optimizer(optimizer, **options)
+    return kv
+
+
+def test_learning_rate_and_weight_decay(kv):
+    kv.set_optimizer("sgd", learning_rate=0.5, wd=0.25)
+    assert kv.optimizer.learning_rate == kv.optimizer.lr == 0.5
+    assert kv.optimizer.wd == 0.25
+    kv.optimizer.set_learning_rate(0.125)
+    kv.optimizer.wd = 0.5
+    kv.init(3, full(1))
+    kv.push(3, full(1))
+    assert_same(stored(kv, 3), full(1 - 0.125 * 1.5))
+    with pytest.raises(ValueError, match="lr"):
+        kv.optimizer.set_learning_rate(-1)
+    assert kv.optimizer.learning_rate == 0.125
+
+
+def test_set_learning_rate_keeps_what_groups_have_of_their_own(kv):
+    with_four_keys(kv, "sgd", learning_rate=0.5)
+    kv.set_param_groups([{"keys": [1]}, {"keys": [2], "lr": 0.25}])
+    kv.optimizer.set_learning_rate(1.0)
+    assert [group["lr"] for group in kv.optimizer.param_groups] == [1.0, 1.0, 0.25]
+
+
+def test_a_learning_rate_of_none_is_the_default(kv):
+    kv.set_optimizer("adam", learning_rate=None)
+    assert kv.optimizer.learning_rate == 0.001
+    kv.set_optimizer("sgd", learning_rate=None)
+    assert kv.optimizer.learning_rate == 0.01
+
+
+def test_only_weights_and_gammas_of_named_keys_decay(kv):
+    with_four_keys(kv, "sgd", learning_rate=0.5, wd=0.5, param_idx2name=NAMES)
+    assert steps(kv) == {0: 0.75, 1: 0.5, 2: 0.75, 3: 0.5}
+
+
+def test_multipliers_by_name_and_by_key(kv):
+    with_four_keys(kv, "sgd", learning_rate=0.5, param_idx2name=NAMES)
+    kv.optimizer.set_lr_mult({"fc_bias": 2.0, 3: 0.0})
+    assert steps(kv) == {0: 0.5, 1: 1.0, 2: 0.5, 3: 0.0}
+    kv.optimizer.wd = 0.5
+    kv.optimizer.set_lr_mult({})
+    kv.optimizer.set_wd_mult({"fc_bias": 1.0, "fc_weight": 0.0})
+    changes = steps(kv)
+    assert changes[0] == changes[3] == 0.5
+    assert changes[1] == 0.5 * (1 + 0.5 * 0.0)  # its weight is 0
+    assert changes[2] == 0.5 * (1 + 0.5 * 0.5)
+
+
+def test_multipliers_of_parameters(kv):
+    parameters = {
+        0: SimpleNamespace(lr_mult=2.0, wd_mult=1.0),
+        1: SimpleNamespace(lr_mult=1.0, wd_mult=0.0),
+    }
+    with_four_keys(kv, "sgd", learning_rate=0.5, wd=0.5, param_dict=parameters)
+    assert steps(kv) == {0: 1.5, 1: 0.5, 2: 0.75, 3: 0.75}
+
+
+def test_lars_scales_weights_only(kv):
+    with_four_keys(kv, "lars", learning_rate=0.5, eta=0.5, param_idx2name=NAMES)
+    changes = steps(kv)
+    assert changes[0] == pytest.approx(0.25)  # equal norms: eta
+    assert changes[1] == changes[2] == changes[3] == 0.5
+
+
+@pytest.mark.parametrize("cls", mxnet.ALL, ids=lambda cls: cls.__name__)
+def test_options_and_state_are_copied_pickled_and_loaded(cls):
+    torch.manual_seed(1)
+    gradients = torch.randn(3, 4, 5)
+    with torchkv.create() as kv:
+        kv.init(3, torch.ones(4, 5))
+        kv.set_optimizer(cls(learning_rate=0.01, rescale_grad=0.5))
+        kv.push(3, gradients[0])
+        again = pickle.loads(pickle.dumps(kv.optimizer))
+        assert repr(again) == repr(kv.optimizer) and type(again) is cls
+        loaded = torchkv.create()
+        loaded.init(3, stored(kv, 3))
+        loaded.set_optimizer(again)
+        loaded.optimizer.load_state_dict(kv.optimizer.state_dict())
+        stores = [kv, copy.deepcopy(kv), loaded]
+        for gradient in gradients[1:]:
+            for store in stores:
+                torch.manual_seed(2)  # SGLD's noise
+                store.push(3, gradient)
+        assert type(stores[1].optimizer) is cls
+        assert len({bits(store.pull(3)) for store in stores}) == 1
+
+
+def test_a_saved_store_has_the_optimizer(tmp_path):
+    with torchkv.create() as kv:
+        kv.init(3, torch.ones(4, 5))
+        kv.set_optimizer("rmsprop", learning_rate=0.1, centered=True, wd=0.1)
+        kv.push(3, torch.ones(4, 5))
+        kv.save(tmp_path / "x")
+        other = torchkv.load(tmp_path / "x")
+        for store in (kv, other):
+            store.push(3, torch.full((4, 5), 2.0))
+        assert_same(stored(other, 3), stored(kv, 3))
+        assert repr(other.optimizer) == repr(kv.optimizer)
+
+
+def test_names_of_scripts_and_cpp_have_a_prefix(kv):
+    """There, "sgd" alone is torch's."""
+
+    def train(kv: torchkv.KVStore, name: str, gradient: torch.Tensor):
+        kv.set_optimizer(name, {"lr": 0.5, "momentum": 0.5})
+        kv.push(3, gradient)
+        kv.set_optimizer(name, {"lr": 0.25, "momentum": 0.5})
+        kv.push(3, gradient)
+
+    kv.init(3, full(0))
+    script(train)(kv.script_object, "mxnet_sgd", full(1))
+    assert_same(stored(kv, 3), full(-0.5 - (0.25 + 0.25)))
+    kv.assign(3, full(0))
+    script(train)(kv.script_object, "sgd", full(1))
+    assert_same(stored(kv, 3), full(-0.5 - 0.25 * 1.5))
+
+
+@pytest.mark.parametrize("name", ["sgd", "ftml", "lamb"])
+def test_half_precision_has_a_master(kv, name):
+    weight, gradients = start()
+    options = {"momentum": 0.9} if name == "sgd" else {}
+    kv.init(3, torch.tensor(weight, dtype=torch.bfloat16))
+    kv.set_optimizer(name, **options)
+    formula = Formula(name, stored(kv, 3).float().numpy(), options)
+    for step, gradient in enumerate(gradients):
+        pushed = torch.tensor(gradient, dtype=torch.bfloat16)
+        kv.optimizer.set_learning_rate(rate(name, step))
+        kv.push(3, pushed)
+        formula.step(pushed.float().numpy(), rate(name, step))
+    master = kv.optimizer.state_dict()["state"][3]["master"]
+    np.testing.assert_allclose(master.numpy(), formula.w, rtol=1e-5, atol=1e-5)
+
+
+def test_sgld_by_its_moments(kv):
+    torch.manual_seed(3)
+    size, lr = 200_000, 0.04
+    kv.init(3, torch.full((size,), 2.0))
+    kv.set_optimizer("sgld", learning_rate=lr, wd=0.5)
+    kv.push(3, torch.full((size,), 3.0))
+    change = stored(kv, 3) - 2.0
+    # The means of so many numbers are within 5 standard errors.
+    assert abs(change.mean().item() + lr / 2 * (3 + 0.5 * 2)) < 5 * (lr / size) ** 0.5
+    assert change.var().item() == pytest.approx(lr, rel=5 * (2 / size) ** 0.5)
+
+
+INVALID = [
+    ("groupadagrad", {"wd": 0.1}, ValueError, "weight_decay"),
+    ("lbsgd", {"batch_scale": 0}, ValueError, "batch_scale|accumulate"),
+    ("lbsgd", {"warmup_strategy": "cosine"}, ValueError, "'linear'.*'cosine'"),
+    ("lbsgd", {"begin_epoch": 1, "batch_scale": 3}, ValueError, "multiple"),
+    ("adam", {"beta1": 1.5}, ValueError, "beta1"),
+    ("sgd", {"sym": object()}, ValueError, "sym"),
+    ("sgd", {"param_idx2name": 3}, TypeError, "param_idx2name"),
+    ("sgd", {"momentum": "x"}, TypeError, "momentum"),
+    ("rmsprop", {"gamma3": 1}, ValueError, "did you mean 'gamma"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "error", "text"), INVALID, ids=str)
+def test_invalid_options(kv, name, options, error, text):
+    kv.init(3, full(1))
+    with pytest.raises(error, match=text):
+        kv.set_optimizer(name, **options)
+    assert kv.optimizer is None
