@@ -179,7 +179,7 @@ INVALID = [
     ("lbsgd", {"warmup_strategy": "cosine"}, ValueError, "'linear'.*'cosine'"),
     ("lbsgd", {"begin_epoch": 1, "batch_scale": 3}, ValueError, "multiple"),
     ("adam", {"beta1": 1.5}, ValueError, "beta1"),
-    ("sgd", {"sym": object()}, ValueError, "sym"),
+    ("sgd", {"sym": "a symbol"}, ValueError, "sym"),
     ("sgd", {"param_idx2name": 3}, TypeError, "param_idx2name"),
     ("sgd", {"momentum": "x"}, TypeError, "momentum"),
     ("rmsprop", {"gamma3": 1}, ValueError, "did you mean 'gamma"),
