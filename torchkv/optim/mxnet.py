@@ -361,4 +361,4 @@ ALL: tuple[type[MXNetOptimizer], ...] = (
     GroupAdaGrad,
 )
 
-__all__ = ["MXNetOptions", *(cls.__name__ for cls in ALL)]
+__all__ = ["MXNetOptions", "OptionsBesidesRate", *(cls.__name__ for cls in ALL)]

@@ -35,7 +35,10 @@ class OptionsBesidesRate(GradientOptions, total=False):
 
 
 class MXNetOptions(OptionsBesidesRate, total=False):
-    """The same, with the learning rate, which some have as an argument of their own."""
+    """:class:`OptionsBesidesRate` and the learning rate.
+
+    Classes with another default have the rate as an argument of their own.
+    """
 
     learning_rate: float | None
     """The learning rate; MXNet's default is 0.01, if nothing else is said."""

@@ -13,7 +13,7 @@ class MXNetInterface:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first group: MXNet's name of ``lr``."""
+        """The learning rate of the first group, as ``lr``."""
         return cast("StoreOptimizer", self).lr
 
     def set_learning_rate(self, lr: float) -> None:
@@ -31,7 +31,7 @@ class MXNetInterface:
 
     @property
     def wd(self) -> float:
-        """The weight decay of the first group; writable: MXNet's ``weight_decay``.
+        """The weight decay of the first group, which is ``weight_decay`` there; writable.
 
         Raises:
             AttributeError: it is a class of torch.optim without weight decay.
