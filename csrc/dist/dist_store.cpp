@@ -47,15 +47,18 @@ DistStore::DistStore(
       snapshots_(options),
       norms_(std::make_shared<NormReport>()),
       name_(options.name) {
+  // Checked before the store gets a number: the ranks' stores match by it, so
+  // that one which is refused here on one rank only must not count.
+  Config config = config_of(*node_, type, policy, options, timeout_);
+  TORCH_CHECK_VALUE(
+      is_sync_ || options.snapshot_dir.empty(),
+      "create: snapshot_dir is for stores of type 'dist_sync'");
   const std::string name = c10::str(type, '/', name_);
   const int64_t number = node_->num_made(stable_hash(name));
-  const uint64_t id = stable_hash(c10::str(name, '/', number));
-  const Config config = config_of(*node_, type, policy, id, options, timeout_);
+  config.store = stable_hash(c10::str(name, '/', number));
   std::unique_ptr<SnapshotFiles> files;
   std::optional<Shard> restored;
   if (!options.snapshot_dir.empty()) {
-    TORCH_CHECK_VALUE(
-        is_sync_, "create: snapshot_dir is for stores of type 'dist_sync'");
     files = std::make_unique<SnapshotFiles>(
         options.snapshot_dir, stable_hash(name));
     restored = latest_snapshot(*files, config);
@@ -70,7 +73,7 @@ DistStore::DistStore(
       std::move(files),
       restored ? &*restored : nullptr);
   const std::lock_guard lock(node_->mutex());
-  node_->add(id, session_);
+  node_->add(config.store, session_);
 }
 
 // Rank 0 decides which snapshot it is.

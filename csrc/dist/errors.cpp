@@ -33,8 +33,8 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
     case ErrorCode::kConfig:
       return c10::str(
           who,
-          " has created the store with another type, number of ranks or "
-          "version of torchkv");
+          " has created the store with another type, heartbeat, number of "
+          "ranks or version of torchkv");
     case ErrorCode::kShape:
       return c10::str(
           who, " has initialized the key with another shape or dtype");

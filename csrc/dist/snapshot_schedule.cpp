@@ -1,5 +1,6 @@
 #include "snapshot_schedule.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "node.h"
@@ -16,23 +17,29 @@ std::optional<int64_t> SnapshotSchedule::due(const Keys& pushed) {
     return std::nullopt;
   }
   const std::lock_guard lock(mutex_);
-  for (const auto& key : pushed.list) {
-    const int64_t count = ++counts_[key];
-    if (count > most_) {
-      most_ = count;
-      num_most_ = 0;
-    }
-    num_most_ += count == most_ ? 1 : 0;
+  const bool begins_step = num_steps_ == 0 ||
+      std::any_of(pushed.list.begin(), pushed.list.end(), [&](const Key& key) {
+                             return pushed_.count(key) != 0;
+                           });
+  if (begins_step) {
+    ++num_steps_;
+    before_ = std::exchange(pushed_, {});
+    num_missing_ = before_.size();
   }
-  const bool is_due = (rounds_ != 0 && most_ - last_step_ >= rounds_) ||
+  for (const auto& key : pushed.list) {
+    if (pushed_.insert(key).second) {
+      num_missing_ -= before_.count(key);
+    }
+  }
+  const bool is_due = (rounds_ != 0 && num_steps_ - last_step_ >= rounds_) ||
       (seconds_ != 0 && Node::now() - last_time_ >= seconds_);
-  if (!is_due || num_most_ != counts_.size() ||
+  if (!is_due || num_missing_ != 0 ||
       (pending_ != nullptr && !pending_->is_finished())) {
     return std::nullopt;
   }
-  last_step_ = most_;
+  last_step_ = num_steps_;
   last_time_ = Node::now();
-  return most_;
+  return num_steps_;
 }
 
 void SnapshotSchedule::begun(PendingPtr snapshot) {

@@ -28,8 +28,13 @@ double timeout_of(const StoreOptions& options) {
         text,
         "'");
   }
+  constexpr double kLongest = 1e9; // in milliseconds, it fits in 64 bits
   TORCH_CHECK_VALUE(
-      timeout > 0, "create: expected a positive timeout, but got ", timeout);
+      timeout > 0 && timeout <= kLongest,
+      "create: expected a positive timeout of at most ",
+      kLongest,
+      " s, but got ",
+      timeout);
   return timeout;
 }
 
@@ -37,12 +42,10 @@ Config config_of(
     const Node& node,
     const std::string& type,
     const Policy& policy,
-    uint64_t store,
     const StoreOptions& options,
     double timeout) {
   Config config;
   config.job = node.job();
-  config.store = store;
   config.num_workers = node.num_ranks();
   config.num_servers = node.num_ranks();
   config.policy = policy;
@@ -64,6 +67,8 @@ Config config_of(
           type,
           '/',
           node.num_ranks(),
+          '/',
+          config.heartbeat,
           '/',
           kProtocolVersion,
           '/',

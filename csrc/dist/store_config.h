@@ -9,15 +9,15 @@
 
 namespace torchkv::dist {
 
-// Seconds after which a store's calls fail. ValueError if it is not positive.
+// Seconds after which a store's calls fail. ValueError if it is not positive, or
+// more than a thousand million.
 double timeout_of(const StoreOptions& options);
 
-// Of the store with the number `store`. ValueError for a wrong heartbeat.
+// All but the number of the store. ValueError for a wrong heartbeat.
 Config config_of(
     const Node& node,
     const std::string& type,
     const Policy& policy,
-    uint64_t store,
     const StoreOptions& options,
     double timeout);
 

@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 import torch
 
 import ranks
@@ -146,3 +147,43 @@ def test_stores_of_a_process_have_one_security():
     for kind, text in ranks.run(other_security, 2):
         assert kind == "ValueError"
         assert "create: expected the security of this process's earlier stores" in text
+
+
+def create_after_errors(rank):
+    if rank == 1:
+        with pytest.raises(ValueError, match="positive heartbeat"):
+            torchkv.create("dist_sync", heartbeat=-1)
+        with pytest.raises(ValueError, match="positive timeout of at most"):
+            torchkv.create("dist_sync", timeout=float("inf"))
+        with pytest.raises(ValueError, match="snapshot_dir"):
+            torchkv.create("dist_async", snapshot_dir="x")
+    results = []
+    for type in ("dist_sync", "dist_async"):
+        with torchkv.create(type, timeout=30) as kv:
+            kv.init(3, torch.zeros(2))
+            kv.push(3, torch.ones(2))
+            kv.barrier()
+            results.append(kv.pull(3).tolist())
+            kv.barrier()
+    return results
+
+
+def test_a_refused_create_does_not_count():
+    """Stores match by how many a rank has created."""
+    assert ranks.run(create_after_errors, 2) == [[[2.0, 2.0], [1.0, 1.0]]] * 2
+
+
+def create_with_heartbeats(rank):
+    try:
+        with torchkv.create("dist_sync", heartbeat=1.0 + rank, timeout=10) as kv:
+            kv.init(3, torch.zeros(2))
+            kv.barrier()
+    except torchkv.RemoteError as error:
+        return str(error)
+    return None
+
+
+def test_ranks_with_different_heartbeats_are_refused():
+    texts = ranks.run(create_with_heartbeats, 2)
+    assert any("another type, heartbeat" in text for text in texts), texts
+    assert None not in texts
