@@ -9,8 +9,8 @@
 
 namespace torchkv::dist {
 
-// Seconds after which a store's calls fail. ValueError if it is not positive, or
-// more than a thousand million.
+// Seconds after which a store's calls fail. ValueError if it is not positive,
+// or more than a thousand million.
 double timeout_of(const StoreOptions& options);
 
 // All but the number of the store. ValueError for a wrong heartbeat.

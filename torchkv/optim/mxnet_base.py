@@ -29,7 +29,7 @@ class OptionsBesidesRate(GradientOptions, total=False):
     """Objects by key whose ``lr_mult`` and ``wd_mult`` are used, as they are when the
     optimizer is made or multipliers are set."""
     multi_precision: bool
-    """Ignored: values of fp16 and bf16 always have an fp32 master."""
+    """Ignored, since values of fp16 and bf16 always have an fp32 master."""
     sym: None
     """MXNet's symbols; only None."""
 
