@@ -31,7 +31,7 @@ class MXNetInterface:
 
     @property
     def wd(self) -> float:
-        """The weight decay of the first group, which is ``weight_decay`` there; writable.
+        """The weight decay of the first group, its ``weight_decay``; writable.
 
         Raises:
             AttributeError: it is a class of torch.optim without weight decay.
