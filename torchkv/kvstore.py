@@ -549,10 +549,10 @@ def create(
             * ``rank``, ``world_size`` (int), ``store`` (torch.distributed.Store):
               without them, those of the default process group or, if there is none,
               of the environment variables that ``torchrun`` sets.
-            * ``timeout`` (float): seconds after which a call fails; 300, or
-              ``TORCHKV_TIMEOUT``.
-            * ``heartbeat`` (float): period of the signs of life in seconds; 1. A
-              process that is silent for four of them is lost.
+            * ``timeout`` (float): seconds after which a call fails, at most 1e9;
+              300, or ``TORCHKV_TIMEOUT``.
+            * ``heartbeat`` (float): period of the signs of life in seconds; 1, the
+              same on all ranks. A process that is silent for four of them is lost.
             * ``snapshot_dir`` (str), ``snapshot_every`` (``"100 rounds"`` or
               ``"30s"``): of ``dist_sync``: rank 0 lets the servers write what they
               hold to a folder, between two of its steps, while training goes on. A

@@ -296,6 +296,9 @@ WorkPtr DistStore::merge(const Call& call) {
       norms_->clear_norm();
     }
   }
+  if (rank() == 0) {
+    take_snapshot(snapshots_.due_before(call.keys));
+  }
   auto pending = begin(
       call.op,
       std::move(request),
@@ -304,7 +307,9 @@ WorkPtr DistStore::merge(const Call& call) {
                          : completion(
                                staging_.copy_to_host(std::move(on_devices)),
                                std::move(items_on_devices)));
-  snapshot_if_due(call.keys);
+  if (rank() == 0) {
+    take_snapshot(snapshots_.due_after(call.keys));
+  }
   if (!is_waited) {
     return nullptr;
   }
@@ -314,13 +319,11 @@ WorkPtr DistStore::merge(const Call& call) {
   return work;
 }
 
-void DistStore::snapshot_if_due(const Keys& pushed) {
-  if (rank() == 0) {
-    if (const auto step = snapshots_.due(pushed)) {
-      Request request(Request::Kind::kSnapshot);
-      request.step = *step;
-      snapshots_.begun(begin("push", std::move(request)));
-    }
+void DistStore::take_snapshot(std::optional<int64_t> step) {
+  if (step) {
+    Request request(Request::Kind::kSnapshot);
+    request.step = *step;
+    snapshots_.begun(begin("push", std::move(request)));
   }
 }
 

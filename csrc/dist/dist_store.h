@@ -102,7 +102,7 @@ class DistStore final : public Store {
   std::optional<Shard> latest_snapshot(
       const SnapshotFiles& files,
       const Config& config) const;
-  void snapshot_if_due(const Keys& pushed);
+  void take_snapshot(std::optional<int64_t> step);
   void set_spec(const char* op, Updater next, bool keep_state);
   void send_spec(const char* op, const UpdateSpec& spec);
   void meet(const char* op);

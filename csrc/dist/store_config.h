@@ -10,7 +10,7 @@
 namespace torchkv::dist {
 
 // Seconds after which a store's calls fail. ValueError if it is not positive,
-// or more than a thousand million.
+// or greater than 1e9.
 double timeout_of(const StoreOptions& options);
 
 // All but the number of the store. ValueError for a wrong heartbeat.

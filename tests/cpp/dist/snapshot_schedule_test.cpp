@@ -1,15 +1,27 @@
-// When snapshots are due: after which pushes of which keys.
+// When snapshots are due: before or after which pushes of which keys.
 #include "dist/snapshot_schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <optional>
-#include <vector>
+#include <utility>
 
 namespace torchkv::dist {
 namespace {
 
-constexpr std::optional<int64_t> kNot;
+using Step = std::optional<int64_t>;
+using Steps = std::pair<Step, Step>; // of snapshots before and after a push
+
+constexpr Step kNone;
+const Steps kNot;
+
+Steps before(int64_t step) {
+  return {step, kNone};
+}
+
+Steps after(int64_t step) {
+  return {kNone, step};
+}
 
 SnapshotSchedule every(int64_t rounds) {
   StoreOptions options;
@@ -17,67 +29,88 @@ SnapshotSchedule every(int64_t rounds) {
   return SnapshotSchedule(options);
 }
 
+Steps push(SnapshotSchedule& schedule, const Keys& keys) {
+  const Step step = schedule.due_before(keys);
+  return {step, schedule.due_after(keys)};
+}
+
 TEST(SnapshotScheduleTest, NeverWithoutAnInterval) {
   SnapshotSchedule schedule = every(0);
   for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(schedule.due(1), kNot);
+    EXPECT_EQ(push(schedule, 1), kNot);
   }
 }
 
 TEST(SnapshotScheduleTest, AfterSoManyStepsOfAListOfKeys) {
   SnapshotSchedule schedule = every(2);
-  const std::vector<std::optional<int64_t>> expected{kNot, 2, kNot, 4, kNot};
-  for (const auto& step : expected) {
-    EXPECT_EQ(schedule.due({1, 2, 3}), step);
+  for (int64_t step = 1; step <= 5; ++step) {
+    EXPECT_EQ(push(schedule, {1, 2, 3}), step % 2 == 0 ? after(step) : kNot);
   }
 }
 
 TEST(SnapshotScheduleTest, AfterTheLastKeyOfAStep) {
   SnapshotSchedule schedule = every(2);
-  for (const int64_t step : {0, 2, 0, 4, 0, 6}) {
-    EXPECT_EQ(schedule.due(1), kNot);
-    EXPECT_EQ(schedule.due(2), kNot);
-    EXPECT_EQ(schedule.due(3), step == 0 ? kNot : std::optional(step));
+  for (int64_t step = 1; step <= 6; ++step) {
+    EXPECT_EQ(push(schedule, 1), kNot);
+    EXPECT_EQ(push(schedule, 2), kNot);
+    EXPECT_EQ(push(schedule, 3), step % 2 == 0 ? after(step) : kNot);
   }
 }
 
-TEST(SnapshotScheduleTest, AKeyThatIsNoLongerPushedDelaysItByAStep) {
+TEST(SnapshotScheduleTest, AStepThatLacksAKeyHasEndedBeforeTheNext) {
   SnapshotSchedule schedule = every(2);
-  EXPECT_EQ(schedule.due({1, 2}), kNot);
-  EXPECT_EQ(schedule.due(1), kNot); // 2 is missing
-  EXPECT_EQ(schedule.due(1), std::optional<int64_t>(3));
-  EXPECT_EQ(schedule.due(1), kNot);
-  EXPECT_EQ(schedule.due(1), std::optional<int64_t>(5));
+  EXPECT_EQ(push(schedule, {1, 2}), kNot);
+  EXPECT_EQ(push(schedule, 1), kNot); // 2 is missing
+  EXPECT_EQ(push(schedule, 1), before(2));
+  EXPECT_EQ(push(schedule, 1), kNot);
+  EXPECT_EQ(push(schedule, 1), before(4));
 }
 
 TEST(SnapshotScheduleTest, AKeyMayBeginLater) {
   SnapshotSchedule schedule = every(4);
-  for (int step = 1; step <= 5; ++step) {
-    EXPECT_EQ(schedule.due(1), step == 4 ? std::optional<int64_t>(4) : kNot);
-  }
-  for (int step = 6; step <= 12; ++step) {
+  for (int64_t step = 1; step <= 12; ++step) {
     EXPECT_EQ(
-        schedule.due({1, 2}),
-        step % 4 == 0 ? std::optional<int64_t>(step) : kNot);
+        step <= 5 ? push(schedule, 1) : push(schedule, {1, 2}),
+        step % 4 == 0 ? after(step) : kNot);
   }
 }
 
 TEST(SnapshotScheduleTest, KeysMayBePushedInSomeStepsOnly) {
   SnapshotSchedule schedule = every(3);
-  int num_due = 0;
-  for (int step = 0; step < 30; ++step) {
-    num_due += schedule.due(1) != kNot ? 1 : 0;
-    if (step % 2 == 0) {
-      num_due += schedule.due(2) != kNot ? 1 : 0;
+  for (int64_t step = 1; step <= 30; ++step) {
+    EXPECT_EQ(
+        push(schedule, 1), step > 1 && step % 6 == 1 ? before(step - 1) : kNot);
+    if (step % 2 == 1) {
+      EXPECT_EQ(push(schedule, 2), step % 6 == 3 ? after(step) : kNot);
     }
   }
-  EXPECT_GE(num_due, 7);
+}
+
+// No step ever pushes all keys of the one before.
+TEST(SnapshotScheduleTest, KeysMayChangeFromStepToStep) {
+  SnapshotSchedule schedule = every(2);
+  EXPECT_EQ(push(schedule, {0, 1}), kNot);
+  for (int64_t step = 2; step <= 9; ++step) {
+    EXPECT_EQ(
+        push(schedule, {step - 1, step}),
+        step >= 3 && step % 2 == 1 ? before(step - 1) : kNot);
+  }
+}
+
+TEST(SnapshotScheduleTest, ListsOfChangingKeysMayBePushedOneAfterTheOther) {
+  SnapshotSchedule schedule = every(2);
+  for (int64_t step = 1; step <= 9; ++step) {
+    EXPECT_EQ(
+        push(schedule, {1, 2}),
+        step >= 3 && step % 2 == 1 ? before(step - 1) : kNot);
+    EXPECT_EQ(push(schedule, {100 + step, 200 + step}), kNot);
+  }
 }
 
 TEST(SnapshotScheduleTest, AKeyThatACallRepeatsCountsOnce) {
   SnapshotSchedule schedule = every(2);
-  for (const int64_t step : {0, 2, 0, 4}) {
-    EXPECT_EQ(schedule.due({1, 1, 2}), step == 0 ? kNot : std::optional(step));
+  for (int64_t step = 1; step <= 4; ++step) {
+    EXPECT_EQ(push(schedule, {1, 1, 2}), step % 2 == 0 ? after(step) : kNot);
   }
 }
 
