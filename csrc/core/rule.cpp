@@ -65,9 +65,7 @@ std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
       names[place] = nullptr;
     }
   };
-  if (rule.id == RuleSpec::Id::kSgd) {
-    needs(0, rule.momentum != 0);
-  } else if (rule.id == RuleSpec::Id::kAdam) {
+  if (rule.id == RuleSpec::Id::kAdam) {
     needs(2, rule.amsgrad);
   } else if (rule.id == RuleSpec::Id::kRmsprop) {
     needs(1, rule.centered);
@@ -78,7 +76,7 @@ std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
   } else if (rule.id == RuleSpec::Id::kMxnetDcasgd) {
     needs(1, rule.momentum != 0);
   } else if (
-      rule.id == RuleSpec::Id::kMxnetSgd ||
+      rule.id == RuleSpec::Id::kSgd || rule.id == RuleSpec::Id::kMxnetSgd ||
       rule.id == RuleSpec::Id::kMxnetNag ||
       rule.id == RuleSpec::Id::kMxnetSignum ||
       rule.id == RuleSpec::Id::kMxnetLars ||
