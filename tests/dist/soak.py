@@ -367,8 +367,8 @@ def use_extra(number: int, rank: int) -> None:
     kv.close()
 
 
-def work(rank: int, seed: int, stop: str) -> dict[str, Any]:
-    """A rank: phases until rank 0 sees the file `stop`."""
+def work(rank: int, seed: int, stop: str, least: int) -> dict[str, Any]:
+    """A rank: phases until rank 0 sees the file `stop`, but at least so many."""
     torch.set_num_threads(1)
     plan, own = Random(seed), Random(f"{seed}/{rank}")
     stores = [
@@ -390,7 +390,8 @@ def work(rank: int, seed: int, stop: str) -> dict[str, Any]:
             num_phases += 1
             if num_phases % NUM_PHASES_OF_EXTRA == 0:
                 use_extra(num_phases, rank)
-        stopping.fill_(rank == 0 and os.path.exists(stop))
+        done = num_phases >= least and os.path.exists(stop)
+        stopping.fill_(rank == 0 and done)
         control.pushpull("stop", stopping)
         if time.monotonic() > sampled + 0.1:
             sampled = time.monotonic()
@@ -457,13 +458,13 @@ def disturb(job: ranks.Ranks, rng: Random) -> int:
     return len(victims)
 
 
-def soak(seconds: float, seed: int) -> Report:
+def soak(seconds: float, seed: int, least_phases: int = 0) -> Report:
     """RankFailed if a rank pulls a wrong value, or anything raises."""
     rng, report = Random(seed), Report(seconds)
     with tempfile.TemporaryDirectory() as folder:
         stop = os.path.join(folder, "stop")
         end = time.monotonic() + seconds
-        with ranks.Ranks(work, NUM_RANKS, seed, stop) as job:
+        with ranks.Ranks(work, NUM_RANKS, seed, stop, least_phases) as job:
             with contextlib.suppress(ranks.RankFailed):  # join() names all of them
                 while time.monotonic() < end:
                     time.sleep(rng.uniform(0.5, 3.0) * HEARTBEAT_S)
