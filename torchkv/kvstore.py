@@ -15,9 +15,9 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 import torch
 
 from torchkv import _C, distributed, registered
+from torchkv.arguments import as_keys
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
-from torchkv.optim.groups import as_keys
 from torchkv.optim.rules import on_store
 from torchkv.state import folder
 from torchkv.state.stateful import Stateful

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from torchkv import _C
+from torchkv.arguments import StoreKey, as_number, near, shown
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, as_number, near, shown
+from torchkv.optim.groups import Settings
 
 
 class TorchOptimizer(StoreOptimizer):

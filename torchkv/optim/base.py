@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchkv import _C
+from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.optim.groups import (
     RESERVED,
     Group,
     Groups,
     Settings,
-    StoreKey,
     as_group,
     as_multipliers,
-    check_known,
-    expect,
 )
 from torchkv.optim.mxnet_interface import MXNetInterface
 from torchkv.optim.saved import check_parts, settings_of, states_of

@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 import torch
 
+from torchkv.arguments import near
 from torchkv.optim import mxnet
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import near
 from torchkv.optim.mxnet_base import MXNetOptions
 from torchkv.optim.options import GradientOptions, numbers_of
 from torchkv.optim.rules import AdamW, Lion

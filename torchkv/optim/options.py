@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
-from torchkv.optim.groups import as_number, near
+from torchkv.arguments import as_number, near
 
 
 class GradientOptions(TypedDict, total=False):

@@ -6,15 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torchkv import _C
-from torchkv.optim.groups import (
-    Settings,
-    StoreKey,
-    as_keys,
-    as_multipliers,
-    expect,
-    listed,
-    shown,
-)
+from torchkv.arguments import StoreKey, as_keys, expect, listed, shown
+from torchkv.optim.groups import Settings, as_multipliers
 
 
 def check_parts(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchkv.optim.groups import StoreKey, expect, listed
+from torchkv.arguments import StoreKey, expect, listed
 
 if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer

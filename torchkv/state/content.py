@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from torchkv import _C
+from torchkv.arguments import shown
 from torchkv.optim.built_in import BuiltIn, on_stores
-from torchkv.optim.groups import shown
 from torchkv.optim.rules import after_load
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
 

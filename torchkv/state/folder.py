@@ -30,8 +30,8 @@ from torch import Tensor
 
 import torchkv
 from torchkv import _C
+from torchkv.arguments import shown
 from torchkv.files import check_path, lock, open_regular, opened
-from torchkv.optim.groups import shown
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any
 
 from torchkv import _C
-from torchkv.optim.groups import shown
+from torchkv.arguments import shown
 
 KEY_TYPES: dict[str, type] = {"": type(None), "int": int, "str": str}
 """The type of a store's keys by its kind of keys, which is "" before any ``init``."""

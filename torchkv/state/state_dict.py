@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from torchkv import _C
+from torchkv.arguments import listed, shown
 from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import listed, shown
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of

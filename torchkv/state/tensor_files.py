@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchkv.arguments import shown
 from torchkv.files import open_regular
-from torchkv.optim.groups import shown
 
 MAX_HEADER_BYTES = 100_000_000  # what the library accepts
 _CHUNK_BYTES = 16 << 20  # what is written, or read, at a time

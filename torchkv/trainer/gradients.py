@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchkv import _C
+from torchkv.arguments import StoreKey, as_number, shown
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import StoreKey, as_number, shown
 from torchkv.registered import KVStoreBase
 
 # The user's rescale_grad of each optimizer, and the one that a trainer has set.

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from torchkv.optim.groups import shown
+from torchkv.arguments import shown
 
 
 def map_nests(function: Callable[..., Any], nests: Sequence[Any], path: str) -> Any:

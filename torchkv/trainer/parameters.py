@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from torchkv.optim.groups import StoreKey, shown
+from torchkv.arguments import StoreKey, shown
 from torchkv.trainer.replicas import Replicas, existing
 
 Params: TypeAlias = (

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from torchkv.optim.groups import expect
+from torchkv.arguments import expect
 from torchkv.trainer.parallel_apply import parallel_apply
 from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 

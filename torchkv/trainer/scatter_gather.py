@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchkv.optim.groups import expect
+from torchkv.arguments import expect
 from torchkv.trainer.nests import map_nests
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torchkv.arguments import StoreKey, check_known, expect, shown
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
-from torchkv.optim.groups import StoreKey, check_known, expect, shown
 from torchkv.optim.torch_interface import Push
 from torchkv.registered import KVStoreBase
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
@@ -209,7 +209,7 @@ class Trainer(States):
     @property
     def learning_rate(self) -> float:
         """The learning rate of the optimizer's first group."""
-        return self.optimizer.lr
+        return self.optimizer.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
         """Sets :attr:`learning_rate`, from the next step on.

@@ -10,9 +10,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from torchkv.arguments import StoreKey, shown
 from torchkv.kvstore import KVStore
 from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import StoreKey, shown
 
 _ON_ONE_MACHINE = ("local", "device", "nccl")
 # A step of half-precision values changes masters in fp32, which writes to the values
