@@ -247,7 +247,7 @@ $(MXNET)/installed:
 	echo 'torchkv: MXNet 1.9.1 needs Python 3.8 to 3.11 with its venv module, and none' \
 	  'was found; name one: make bench-peers PYTHON=python3.11' >&2; exit 1
 	$(MXNET)/bin/python -m pip --disable-pip-version-check install \
-	  mxnet==1.9.1 numpy==1.23.5
+	  mxnet==1.9.1 numpy==1.23.5 scikit-learn==1.2.2
 	$(MXNET)/bin/python -c 'import mxnet; mxnet.nd.ones(3).asnumpy()'
 	@touch $@
 

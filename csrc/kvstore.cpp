@@ -239,6 +239,10 @@ std::optional<double> KVStore::grad_norm() const {
   return status("grad_norm").grad_norm;
 }
 
+int64_t KVStore::num_steps() const {
+  return usable("num_update").num_steps();
+}
+
 std::vector<KeyState> KVStore::optimizer_states(const Keys& keys) const {
   return usable("optimizer_states").optimizer_states(keys);
 }

@@ -213,6 +213,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // together, before max_norm limited it. None unless the optimizer has
   // max_norm or skip_nonfinite, which compute it.
   std::optional<double> grad_norm() const;
+  // The most steps that the optimizer has made of a key; on several machines,
+  // of the keys that this process's server holds.
+  int64_t num_steps() const;
   // Copies of what the optimizer keeps for the keys. ValueError without an
   // optimizer.
   std::vector<KeyState> optimizer_states(const Keys& keys) const;

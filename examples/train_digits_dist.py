@@ -27,17 +27,23 @@ def load() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return images[train], labels[train], images[test], labels[test]
 
 
+def network() -> nn.Module:
+    """The same first values everywhere; rank 0's count."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
 def main() -> None:
     """Trains, and prints the accuracy on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--type", default="dist_sync", help="dist_sync or dist_async")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=60, help="of all processes")
+    parser.add_argument("--save", metavar="FILE", help="write the weights to FILE")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # the same first values everywhere; rank 0's count
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = network()
     images, labels, test_images, test_labels = load()
 
     kv = torchkv.create(args.type)
@@ -68,6 +74,8 @@ def main() -> None:
     accuracy = (guesses == test_labels).float().mean().item()
     if kv.rank == 0:
         print(f"{kv.num_workers} processes, {kv.type}: test accuracy {accuracy:.3f}")
+        if args.save:
+            torch.save(model.state_dict(), args.save)
     kv.close()
 
 

@@ -9,7 +9,7 @@ Importing the package registers the TorchScript class
 from importlib.metadata import PackageNotFoundError, version
 
 # The first of these is the first to be imported: it explains why the others may fail.
-from torchkv import _binaries, optim
+from torchkv import _binaries, lr_scheduler, optim
 from torchkv._C import Work
 from torchkv.errors import (
     RemoteError,
@@ -40,6 +40,7 @@ __all__ = [
     "WorkerLostError",
     "create",
     "load",
+    "lr_scheduler",
     "optim",
     "register",
     "replicate",

@@ -86,6 +86,25 @@ std::array<const char*, kMaxStates> state_names(const RuleSpec& rule) {
   return names;
 }
 
+int64_t whole_number(
+    const char* op,
+    const std::string& name,
+    double value,
+    int64_t least) {
+  constexpr double kMost = 9007199254740992; // 2^53: exact in a double
+  TORCH_CHECK_VALUE(
+      value >= static_cast<double>(least) && value <= kMost &&
+          value == std::floor(value),
+      op,
+      ": expected ",
+      name,
+      " to be a whole number of at least ",
+      least,
+      ", but got ",
+      value);
+  return static_cast<int64_t>(value);
+}
+
 const char* name_of(const RuleSpec& rule) {
   return rule.decoupled ? kAdamw : info_of(rule.id).name;
 }

@@ -138,6 +138,14 @@ inline bool is_finite_float(double value) {
   return std::abs(value) <= std::numeric_limits<float>::max();
 }
 
+// A number that counts something; ValueError unless it is whole, at least
+// `least` and exact in a double.
+TORCHKV_API int64_t whole_number(
+    const char* op,
+    const std::string& name,
+    double value,
+    int64_t least);
+
 // ValueError for an invalid hyperparameter.
 TORCHKV_API void check_rule(const char* op, const RuleSpec& rule);
 

@@ -72,6 +72,10 @@ class Applier {
   // As Updates, after what is queued. script() blocks until then.
   std::shared_ptr<OpaqueUpdater> script(int64_t epoch);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
+  // The most steps of a key that is held.
+  int64_t num_steps() {
+    return store_.num_steps();
+  }
   // Pushed values may be callers' memory.
   const CallerValues& callers() const {
     return callers_;

@@ -58,6 +58,10 @@ class DistStore final : public Store {
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
+  // Of those of this rank's server.
+  int64_t num_steps() override {
+    return session_->applier().num_steps();
+  }
   void expect_keys(const Keys& keys) override;
   // All ranks make the calls that save and load, and those of the optimizer's
   // states; on all of them.

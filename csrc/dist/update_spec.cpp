@@ -21,7 +21,7 @@ void write(ByteWriter& out, const Optimizer& optimizer) {
   for (const auto& rule : optimizer.groups) {
     out.add(numbers_of(rule));
   }
-  out.add(numbers_of(optimizer.gradient));
+  out.add(shared_numbers(optimizer));
   std::map<SliceId, KeyOptions> sorted; // ranks compare the bytes
   for (const auto& [key, options] : optimizer.keys) {
     sorted.emplace(SliceId{key, 0}, options);
@@ -41,7 +41,7 @@ Optimizer read_optimizer(ByteReader& in) {
   for (uint64_t i = in.count(); i > 0; --i) {
     optimizer.groups.push_back(make_rule(kOp, name, in.numbers()));
   }
-  optimizer.gradient = make_gradient(kOp, in.numbers());
+  set_shared_numbers(kOp, optimizer, in.numbers());
   for (uint64_t i = in.count(); i > 0; --i) {
     KeyOptions& options = optimizer.keys[in.key()];
     options.group = in.number<uint64_t>();

@@ -105,8 +105,7 @@ void Batch::plan(
     }
     const GradientSpec& gradient = own->gradient;
     RuleStep& step = steps.emplace_back();
-    step.rule = own->rule_of(entry.key);
-    step.step = entry.step + 1;
+    own->set_step(step, entry.key, entry.step);
     step.scale = gradient.rescale_grad;
     step.clip_value = gradient.clip_value;
     item.step = &step;

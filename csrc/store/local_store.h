@@ -66,6 +66,7 @@ class TORCHKV_API LocalStore final : public Store {
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
   void expect_keys(const Keys& keys) override;
+  int64_t num_steps() override;
   std::vector<KeyState> optimizer_states(const Keys& keys) override;
   void set_optimizer_states(
       const Keys& keys,

@@ -1,5 +1,6 @@
 // LocalStore's updater or optimizer, with its state; and what a LocalStore
 // hands out to be saved, and takes back.
+#include <algorithm>
 #include <utility>
 
 #include "../core/errors.h"
@@ -189,6 +190,19 @@ StoreState LocalStore::state(bool with_keys) const {
     state.updater.push_back(serialize_updater(**opaque));
   }
   return state;
+}
+
+int64_t LocalStore::num_steps() {
+  const OptimizerPtr optimizer = current_optimizer();
+  int64_t most = 0;
+  for (const auto& entry : table_.entries("num_update")) {
+    const std::lock_guard lock(entry->mutex);
+    // An applier's store has updates of its callers only.
+    if (optimizer == nullptr || entry->generation == optimizer->generation) {
+      most = std::max(most, entry->step);
+    }
+  }
+  return most;
 }
 
 // REQUIRES: the entry's mutex.

@@ -34,7 +34,7 @@ StoreState::OptimizerTuple to_tuple(
   for (const auto& rule : optimizer.groups) {
     groups.push_back(to_dict(numbers_of(rule)));
   }
-  gradient = to_dict(numbers_of(optimizer.gradient));
+  gradient = to_dict(shared_numbers(optimizer));
   for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
     for (const auto& [key, options] : optimizer.keys) {
       if (key.kind() != kind) {
@@ -69,7 +69,7 @@ Optimizer to_optimizer(const StoreState::OptimizerTuple& tuple) {
   for (const auto& numbers : groups) {
     optimizer.groups.push_back(make_rule("load", name, from_dict(numbers)));
   }
-  optimizer.gradient = make_gradient("load", from_dict(gradient));
+  set_shared_numbers("load", optimizer, from_dict(gradient));
   const size_t num_keys = int_keys.size() + str_keys.size();
   TORCH_CHECK_VALUE(
       group_of.size() == num_keys && multipliers.size() == 2 * num_keys,
@@ -147,7 +147,7 @@ class Checksum {
     for (const auto& rule : optimizer.groups) {
       add(numbers_of(rule));
     }
-    add(numbers_of(optimizer.gradient));
+    add(shared_numbers(optimizer));
     // Hash tables of equal content may differ in order.
     std::map<std::pair<int64_t, std::string>, KeyOptions> by_key;
     for (const auto& [key, options] : optimizer.keys) {

@@ -69,6 +69,11 @@ class TORCHKV_API Store {
         false,
         "stats: expected a store that counts its calls, but got another");
   }
+  // The most steps that the set optimizer has made of a key: of those that this
+  // process holds, which may be none. 0 unless overridden.
+  virtual int64_t num_steps() {
+    return 0;
+  }
   virtual std::vector<Key> keys() const = 0;
   // What the operation `op` asks of a key. Nothing for an unknown one.
   virtual std::optional<Meta> meta(const char* op, const Key& key) const = 0;

@@ -10,17 +10,28 @@
 
 namespace torchkv {
 
+namespace {
+
+constexpr auto* kBeginNumUpdate = "begin_num_update";
+
+bool is_shared(const std::string& name) {
+  return name == kBeginNumUpdate || is_of_schedule(name) ||
+      numbers_of(GradientSpec()).count(name) != 0;
+}
+
+// LBSGD counts the pushes that it sums to a step.
+int64_t updates_per_step(const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kMxnetLbsgd ? static_cast<int64_t>(rule.alpha)
+                                              : 1;
+}
+
+} // namespace
+
 GradientSpec make_gradient(const char* op, const NumbersByName& numbers) {
   GradientSpec gradient;
   for (const auto& [name, value] : numbers) {
     if (name == "accumulate") {
-      constexpr double kMost = 9007199254740992; // 2^53: exact in a double
-      TORCH_CHECK_VALUE(
-          value >= 1 && value <= kMost && value == std::floor(value),
-          op,
-          ": expected accumulate to be a whole number of at least 1, but got ",
-          value);
-      gradient.accumulate = static_cast<int64_t>(value);
+      gradient.accumulate = whole_number(op, name, value, 1);
     } else if (name == "rescale_grad") {
       gradient.rescale_grad = value;
     } else if (name == "clip_value") {
@@ -51,20 +62,46 @@ NumbersByName numbers_of(const GradientSpec& gradient) {
       {"skip_nonfinite", gradient.skip_nonfinite ? 1 : 0}};
 }
 
+void set_shared_numbers(
+    const char* op,
+    Optimizer& optimizer,
+    const NumbersByName& numbers) {
+  NumbersByName gradient;
+  NumbersByName schedule;
+  int64_t begin = 0;
+  for (const auto& [name, value] : numbers) {
+    if (name == kBeginNumUpdate) {
+      begin = whole_number(op, name, value, 0);
+    } else {
+      (is_of_schedule(name) ? schedule : gradient)[name] = value;
+    }
+  }
+  optimizer.schedule = make_schedule(op, schedule);
+  optimizer.gradient = make_gradient(op, gradient);
+  optimizer.begin_num_update = begin;
+}
+
+NumbersByName shared_numbers(const Optimizer& optimizer) {
+  NumbersByName numbers = numbers_of(optimizer.gradient);
+  numbers.merge(numbers_of(optimizer.schedule));
+  if (optimizer.begin_num_update != 0) {
+    numbers[kBeginNumUpdate] = static_cast<double>(optimizer.begin_num_update);
+  }
+  return numbers;
+}
+
 Optimizer make_optimizer(
     const char* op,
     const std::string& name,
     const NumbersByName& numbers) {
-  const NumbersByName of_gradient = numbers_of(GradientSpec());
-  NumbersByName gradient;
+  NumbersByName shared;
   NumbersByName rule;
   for (const auto& [number_name, value] : numbers) {
-    (of_gradient.count(number_name) != 0 ? gradient : rule)[number_name] =
-        value;
+    (is_shared(number_name) ? shared : rule)[number_name] = value;
   }
   Optimizer optimizer;
   optimizer.groups.push_back(make_rule(op, name, rule));
-  optimizer.gradient = make_gradient(op, gradient);
+  set_shared_numbers(op, optimizer, shared);
   return optimizer;
 }
 
@@ -78,6 +115,24 @@ RuleSpec Optimizer::rule_of(const Key& key) const {
   rule.lr *= options.lr_mult;
   rule.weight_decay *= options.wd_mult;
   return rule;
+}
+
+void Optimizer::set_step(RuleStep& step, const Key& key, int64_t num_steps)
+    const {
+  step.rule = rule_of(key);
+  // LBSGD's warm-up counts from 0, and it looks its rate up before it counts.
+  const bool is_lbsgd = step.rule.id == RuleSpec::Id::kMxnetLbsgd;
+  step.step = num_steps + 1 + (is_lbsgd ? 0 : begin_num_update);
+  if (schedule.kind != Schedule::Kind::kNone) {
+    const auto it = keys.find(key);
+    step.rule.lr =
+        schedule.rate(num_updates(num_steps + 1) - (is_lbsgd ? 1 : 0)) *
+        (it == keys.end() ? 1 : it->second.lr_mult);
+  }
+}
+
+int64_t Optimizer::num_updates(int64_t num_steps) const {
+  return begin_num_update + (num_steps * updates_per_step(groups[0]));
 }
 
 void check_optimizer(const char* op, const Optimizer& optimizer) {

@@ -10,6 +10,7 @@
 #include "../core/export.h"
 #include "../core/key.h"
 #include "../core/rule.h"
+#include "schedule.h"
 
 namespace torchkv {
 
@@ -44,11 +45,20 @@ struct TORCHKV_API Optimizer {
   std::vector<RuleSpec> groups; // at least one, of one id
   ska::flat_hash_map<Key, KeyOptions, KeyHash> keys; // others: KeyOptions()
   GradientSpec gradient;
+  Schedule schedule; // of the learning rate of all groups, if it has a kind
+  // Steps of each key are counted from this number, as in MXNet.
+  int64_t begin_num_update = 0;
   // State in entries belongs to the optimizer of this generation. Later
   // optimizers have greater generations.
   uint64_t generation = 0;
 
+  // With the learning rate of the group, whatever the schedule.
   RuleSpec rule_of(const Key& key) const;
+  // The step of a key that has made `num_steps`, without what is done to its
+  // gradient: its number and, with a schedule, its learning rate.
+  void set_step(RuleStep& step, const Key& key, int64_t num_steps) const;
+  // What MXNet calls num_update, of a key.
+  int64_t num_updates(int64_t num_steps) const;
   // "adam"
   const char* name() const {
     return name_of(groups[0]);
@@ -58,8 +68,16 @@ struct TORCHKV_API Optimizer {
   }
 };
 
+// What all groups share, by name: gradient, schedule, and begin_num_update if
+// it is not 0. ValueError for an unknown name.
+TORCHKV_API void set_shared_numbers(
+    const char* op,
+    Optimizer& optimizer,
+    const NumbersByName& numbers);
+TORCHKV_API NumbersByName shared_numbers(const Optimizer& optimizer);
+
 // An optimizer of one group, from its name and its hyperparameters (make_rule)
-// and gradient options (make_gradient) by name. ValueError for unknown names
+// and shared numbers by name. ValueError for unknown names
 // and invalid numbers.
 TORCHKV_API Optimizer make_optimizer(
     const char* op,

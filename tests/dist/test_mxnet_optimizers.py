@@ -5,6 +5,7 @@ import torch
 import ranks
 import torchkv
 from helpers import bits
+from torchkv.lr_scheduler import FactorScheduler
 
 # Elementwise, with momentum of its own, and on whole values.
 OPTIMIZERS = {
@@ -14,6 +15,11 @@ OPTIMIZERS = {
     "dcasgd": {},
     "lamb": {},
     "lars": {"momentum": 0.9, "eta": 0.1},
+    "nag": {
+        "momentum": 0.5,
+        "lr_scheduler": FactorScheduler(1, 0.5),
+        "begin_num_update": 1,
+    },
 }
 SIZES = {"w": (3, 4), "sharded": (300, 301)}
 STEPS = 3
@@ -32,9 +38,15 @@ def train(kv, name, pushed_at):
     if kv.num_workers > 1:
         kv.barrier()
     for step in range(STEPS):
-        kv.optimizer.set_learning_rate(0.1 / (1 + step))
+        if kv.optimizer.lr_scheduler is None:
+            kv.optimizer.set_learning_rate(0.1 / (1 + step))
         kv.push(keys, pushed_at(step))
-    return [bits(value) for value in kv.pull(keys)]
+    values = kv.pull(keys)
+    if kv.optimizer.lr_scheduler is not None:
+        # Each server has a part of "sharded".
+        assert kv.optimizer.num_update == 1 + STEPS
+        assert kv.optimizer.learning_rate == 0.1 * 0.5**STEPS
+    return [bits(value) for value in values]
 
 
 def train_on_servers(rank):

@@ -62,6 +62,39 @@ CASES = [
     if not (name == "groupadagrad" and "wd" in gradient)
 ]
 
+# Of the learning rate, by name, with the options of MXNet's class.
+SCHEDULES = [
+    ("FactorScheduler", {"step": 7, "factor": 0.7, "base_lr": 0.1}),
+    (
+        "FactorScheduler",
+        {"step": 3, "factor": 0.5, "stop_factor_lr": 1e-3, "warmup_steps": 9},
+    ),
+    (
+        "MultiFactorScheduler",
+        {"step": [5, 30, 31], "factor": 0.3, "base_lr": 0.1, "warmup_steps": 3},
+    ),
+    (
+        "PolyScheduler",
+        {"max_update": 80, "base_lr": 0.1, "pwr": 3, "final_lr": 0.01}
+        | {"warmup_steps": 10, "warmup_begin_lr": 0.05, "warmup_mode": "constant"},
+    ),
+    (
+        "CosineScheduler",
+        {"max_update": 60, "base_lr": 0.1, "final_lr": 0.001, "warmup_steps": 5},
+    ),
+]
+SCHEDULED = [
+    (name, options, schedule)
+    for name, options in [
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"learning_rate": 0.05}),
+        ("adam", {"begin_num_update": 4}),
+        ("nadam", {"learning_rate": None, "wd": 0.01}),
+        ("lbsgd", {"batch_scale": 2, "begin_num_update": 3, "updates_per_epoch": 8}),
+    ]
+    for schedule in SCHEDULES
+]
+
 # Of the learning rate, by step: a warm-up, then steps down and up again.
 _RATES = {"signum": 0.01, "adam": 0.02, "adamax": 0.02, "nadam": 0.02, "lamb": 0.02}
 
@@ -79,6 +112,8 @@ def start():
 
 
 def ids(case):
+    if isinstance(case, tuple):
+        return f"{case[0]}({ids(case[1])})"
     if not isinstance(case, dict):
         return str(case)
     return "-".join(f"{name}={value}" for name, value in case.items()) or "defaults"

@@ -11,7 +11,7 @@ import torch
 
 import torchkv
 from helpers import stored
-from mxnet_cases import CASES, ids, rate, start
+from mxnet_cases import CASES, SCHEDULED, ids, rate, start
 
 HERE = pathlib.Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv/mxnet-1.9.1/bin/python"
@@ -53,4 +53,20 @@ def test_100_steps_with_a_changing_learning_rate(theirs, name, options, dtype):
             kv.push(3, torch.tensor(gradient, dtype=dtype))
         torch.testing.assert_close(
             stored(kv, 3), torch.tensor(expected), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "options", "schedule"), SCHEDULED, ids=ids)
+def test_100_steps_with_a_schedule(theirs, name, options, schedule, dtype):
+    case = f"{name} {ids(options)} {ids(schedule)} {dtype}".replace("torch.", "")
+    weight, gradients = start()
+    scheduler = getattr(torchkv.lr_scheduler, schedule[0])(**schedule[1])
+    with torchkv.create() as kv:
+        kv.init(3, torch.tensor(weight, dtype=dtype))
+        kv.set_optimizer(name, lr_scheduler=scheduler, **options)
+        for gradient in gradients:
+            kv.push(3, torch.tensor(gradient, dtype=dtype))
+        torch.testing.assert_close(
+            stored(kv, 3), torch.tensor(theirs[case]), rtol=1e-5, atol=1e-5
         )

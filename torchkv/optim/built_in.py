@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from torchkv import _C
+from torchkv.arguments import StoreKey, expect, shown
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings, StoreKey, expect, shown
+from torchkv.optim.groups import Settings
 from torchkv.optim.options import numbers_of, options_of, with_defaults
 
 # Switches between torch's implementations; a store's optimizers have only one.
@@ -95,6 +96,7 @@ class BuiltIn(StoreOptimizer):
             lr_mult = {k: x[1] for k, x in by_key.items() if x[1] != 1}
             wd_mult = {k: x[2] for k, x in by_key.items() if x[2] != 1}
             self._gradient = options_of(self._gradient, gradient)
+            self._take_shared(gradient)
             self._keep(Settings(groups, lr_mult, wd_mult))
             self._add_extras(extras)
 
@@ -114,18 +116,26 @@ class BuiltIn(StoreOptimizer):
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
         groups = [self._numbers_of(group) for group in settings.groups]
         gradient = gradient or self._gradient
-        gradients = {name: float(value or 0) for name, value in gradient.items()}
+        shared = {name: float(value or 0) for name, value in gradient.items()}
+        shared.update(self._shared_numbers())
         for group in groups:
-            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **gradients})
+            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **shared})
         if impl is None:
             return 0
-        numbers = groups, _by_key(settings), gradients
+        numbers = groups, _by_key(settings), shared
         identity = impl.set_optimizer(self._rule, *numbers, keep_state)
         self._in_store = numbers
         return identity
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
         return numbers_of(self._name(), {name: group[name] for name in self.defaults})
+
+    def _shared_numbers(self) -> dict[str, float]:
+        """What all groups share besides gradient options, as numbers of C++."""
+        return {}
+
+    def _take_shared(self, numbers: Mapping[str, float]) -> None:
+        """Takes over shared numbers that changed in the store."""
 
     def _apply(self, settings: Settings) -> None:
         self._hand_over(self._store(), settings)
@@ -137,7 +147,8 @@ class BuiltIn(StoreOptimizer):
         return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
     def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"gradient": dict(self._gradient), "state": {}}
+        shared = {**self._gradient, **self._shared_numbers()}
+        parts: dict[str, Any] = {"gradient": shared, "state": {}}
         impl = self._store()
         keys: list[StoreKey] = [] if impl is None else list(impl.keys())
         if impl is None or not keys:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from torchkv import _C, lr_scheduler
+from torchkv.arguments import as_number, expect
+from torchkv.lr_scheduler import LRScheduler
 from torchkv.optim.built_in import BuiltIn
-from torchkv.optim.groups import expect
+from torchkv.optim.groups import Settings
 from torchkv.optim.options import GradientOptions
 
 
@@ -18,6 +21,13 @@ class OptionsBesidesRate(GradientOptions, total=False):
 
     wd: float
     """The weight decay."""
+    lr_scheduler: LRScheduler | None
+    """One of :mod:`torchkv.lr_scheduler`, of all keys. A ``learning_rate`` that is also
+    given, or a class's default such as Adam's 0.001, replaces the scheduler's
+    ``base_lr``, as in MXNet."""
+    begin_num_update: int
+    """The number from which updates of each key are counted, by schedulers and by
+    formulas such as Adam's."""
     clip_gradient: float | None
     """Clamps each element of the gradient, in some formulas after the weight decay was
     added, as in MXNet; None, or a number that is not greater than 0, for no limit."""
@@ -67,6 +77,13 @@ class MXNetOptimizer(BuiltIn):
         self._key_names = dict(_mapping(op, given, "param_idx2name"))
         self._parameters = dict(_mapping(op, given, "param_dict"))
         rate = given.pop("learning_rate", None)
+        self._scheduler = _as_scheduler(op, given.pop("lr_scheduler", None))
+        self._begin_num_update = given.pop("begin_num_update", 0)
+        if self._scheduler is not None:
+            if rate is not None:
+                rate = as_number(op, "learning_rate", rate)
+                self._scheduler = self._scheduler._starting_at(rate)
+            rate = self._scheduler.base_lr
         limit = given.pop("clip_gradient", None)
         if isinstance(limit, float | int) and limit <= 0:
             limit = None
@@ -88,6 +105,115 @@ class MXNetOptimizer(BuiltIn):
         # All rules of the store have this switch.
         return {**super()._numbers_of(group), "maximize": 0.0}
 
+    def _shared_numbers(self) -> dict[str, float]:
+        scheduler, begin = self._scheduler, self._begin_num_update
+        numbers = {} if scheduler is None else dict(scheduler._numbers)
+        begin = as_number(self._name(), "begin_num_update", begin)
+        return {**numbers, "begin_num_update": begin} if begin != 0 else numbers
+
+    def _take_shared(self, numbers: Mapping[str, float]) -> None:
+        of_schedule = {k: x for k, x in numbers.items() if lr_scheduler.is_name(k)}
+        self._scheduler = lr_scheduler.from_numbers(of_schedule)
+        self._begin_num_update = int(numbers.get("begin_num_update", 0))
+
+    def _apply(self, settings: Settings) -> None:
+        if self._scheduler is not None:
+            for group in settings.groups:
+                if group["lr"] != self._scheduler.base_lr:
+                    raise ValueError(
+                        f"{self._name()}: unexpected learning rate {group['lr']!r}, as "
+                        "lr_scheduler sets it; call set_lr_mult for other rates of "
+                        "some keys, or set lr_scheduler to None"
+                    )
+        super()._apply(settings)
+
+    def _load(
+        self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
+    ) -> None:
+        saved = parts.get("gradient", {})
+        expect(op, saved, Mapping, "a dict of options as 'gradient'")
+        before = self._scheduler, self._begin_num_update
+        gradient = {k: x for k, x in saved.items() if not _is_shared(k)}
+        try:
+            self._take_shared({k: x for k, x in saved.items() if _is_shared(k)})
+            super()._load(op, impl, settings, {**parts, "gradient": gradient})
+        except BaseException:
+            self._scheduler, self._begin_num_update = before
+            raise
+
+    @property
+    def lr_scheduler(self) -> LRScheduler | None:
+        """What sets the learning rate; writing it takes effect at the next push.
+
+        With one, the groups' ``lr`` cannot be written.
+
+        Raises:
+            TypeError: on writing anything but a scheduler of
+                :mod:`torchkv.lr_scheduler` or None.
+        """
+        self._store()  # may take over what was loaded
+        return self._scheduler
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, value: LRScheduler | None) -> None:
+        with self._lock:
+            settings = self._settings()
+            before = self._scheduler
+            self._scheduler = _as_scheduler(self._name(), value)
+            try:
+                if self._scheduler is not None:
+                    for group in settings.groups:
+                        group["lr"] = self._scheduler.base_lr
+                self._apply(settings)
+            except BaseException:
+                self._scheduler = before
+                raise
+            self._keep(settings)
+
+    @property
+    def begin_num_update(self) -> int:
+        """The number from which updates are counted."""
+        self._store()
+        return int(self._begin_num_update)
+
+    @property
+    def num_update(self) -> int:
+        """How many updates the key has that has most, from ``begin_num_update``.
+
+        In a ``dist`` store, of the keys on this rank's server: of large keys each
+        server has a part.
+
+        Raises:
+            RuntimeError: its store was freed, and the state with it.
+        """
+        impl = self._store_with_state("num_update")
+        steps = 0 if impl is None else impl.num_steps()
+        # LBSGD sums so many pushes to a step.
+        per_step = self.param_groups[0].get("batch_scale", 1)
+        return self.begin_num_update + steps * int(per_step)
+
+    @property
+    def learning_rate(self) -> float:
+        """With a scheduler, that of ``num_update``; else that of the first group.
+
+        With a scheduler, raises as ``num_update``.
+        """
+        scheduler = self.lr_scheduler
+        return self.lr if scheduler is None else scheduler(self.num_update)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """As :meth:`torchkv.optim.StoreOptimizer.set_learning_rate`.
+
+        Raises:
+            UserWarning: there is a scheduler, as in MXNet. Nothing has changed.
+        """
+        if self.lr_scheduler is not None:
+            raise UserWarning(
+                "set_learning_rate: lr_scheduler sets the learning rate; set "
+                "lr_scheduler to None first"
+            )
+        super().set_learning_rate(lr)
+
     def set_lr_mult(self, multipliers: Mapping[Any, float]) -> None:
         """As :meth:`torchkv.optim.StoreOptimizer.set_lr_mult`, of keys or names."""
         super().set_lr_mult(self._by_key("lr_mult", multipliers))
@@ -103,7 +229,8 @@ class MXNetOptimizer(BuiltIn):
     def __reduce__(self) -> tuple[Any, ...]:
         """As :class:`BuiltIn`'s, with the names of keys, but not `param_dict`."""
         make, arguments = super().__reduce__()
-        return _with_names, (make, arguments, self._key_names)
+        others = self._key_names, self._scheduler, self._begin_num_update
+        return _restored, (make, arguments, *others)
 
     def _by_key(self, field: str, multipliers: Mapping[Any, float]) -> dict[Any, Any]:
         """MXNet's order: param_dict, then keys, then names."""
@@ -122,14 +249,32 @@ class MXNetOptimizer(BuiltIn):
         return {**by_name, **others, **of_parameters}
 
 
-def _with_names(
+def _restored(
     make: Callable[..., MXNetOptimizer],
     arguments: tuple[Any, ...],
     names: dict[Any, str],
+    scheduler: LRScheduler | None,
+    begin_num_update: int,
 ) -> MXNetOptimizer:
     optimizer = make(*arguments)
     optimizer._key_names = names
+    optimizer._scheduler = scheduler
+    optimizer._begin_num_update = begin_num_update
     return optimizer
+
+
+def _is_shared(name: str) -> bool:
+    return lr_scheduler.is_name(name) or name == "begin_num_update"
+
+
+def _as_scheduler(op: str, value: Any) -> LRScheduler | None:
+    if value is None or isinstance(value, LRScheduler):
+        return value
+    raise TypeError(
+        f"{op}: expected a scheduler of torchkv.lr_scheduler or None as lr_scheduler, "
+        f"but got {type(value).__name__}; for a function of your own, pass the store's "
+        "optimizer to torch.optim.lr_scheduler.LambdaLR"
+    )
 
 
 def _mapping(op: str, options: dict[str, Any], name: str) -> Mapping[Any, Any]:

@@ -1,5 +1,4 @@
 // torchkv._C, the only translation unit with Python's headers.
-#include <ATen/OpMathType.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -147,19 +146,6 @@ Self from_state(const py::object& object) {
   return KVStore::from_state(std::move(state));
 }
 
-// The names of the tensors that a rule keeps for each key.
-std::vector<std::string> names_of_states(
-    const std::string& rule,
-    const NumbersByName& numbers) {
-  std::vector<std::string> names;
-  for (const char* name : state_names(make_rule("load", rule, numbers))) {
-    if (name != nullptr) {
-      names.emplace_back(name);
-    }
-  }
-  return names;
-}
-
 py::tuple shape(const BoundStore& self, py::handle key) {
   const Key parsed = Parser("shape").key(key);
   return py::tuple(
@@ -297,8 +283,10 @@ PYBIND11_MODULE(_C, m) {
       .def("__repr__", &released<&Work::repr, Work>);
   py::class_<WeakStore, c10::intrusive_ptr<WeakStore>>(m, "WeakKVStore")
       .def("lock", [](const Bound<WeakStore>& self) { return self->lock(); });
-  py::class_<KVStore, Self>(
-      m, "KVStore", py::custom_type_setup(&make_collectable))
+  py::class_<KVStore, Self> kvstore(
+      m, "KVStore", py::custom_type_setup(&make_collectable));
+  define_optimizer(kvstore);
+  kvstore
       .def(
           // py::str: a std::string would take bytes, too.
           py::init([](const py::str& type, const py::dict& options) {
@@ -340,20 +328,12 @@ PYBIND11_MODULE(_C, m) {
       .def("shape", &shape)
       .def("dtype", &dtype)
       .def("set_updater", &set_updater)
-      .def("set_optimizer", &set_optimizer)
-      .def("optimizer", &optimizer)
       .def(
           "weak",
           [](const BoundStore& self) {
             return c10::make_intrusive<WeakStore>(self);
           })
-      .def("expect_keys", &expect_keys)
-      .def("expected_keys", &released<&KVStore::expected_keys>)
-      .def("num_skipped", &released<&KVStore::num_skipped>)
-      .def("grad_norm", &released<&KVStore::grad_norm>)
       .def("stats", &stats)
-      .def("optimizer_states", &optimizer_states)
-      .def("set_optimizer_states", &set_optimizer_states)
       .def("barrier", &released<&KVStore::barrier>)
       .def("rank", &released<&KVStore::rank>)
       .def("num_workers", &released<&KVStore::num_workers>)
@@ -375,16 +355,6 @@ PYBIND11_MODULE(_C, m) {
           "key_of",
           [](const std::string& op, py::handle object) {
             return Parser(op.c_str()).key(object);
-          })
-      .def_static("state_names", &names_of_states)
-      .def_static("state_dtype", &at::toOpMathType)
-      .def_static(
-          "check_optimizer",
-          [](const std::string& op,
-             const std::string& rule,
-             const NumbersByName& numbers) {
-            check_optimizer(
-                op.c_str(), make_optimizer(op.c_str(), rule, numbers));
           })
       .def("script_object", &script_object)
       .def_property_readonly(

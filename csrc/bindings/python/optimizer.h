@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/OpMathType.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,7 +24,7 @@ inline uint64_t set_optimizer(
     const std::string& rule,
     const std::vector<NumbersByName>& groups,
     const py::dict& options,
-    const NumbersByName& gradient,
+    const NumbersByName& shared,
     py::handle keep_state_object) {
   constexpr auto* op = "set_optimizer";
   const bool keep_state = as_bool(op, "keep_state", keep_state_object);
@@ -36,7 +38,7 @@ inline uint64_t set_optimizer(
         value.cast<std::tuple<size_t, double, double>>();
     optimizer.keys[parser.key(key)] = {group, lr_mult, wd_mult};
   }
-  optimizer.gradient = make_gradient(op, gradient);
+  set_shared_numbers(op, optimizer, shared);
   const py::gil_scoped_release no_gil;
   // Python checks the keys, because its messages name another operation.
   return self->set_optimizer(
@@ -84,7 +86,7 @@ inline py::object optimizer(const BoundStore& self) {
       optimizer.name(),
       groups,
       options,
-      numbers_of(optimizer.gradient));
+      shared_numbers(optimizer));
 }
 
 inline py::list optimizer_states(const BoundStore& self, py::handle key) {
@@ -137,6 +139,50 @@ inline void set_optimizer_states(
   const py::gil_scoped_release no_gil;
   self->set_optimizer_states(keys, states);
   states.clear(); // releases tensors without the GIL
+}
+
+// The names of the tensors that a rule keeps for each key.
+inline std::vector<std::string> names_of_states(
+    const std::string& rule,
+    const NumbersByName& numbers) {
+  std::vector<std::string> names;
+  for (const char* name : state_names(make_rule("load", rule, numbers))) {
+    if (name != nullptr) {
+      names.emplace_back(name);
+    }
+  }
+  return names;
+}
+
+template <class Class>
+void define_optimizer(Class& kvstore) {
+  kvstore.def("set_optimizer", &set_optimizer)
+      .def("optimizer", &optimizer)
+      .def("expect_keys", &expect_keys)
+      .def("expected_keys", &released<&KVStore::expected_keys>)
+      .def("num_skipped", &released<&KVStore::num_skipped>)
+      .def("num_steps", &released<&KVStore::num_steps>)
+      .def("grad_norm", &released<&KVStore::grad_norm>)
+      .def("optimizer_states", &optimizer_states)
+      .def("set_optimizer_states", &set_optimizer_states)
+      .def_static("state_names", &names_of_states)
+      .def_static("state_dtype", &at::toOpMathType)
+      .def_static(
+          "check_optimizer",
+          [](const std::string& op,
+             const std::string& rule,
+             const NumbersByName& numbers) {
+            check_optimizer(
+                op.c_str(), make_optimizer(op.c_str(), rule, numbers));
+          })
+      // Of numbers that have been checked.
+      .def_static(
+          "scheduled_rate",
+          [](const std::string& op,
+             const NumbersByName& numbers,
+             int64_t num_updates) {
+            return make_schedule(op.c_str(), numbers).rate(num_updates);
+          });
 }
 
 } // namespace torchkv

@@ -51,6 +51,9 @@ class ForwardingStore final : public Store {
   int64_t version(const Key& key) override {
     return forward([&] { return inner_->version(key); });
   }
+  int64_t num_steps() override {
+    return forward([&] { return inner_->num_steps(); });
+  }
   std::vector<Key> keys() const override {
     return forward([&] { return inner_->keys(); });
   }
