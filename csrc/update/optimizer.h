@@ -45,7 +45,7 @@ struct TORCHKV_API Optimizer {
   std::vector<RuleSpec> groups; // at least one, of one id
   ska::flat_hash_map<Key, KeyOptions, KeyHash> keys; // others: KeyOptions()
   GradientSpec gradient;
-  Schedule schedule; // of the learning rate of all groups, if it has a kind
+  Schedule schedule{}; // of the learning rate of all groups, if it has a kind
   // Steps of each key are counted from this number, as in MXNet.
   int64_t begin_num_update = 0;
   // State in entries belongs to the optimizer of this generation. Later

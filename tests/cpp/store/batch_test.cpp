@@ -23,7 +23,9 @@ Optimizer optimizer_of(
     const char* rule,
     const NumbersByName& numbers,
     uint64_t generation = 0) {
-  return {{make_rule("test", rule, numbers)}, {}, {}, generation};
+  Optimizer optimizer{{make_rule("test", rule, numbers)}, {}, {}};
+  optimizer.generation = generation;
+  return optimizer;
 }
 
 at::Tensor ones() {
