@@ -23,51 +23,43 @@ _MODES = ("linear", "constant")
 class LRScheduler:
     """Base class of the schedulers: a function of the number of updates.
 
+    All have the arguments ``base_lr``, the first learning rate after the warm-up;
+    ``warmup_steps``, the number of updates of the warm-up; ``warmup_begin_lr``, the
+    rate at its beginning; and ``warmup_mode``, ``"linear"``, up to `base_lr`, or
+    ``"constant"``. They raise ValueError for a number that is out of range, and
+    TypeError for an argument of the wrong type.
+
     Objects do not change: an optimizer with a ``learning_rate`` of its own uses a copy.
     """
 
     _kind: ClassVar[int]
     _names: ClassVar[tuple[str, ...]]
 
-    def __init__(
-        self,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-        **options: Any,
-    ) -> None:
-        """Common arguments; each class has more.
-
-        Args:
-            base_lr: the first learning rate, after the warm-up.
-            warmup_steps: the number of updates of the warm-up.
-            warmup_begin_lr: the rate at its beginning.
-            warmup_mode: ``"linear"``, up to `base_lr`; or ``"constant"``.
-            **options: those of the subclass.
+    def __new__(cls, *args: Any, **options: Any) -> LRScheduler:
+        """Refuses this class itself.
 
         Raises:
-            ValueError: a number that is out of range.
-            TypeError: an option of the wrong type.
+            TypeError: it is not one of the subclasses.
         """
-        op = type(self).__name__
-        if op == "LRScheduler":
+        if cls is LRScheduler:
             raise TypeError(
                 "LRScheduler: expected one of its subclasses, such as FactorScheduler"
             )
-        if warmup_mode not in _MODES:
+        return super().__new__(cls)
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""
+        op = type(self).__name__
+        options = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
+        mode = options.pop("warmup_mode")
+        if mode not in _MODES:
             raise ValueError(
                 f"{op}: expected 'linear' or 'constant' as warmup_mode, but got "
-                f"{warmup_mode!r}"
+                f"{mode!r}"
             )
-        options |= {
-            "base_lr": base_lr,
-            "warmup_final_lr": base_lr,
-            "warmup_steps": warmup_steps,
-            "warmup_begin_lr": warmup_begin_lr,
-        }
+        options["warmup_final_lr"] = options["base_lr"]
         numbers = {name: as_number(op, name, x) for name, x in options.items()}
-        numbers["warmup_mode"] = float(_MODES.index(warmup_mode))
+        numbers["warmup_mode"] = float(_MODES.index(mode))
         self._numbers = {f"{_PREFIX}.{name}": x for name, x in numbers.items()}
         self._numbers[_PREFIX] = float(self._kind)
         self(0)
@@ -134,24 +126,10 @@ class FactorScheduler(_Factors):
     ) -> None:
         """As :class:`LRScheduler`.
 
-        Args:
-            step: the number of updates between two changes.
-            factor: at most 1.
-            stop_factor_lr: the least rate that it is changed to.
-            base_lr: as in LRScheduler, and so the others.
-            warmup_steps: likewise.
-            warmup_begin_lr: likewise.
-            warmup_mode: likewise.
+        `step` is the number of updates between two changes, `factor` is at most 1, and
+        `stop_factor_lr` is the least rate that it is changed to.
         """
-        super().__init__(
-            base_lr,
-            warmup_steps,
-            warmup_begin_lr,
-            warmup_mode,
-            step=step,
-            factor=factor,
-            stop_factor_lr=stop_factor_lr,
-        )
+        super().__init__(locals())
 
 
 class MultiFactorScheduler(_Factors):
@@ -171,27 +149,17 @@ class MultiFactorScheduler(_Factors):
     ) -> None:
         """As :class:`LRScheduler`.
 
-        Args:
-            step: numbers of updates, in ascending order.
-            factor: at most 1.
-            base_lr: as in LRScheduler, and so the others.
-            warmup_steps: likewise.
-            warmup_begin_lr: likewise.
-            warmup_mode: likewise.
+        `step` are numbers of updates in ascending order, and `factor` is at most 1.
         """
+        options = dict(locals())
+        del options["step"]
         if not isinstance(step, list | tuple) or not step:
             raise TypeError(
                 "MultiFactorScheduler: expected a list of at least one number as step, "
                 f"but got {step!r}"
             )
-        super().__init__(
-            base_lr,
-            warmup_steps,
-            warmup_begin_lr,
-            warmup_mode,
-            factor=factor,
-            **{f"step.{i}": number for i, number in enumerate(step)},
-        )
+        options |= {f"step.{i}": number for i, number in enumerate(step)}
+        super().__init__(options)
 
 
 class PolyScheduler(LRScheduler):
@@ -212,26 +180,11 @@ class PolyScheduler(LRScheduler):
     ) -> None:
         """As :class:`LRScheduler`.
 
-        Args:
-            max_update: the update from which the rate is `final_lr`; greater than
-                `warmup_steps`.
-            base_lr: as in LRScheduler. An optimizer's ``learning_rate`` does not
-                change it, as in MXNet.
-            pwr: the power.
-            final_lr: the last rate.
-            warmup_steps: as in LRScheduler, and so the others.
-            warmup_begin_lr: likewise.
-            warmup_mode: likewise.
+        `max_update` is the update from which the rate is `final_lr`, greater than
+        `warmup_steps`, and `pwr` is the power. The ``learning_rate`` of an optimizer
+        does not change `base_lr`, as in MXNet.
         """
-        super().__init__(
-            base_lr,
-            warmup_steps,
-            warmup_begin_lr,
-            warmup_mode,
-            max_update=max_update,
-            pwr=pwr,
-            final_lr=final_lr,
-        )
+        super().__init__(locals())
 
 
 class CosineScheduler(LRScheduler):
@@ -250,14 +203,7 @@ class CosineScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         """Arguments as :class:`PolyScheduler`'s."""
-        super().__init__(
-            base_lr,
-            warmup_steps,
-            warmup_begin_lr,
-            warmup_mode,
-            max_update=max_update,
-            final_lr=final_lr,
-        )
+        super().__init__(locals())
 
 
 _CLASSES = (FactorScheduler, MultiFactorScheduler, PolyScheduler, CosineScheduler)

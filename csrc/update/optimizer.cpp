@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -20,9 +21,8 @@ bool is_shared(const std::string& name) {
 }
 
 // LBSGD counts the pushes that it sums to a step.
-int64_t updates_per_step(const RuleSpec& rule) {
-  return rule.id == RuleSpec::Id::kMxnetLbsgd ? static_cast<int64_t>(rule.alpha)
-                                              : 1;
+double updates_per_step(const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kMxnetLbsgd ? rule.alpha : 1;
 }
 
 } // namespace
@@ -132,7 +132,11 @@ void Optimizer::set_step(RuleStep& step, const Key& key, int64_t num_steps)
 }
 
 int64_t Optimizer::num_updates(int64_t num_steps) const {
-  return begin_num_update + (num_steps * updates_per_step(groups[0]));
+  // In fp64, where no batch_scale overflows.
+  const double most = 0x1p53 - static_cast<double>(begin_num_update);
+  const double own =
+      static_cast<double>(num_steps) * updates_per_step(groups[0]);
+  return begin_num_update + static_cast<int64_t>(std::min(own, most));
 }
 
 void check_optimizer(const char* op, const Optimizer& optimizer) {
@@ -179,6 +183,8 @@ void check_optimizer(const char* op, const Optimizer& optimizer) {
     const RuleSpec rule = optimizer.rule_of(key);
     TORCHKV_CHECK_VALUE(
         options.lr_mult >= 0 && is_finite_float(rule.lr) &&
+            is_finite_float(
+                optimizer.schedule.largest_rate() * options.lr_mult) &&
             options.wd_mult >= 0 && is_finite_float(rule.weight_decay),
         where,
         "expected multipliers of at least 0 that leave lr and weight_decay "

@@ -77,8 +77,7 @@ TORCHKV_API void set_shared_numbers(
 TORCHKV_API NumbersByName shared_numbers(const Optimizer& optimizer);
 
 // An optimizer of one group, from its name and its hyperparameters (make_rule)
-// and shared numbers by name. ValueError for unknown names
-// and invalid numbers.
+// and shared numbers by name. ValueError for unknown names and invalid numbers.
 TORCHKV_API Optimizer make_optimizer(
     const char* op,
     const std::string& name,

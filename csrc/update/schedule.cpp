@@ -146,6 +146,12 @@ double Schedule::rate(int64_t num_updates) const {
   return final_lr + ((base_lr - final_lr) * share);
 }
 
+double Schedule::largest_rate() const {
+  return kind == Kind::kNone
+      ? 0
+      : std::max({base_lr, warmup_final_lr, stop_factor_lr, final_lr});
+}
+
 bool is_of_schedule(const std::string& name) {
   return name.rfind(kScheduleName, 0) == 0;
 }

@@ -35,6 +35,8 @@ struct Schedule {
 
   // REQUIRES: a kind; num_updates >= 0.
   TORCHKV_API double rate(int64_t num_updates) const;
+  // No rate is greater; 0 without a kind.
+  TORCHKV_API double largest_rate() const;
 };
 
 // Names of numbers begin with this: "lr_scheduler" is the kind, from 1;

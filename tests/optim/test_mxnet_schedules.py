@@ -198,6 +198,35 @@ def test_a_state_that_does_not_fit_keeps_the_schedule(kv):
     assert change(kv) == 0.5
 
 
+def test_a_state_that_is_refused_late_keeps_the_schedule(kv):
+    with_sgd(kv, lr_scheduler=HALVES, momentum=0.5)
+    assert change(kv) == 1
+    other = optimizer_state_of("sgd", lr_scheduler=FactorScheduler(9), momentum=0.5)
+    with pytest.raises(ValueError, match="expected shape"):
+        kv.optimizer.load_state_dict(other)
+    assert kv.optimizer.lr_scheduler == HALVES
+    assert kv.optimizer.num_update == 1
+    assert change(kv) == 0.5 * 1 + 0.5  # the momentum contains the rate
+
+
+def optimizer_state_of(name, **options):
+    """After one step of a value of another shape."""
+    with torchkv.create() as other:
+        other.init(3, torch.zeros(7))
+        other.set_optimizer(name, **options)
+        other.push(3, torch.ones(7))
+        return other.optimizer.state_dict()
+
+
+def test_the_largest_rate_is_finite_for_all_keys(kv):
+    kv.init([3, 4], [full(0)] * 2)
+    grows = CosineScheduler(9, base_lr=0.1, final_lr=1e30)
+    kv.set_optimizer("sgd", lr_scheduler=grows)
+    with pytest.raises(ValueError, match="finite in fp32"):
+        kv.set_lr_mult({4: 1e20})
+    assert change(kv, 4) == pytest.approx(grows(1))
+
+
 def test_the_trainer_has_the_rate():
     model = torch.nn.Linear(2, 1, bias=False)
     options = {"lr_scheduler": HALVES}

@@ -134,8 +134,12 @@ class BuiltIn(StoreOptimizer):
         """What all groups share besides gradient options, as numbers of C++."""
         return {}
 
+    def _is_shared(self, name: str) -> bool:
+        """Whether it is the name of one of these numbers."""
+        return False
+
     def _take_shared(self, numbers: Mapping[str, float]) -> None:
-        """Takes over shared numbers that changed in the store."""
+        """Takes over these numbers, which have changed in the store."""
 
     def _apply(self, settings: Settings) -> None:
         self._hand_over(self._store(), settings)
@@ -181,8 +185,10 @@ class BuiltIn(StoreOptimizer):
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
     ) -> None:
-        gradient = parts.get("gradient", {})
-        expect(op, gradient, Mapping, "a dict of options as 'gradient'")
+        saved = parts.get("gradient", {})
+        expect(op, saved, Mapping, "a dict of options as 'gradient'")
+        shared = {name: saved[name] for name in saved if self._is_shared(name)}
+        gradient = {name: saved[name] for name in saved if name not in shared}
         gradient = with_defaults(op, gradient)
         states = {
             key: _plain_state(op, key, state) for key, state in parts["state"].items()
@@ -198,12 +204,18 @@ class BuiltIn(StoreOptimizer):
                         f"{op}: missing state {name!r} of {self._name()} "
                         f"(key {shown(key)})"
                     )
-        before = self._settings()
-        self._hand_over(impl, settings, gradient)
+        before, shared_before = self._settings(), self._shared_numbers()
+        try:
+            self._take_shared(shared)
+            self._hand_over(impl, settings, gradient)
+        except BaseException:
+            self._take_shared(shared_before)
+            raise
         try:
             if states:
                 impl.set_optimizer_states(list(states), list(states.values()))
         except BaseException:
+            self._take_shared(shared_before)
             self._hand_over(impl, before)
             raise
         self._gradient = gradient

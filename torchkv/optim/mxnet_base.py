@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from torchkv import _C, lr_scheduler
+from torchkv import lr_scheduler
 from torchkv.arguments import as_number, expect
 from torchkv.lr_scheduler import LRScheduler
 from torchkv.optim.built_in import BuiltIn
@@ -111,6 +111,9 @@ class MXNetOptimizer(BuiltIn):
         begin = as_number(self._name(), "begin_num_update", begin)
         return {**numbers, "begin_num_update": begin} if begin != 0 else numbers
 
+    def _is_shared(self, name: str) -> bool:
+        return lr_scheduler.is_name(name) or name == "begin_num_update"
+
     def _take_shared(self, numbers: Mapping[str, float]) -> None:
         of_schedule = {k: x for k, x in numbers.items() if lr_scheduler.is_name(k)}
         self._scheduler = lr_scheduler.from_numbers(of_schedule)
@@ -126,20 +129,6 @@ class MXNetOptimizer(BuiltIn):
                         "some keys, or set lr_scheduler to None"
                     )
         super()._apply(settings)
-
-    def _load(
-        self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
-    ) -> None:
-        saved = parts.get("gradient", {})
-        expect(op, saved, Mapping, "a dict of options as 'gradient'")
-        before = self._scheduler, self._begin_num_update
-        gradient = {k: x for k, x in saved.items() if not _is_shared(k)}
-        try:
-            self._take_shared({k: x for k, x in saved.items() if _is_shared(k)})
-            super()._load(op, impl, settings, {**parts, "gradient": gradient})
-        except BaseException:
-            self._scheduler, self._begin_num_update = before
-            raise
 
     @property
     def lr_scheduler(self) -> LRScheduler | None:
@@ -261,10 +250,6 @@ def _restored(
     optimizer._scheduler = scheduler
     optimizer._begin_num_update = begin_num_update
     return optimizer
-
-
-def _is_shared(name: str) -> bool:
-    return lr_scheduler.is_name(name) or name == "begin_num_update"
 
 
 def _as_scheduler(op: str, value: Any) -> LRScheduler | None:

@@ -175,7 +175,6 @@ void define_optimizer(Class& kvstore) {
             check_optimizer(
                 op.c_str(), make_optimizer(op.c_str(), rule, numbers));
           })
-      // Of numbers that have been checked.
       .def_static(
           "scheduled_rate",
           [](const std::string& op,

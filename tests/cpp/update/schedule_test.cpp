@@ -83,6 +83,13 @@ TEST(ScheduleTest, Refusals) {
   EXPECT_TRUE(has(refusal({{"lr_scheduler", 2}}), "at least one"));
 }
 
+TEST(ScheduleTest, CountsOfUpdatesDoNotOverflow) {
+  Optimizer lbsgd = make_optimizer(
+      "test", "mxnet_lbsgd", {{"batch_scale", 1e30}, {"begin_num_update", 5}});
+  EXPECT_EQ(lbsgd.num_updates(0), 5);
+  EXPECT_EQ(lbsgd.num_updates(int64_t{1} << 53U), int64_t{1} << 53U);
+}
+
 TEST(ScheduleTest, IsAnOptionOfAnOptimizerByName) {
   const auto store = c10::make_intrusive<KVStore>();
   store->init(3, at::zeros(1));
