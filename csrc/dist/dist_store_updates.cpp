@@ -59,8 +59,12 @@ std::vector<Place> DistStore::places_of(const Entry& entry) const {
 // On the servers of other ranks.
 std::vector<Place> DistStore::places_elsewhere(const Entry& entry) const {
   std::vector<Place> places = places_of(entry);
-  std::erase_if(
-      places, [this](const Place& place) { return place.server == rank(); });
+  places.erase(
+      std::remove_if(
+          places.begin(),
+          places.end(),
+          [this](const Place& place) { return place.server == rank(); }),
+      places.end());
   return places;
 }
 

@@ -155,7 +155,7 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
   const auto& pushes = round->pushes;
   int64_t gen = 0;
   for (const auto& push : pushes) {
-    if (push.group != pushes[0].group) {
+    if (!(push.group == pushes[0].group)) {
       fail({ErrorCode::kGroup, push.rank, slice->id, {}, {}});
       return;
     }
