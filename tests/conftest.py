@@ -20,6 +20,9 @@ import torch  # noqa: E402
 
 import torchkv  # noqa: E402
 
+# PyTorch 2.11 warns of the first sparse tensor in a process that has not chosen.
+torch.sparse.check_sparse_tensor_invariants.disable()
+
 # make forward-test: a library that puts a store of its own before "local" and "device".
 if library := os.environ.get("TORCHKV_TEST_STORE"):
     ctypes.CDLL(os.path.abspath(library))
