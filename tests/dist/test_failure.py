@@ -247,3 +247,44 @@ def test_a_rank_that_never_comes_is_named():
     kind, text = ranks.run(absent, 2)[0]
     assert kind == "StoreTimeoutError"
     assert "create: timed out after 1 s; waited for rank 1" in text
+
+
+def init_again(rank):
+    kv = torchkv.create("dist_sync", timeout=2)
+    first = None
+    if rank == 0:
+        time.sleep(3)
+    else:
+        first = outcome(lambda: kv.init(["w", "v"], [full(5)] * 2))[0]
+        assert kv.keys() == []
+    while second := outcome(lambda: kv.init(["w", "v"], [full(1)] * 2))[0]:
+        assert second == "StoreTimeoutError"
+    kv.push("w", full(rank + 1))
+    return first, kv.pull("w").tolist(), kv.pull("v").tolist()
+
+
+def test_an_init_that_has_timed_out_may_be_repeated():
+    results = ranks.run(init_again, 2)
+    values = full(3).tolist(), full(1).tolist()
+    assert results == [(None, *values), ("StoreTimeoutError", *values)]
+
+
+def time_out_by_the_environment(rank):
+    os.environ["TORCHKV_TIMEOUT"] = "a minute"
+    wrong = outcome(lambda: torchkv.create("dist_sync"))
+    os.environ["TORCHKV_TIMEOUT"] = "1.5"
+    kv = torchkv.create("dist_sync")
+    kv.init("w", full(0))
+    if rank == 1:
+        time.sleep(3)
+        return wrong, None
+    return wrong, outcome(lambda: kv.pushpull("w", full(1), full(0)))
+
+
+def test_the_environment_has_the_timeout():
+    results = ranks.run(time_out_by_the_environment, 2)
+    for (kind, text, _), _ in results:
+        assert kind == "ValueError" and "TORCHKV_TIMEOUT, but got 'a minute'" in text
+    kind, text, elapsed = results[0][1]
+    assert kind == "StoreTimeoutError" and "1.5 s" in text
+    assert 1.4 < elapsed < 2.5

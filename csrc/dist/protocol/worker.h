@@ -110,6 +110,10 @@ class TORCHKV_API Worker final : public Core {
   void begin_items(CallId id, WorkerCall& call);
   bool has_calls(const Request& request) const;
   void begin_deletes();
+  static WorkerTablePtr table_for(
+      const std::vector<WorkerTablePtr>& before,
+      const Request::Item& item,
+      const Place& at);
   void issue_inits(CallId id, WorkerCall& call);
   void issue_values(CallId id, WorkerCall& call);
   void begin_config(CallId id, WorkerCall& call);

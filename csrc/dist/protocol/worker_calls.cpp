@@ -184,17 +184,37 @@ std::optional<Error> Worker::refusal(const Request& request) const {
   return std::nullopt;
 }
 
+// That of an earlier init of the same slice, whose call has timed out: the
+// stream goes on, and the server may still answer.
+WorkerTablePtr Worker::table_for(
+    const std::vector<WorkerTablePtr>& before,
+    const Request::Item& item,
+    const Place& at) {
+  auto table = std::make_shared<WorkerTable>();
+  table->slice = {item.key, at.index};
+  table->server = at.server;
+  table->begin = static_cast<size_t>(at.begin);
+  table->end = static_cast<size_t>(at.end);
+  table->item_bytes = static_cast<size_t>(item.spec.item_bytes);
+  for (const auto& old : before) {
+    if (old->slice == table->slice && old->server == table->server) {
+      if (old->begin == table->begin && old->end == table->end &&
+          old->item_bytes == table->item_bytes) {
+        old->base = old->known = 0;
+        return old;
+      }
+      table->last = old->last; // the server refuses one of the two
+    }
+  }
+  return table;
+}
+
 void Worker::issue_inits(CallId id, WorkerCall& call) {
   for (auto& item : call.request.items) {
     WorkerKey& key = *keys_.find(item.key);
-    key.tables.clear();
+    const auto before = std::exchange(key.tables, {});
     for (const auto& at : key.places) {
-      auto table = std::make_shared<WorkerTable>();
-      table->slice = {item.key, at.index};
-      table->server = at.server;
-      table->begin = static_cast<size_t>(at.begin);
-      table->end = static_cast<size_t>(at.end);
-      table->item_bytes = static_cast<size_t>(item.spec.item_bytes);
+      const WorkerTablePtr table = table_for(before, item, at);
       key.tables.push_back(table);
       Message request;
       request.kind = Kind::kInit;

@@ -1470,7 +1470,12 @@ class Worker(Core):
             if self.links[sid].state == "lost":
                 return self._return(cid, error=("server_lost", sid, name))
         for sid, name, low, high in places:
-            self.tables[name] = Table(sid, high - low)
+            old = self.tables.get(name)  # of an init that has timed out
+            if old is None or (old.server, old.numel) != (sid, high - low):
+                self.tables[name] = Table(sid, high - low)
+                self.tables[name].last = old.last if old else 0
+            else:
+                old.base = 0
             part = vector[low:high] if self.rank == 0 else None
             self._issue(
                 cid,

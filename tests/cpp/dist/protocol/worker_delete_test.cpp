@@ -12,6 +12,23 @@ namespace {
 using Lines = std::vector<std::string>;
 using RK = Request::Kind;
 
+TEST(WorkerDeleteTest, ADeletedKeyIsUnknown) {
+  WorkerScene scene(test_config(1, std::nullopt));
+  scene.start();
+  scene.init({"w", "x"});
+  const CallId id = scene.call(request(RK::kDelete, {"w", "x"}));
+  EXPECT_EQ(scene.log(), (Lines{"DELETE 3", "DELETE 4"}));
+  scene.done(3);
+  EXPECT_FALSE(scene.has_ended(id));
+  scene.done(4);
+  EXPECT_FALSE(scene.ended(id).error);
+  const Return end = scene.ended(scene.call(request(RK::kPull, {"x"})));
+  ASSERT_TRUE(end.error);
+  EXPECT_EQ(error_in(end).code, ErrorCode::kUnknown);
+  EXPECT_EQ(error_in(end).who, 1);
+  EXPECT_EQ(error_in(end).slice, (SliceId{"x", 0}));
+}
+
 TEST(WorkerDeleteTest, ADeleteWaitsForCallsOnItsKeys) {
   WorkerScene scene(test_config(1, 1));
   scene.start();

@@ -267,21 +267,36 @@ TEST(WorkerTest, ASplitKeyIsAnOperationOfEachServerInOneCall) {
   EXPECT_EQ(end.results[1].slice.index, 1);
 }
 
-TEST(WorkerTest, ADeletedKeyIsUnknown) {
+TEST(WorkerTest, AnInitThatHasTimedOutMayBeRepeated) {
   WorkerScene scene(test_config(1, std::nullopt));
   scene.start();
-  scene.init({"w", "x"});
-  const CallId id = scene.call(request(RK::kDelete, {"w", "x"}));
-  EXPECT_EQ(scene.log(), (Lines{"DELETE 3", "DELETE 4"}));
-  scene.done(3);
-  EXPECT_FALSE(scene.has_ended(id));
-  scene.done(4);
-  EXPECT_FALSE(scene.ended(id).error);
-  const Return end = scene.ended(scene.call(request(RK::kPull, {"x"})));
-  ASSERT_TRUE(end.error);
-  EXPECT_EQ(error_in(end).code, ErrorCode::kUnknown);
-  EXPECT_EQ(error_in(end).who, 1);
-  EXPECT_EQ(error_in(end).slice, (SliceId{"x", 0}));
+  const CallId late = scene.call(request(RK::kInit, {"w"}), 2);
+  scene.run(3);
+  EXPECT_EQ(error_in(scene.ended(late)).code, ErrorCode::kTimeout);
+  scene.clear();
+  const CallId again = scene.call(request(RK::kInit, {"w"}));
+  ASSERT_EQ(scene.sent.size(), 1);
+  // The next operation of the stream, whose first has no answer yet.
+  EXPECT_EQ(scene.sent[0].opno, 2);
+  EXPECT_EQ(scene.sent[0].prev, 1);
+  EXPECT_EQ(scene.sent[0].acked, 1);
+  scene.done(1);
+  EXPECT_FALSE(scene.has_ended(again));
+  scene.done(2);
+  EXPECT_FALSE(scene.ended(again).error);
+  scene.call(request(RK::kPush, {"w"}));
+  EXPECT_EQ(scene.sent.back().prev, 2);
+  EXPECT_EQ(scene.sent.back().acked, 3);
+}
+
+TEST(WorkerTest, AnInitOfAnotherShapeIsTheNextOfItsStream) {
+  WorkerScene scene(test_config(1, std::nullopt));
+  scene.start();
+  scene.call(request(RK::kInit, {"w"}), 2);
+  scene.run(3);
+  scene.clear();
+  scene.call(request(RK::kInit, {"w"}, /*total=*/3));
+  EXPECT_EQ(scene.sent[0].prev, 1);
 }
 
 TEST(WorkerTest, ABarrierOfDistSyncMeetsAtServerZeroWithTheCounts) {
