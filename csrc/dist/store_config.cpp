@@ -13,6 +13,8 @@ namespace {
 // Of all that the ranks of a store must agree on: the protocol included.
 constexpr uint64_t kProtocolVersion = 1;
 
+constexpr double kLongest = 1e9; // seconds; in milliseconds, it fits in 64 bits
+
 } // namespace
 
 double timeout_of(const StoreOptions& options) {
@@ -28,7 +30,6 @@ double timeout_of(const StoreOptions& options) {
         text,
         "'");
   }
-  constexpr double kLongest = 1e9; // in milliseconds, it fits in 64 bits
   TORCH_CHECK_VALUE(
       timeout > 0 && timeout <= kLongest,
       "create: expected a positive timeout of at most ",
@@ -51,8 +52,10 @@ Config config_of(
   config.policy = policy;
   config.heartbeat = options.heartbeat.value_or(1);
   TORCH_CHECK_VALUE(
-      config.heartbeat > 0,
-      "create: expected a positive heartbeat, but got ",
+      config.heartbeat > 0 && config.heartbeat <= kLongest,
+      "create: expected a positive heartbeat of at most ",
+      kLongest,
+      " s, but got ",
       config.heartbeat);
   config.lost = 4 * config.heartbeat;
   if (node.shares_memory()) {

@@ -153,6 +153,8 @@ def create_after_errors(rank):
     if rank == 1:
         with pytest.raises(ValueError, match="heartbeat"):
             torchkv.create("dist_sync", heartbeat=-1)
+        with pytest.raises(ValueError, match="positive heartbeat of at most"):
+            torchkv.create("dist_sync", heartbeat=1e12)
         with pytest.raises(ValueError, match="positive timeout of at most"):
             torchkv.create("dist_sync", timeout=1e12)
         with pytest.raises(ValueError, match="snapshot_dir"):
