@@ -354,12 +354,9 @@ void DistStore::assign(const Call& call) {
     const std::lock_guard lock(updater_mutex_);
     restore = spec_;
   }
-  UpdateSpec replace = restore;
-  replace.kind = UpdateSpec::Kind::kReplace;
-  send_spec(call.op, replace);
-  PendingPtr pending;
-  if (is_sync_ || rank() == 0) {
-    Request request(Request::Kind::kPush);
+  const bool pushes = is_sync_ || rank() == 0;
+  Request request(Request::Kind::kPush);
+  if (pushes) { // before the servers replace values, as memory may run out
     for (size_t i = 0; i < entries.size(); ++i) {
       const Meta& meta = entries[i]->meta;
       const at::Tensor value =
@@ -372,6 +369,12 @@ void DistStore::assign(const Call& call) {
       item.item_bytes = static_cast<int32_t>(value.element_size());
       request.items.push_back(std::move(item));
     }
+  }
+  UpdateSpec replace = restore;
+  replace.kind = UpdateSpec::Kind::kReplace;
+  send_spec(call.op, replace);
+  PendingPtr pending;
+  if (pushes) {
     pending = begin(call.op, std::move(request));
   }
   // Not after the push, which may fail: later ones are no assignments.
