@@ -30,6 +30,7 @@ struct Nodes {
   std::mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<Node>> by_token;
   uint64_t num_forks = fork_count();
+  bool closes_at_exit = false;
 
   static Nodes& get() {
     static auto* nodes = new Nodes();
@@ -116,7 +117,7 @@ std::shared_ptr<Node> Node::join(
   if (node == nullptr) {
     auto made = std::make_shared<Node>(
         Private(), rendezvous, prefix, token, options, launch, timeout);
-    if (nodes.by_token.size() == 1) {
+    if (!std::exchange(nodes.closes_at_exit, true)) {
       // Before the destructors of what the library uses.
       std::atexit([] { close_all(kExitTimeout); });
     }
