@@ -186,7 +186,7 @@ simulate: $(BUILT)
 
 # Whether the simulation and the tests find bugs planted in the protocol's cores.
 mutants: $(BUILT)
-	$(BIN)/python tests/dist/mutants.py $(MUTANTS_ARGS)
+	$(BIN)/python tests/dist/mutants.py --tests $(MUTANTS_ARGS)
 
 FUZZ_INPUTS := 10000000
 fuzz: $(BUILT)

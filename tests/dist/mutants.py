@@ -4,8 +4,8 @@
 
 Each bug is a change of a few lines of the sources, in tests/dist/mutants/*.txt. The
 changed sources are compiled into the simulation (tests/cpp/dist/simulation), which runs
-seeds until one of its checks fails. With --tests, the unit tests of the cores run for
-the bugs that no seed has found. Exits with 1 if nothing notices a bug.
+seeds until one of its checks fails. With --tests, the unit tests of the cores run,
+too. Exits with 1 if nothing notices a bug.
 
 A mutant is a name, the cells of the simulation in which it should be noticed, and
 replacements of lines: those that begin with "-" by those that begin with "+". White
