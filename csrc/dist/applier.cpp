@@ -8,6 +8,7 @@
 
 #include "../core/in_progress.h"
 #include "errors.h"
+#include "pending.h"
 
 namespace torchkv::dist {
 namespace {
@@ -69,14 +70,17 @@ void Applier::erase(const SliceId& slice, int64_t kid) {
   enqueue(Erased{slice, kid});
 }
 
-std::shared_ptr<OpaqueUpdater> Applier::script(int64_t epoch) {
+std::shared_ptr<OpaqueUpdater> Applier::script(
+    const char* op,
+    int64_t epoch,
+    double timeout) {
   // Shared, so that it is broken if the applier ends.
   auto done = std::make_shared<std::promise<std::shared_ptr<OpaqueUpdater>>>();
   auto result = done->get_future();
   enqueue([this, epoch, done = std::exchange(done, nullptr)] {
     done->set_value(updates_.script(epoch));
   });
-  return result.get();
+  return get_within(result, op, updates_.rank(), timeout);
 }
 
 void Applier::set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script) {

@@ -69,8 +69,12 @@ class Applier {
       const Updater& updater,
       int64_t epoch,
       KeyState state);
-  // As Updates, after what is queued. script() blocks until then.
-  std::shared_ptr<OpaqueUpdater> script(int64_t epoch);
+  // As Updates, after what is queued. script() blocks until then, or throws
+  // StoreTimeoutError after `timeout` seconds.
+  std::shared_ptr<OpaqueUpdater> script(
+      const char* op,
+      int64_t epoch,
+      double timeout);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
   // The most steps of a key that is held.
   int64_t num_steps() {

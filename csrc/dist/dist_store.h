@@ -20,6 +20,10 @@
 
 namespace torchkv::dist {
 
+class GatherRound;
+// In this order, of a call that gathers; not all of them.
+enum class GatherStage : int64_t { kBegin, kScripts, kParts };
+
 // ValueError for a key or a value that messages have no room for.
 void check_fits_messages(
     const char* op,
@@ -109,6 +113,8 @@ class DistStore final : public Store {
   void take_snapshot(std::optional<int64_t> step);
   void set_spec(const char* op, Updater next, bool keep_state);
   void send_spec(const char* op, const UpdateSpec& spec);
+  void wait_for_spec();
+  void settle_own(const char* op);
   void meet(const char* op);
   void check_gradient(const char* op, const GradientSpec& gradient) const;
   void check_same_updates(const char* op, const UpdateSpec& own);
@@ -116,8 +122,18 @@ class DistStore final : public Store {
   std::vector<Place> places_of(const Entry& entry) const;
   std::vector<Place> places_elsewhere(const Entry& entry) const;
   void settle(const char* op);
-  DistStore& exchange_store();
-  std::vector<at::Tensor> gather(const at::Tensor& bytes, bool to_all);
+  std::unique_ptr<DistStore> make_exchange(int64_t number) const;
+  void begin_gather(const char* op);
+  std::unique_ptr<GatherRound> begin_round(
+      const char* op,
+      GatherStage stage,
+      int64_t num_bytes) const;
+  std::vector<at::Tensor> gather(
+      const char* op,
+      GatherStage stage,
+      const at::Tensor& bytes,
+      bool to_all);
+  void check_all_present(const char* op) const;
   at::Tensor own_parts(const Keys& keys);
   std::vector<at::Tensor> gather_scripts();
   std::shared_ptr<OpaqueUpdater> own_script(
@@ -140,7 +156,7 @@ class DistStore final : public Store {
 
   std::mutex barrier_mutex_; // a rank is in one barrier at a time
   std::mutex gather_mutex_; // held by calls that use the exchange store
-  std::unique_ptr<DistStore> exchange_;
+  std::unique_ptr<DistStore> exchange_; // null: none, or the last call failed
 
   // Held by calls that change the updater, over the messages to the servers.
   std::mutex setting_mutex_;

@@ -1,14 +1,16 @@
 // What the ranks of a DistStore tell each other when a store is saved or
 // loaded.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "../update/script_archives.h"
 #include "../update/script_updater.h"
 #include "dist_store.h"
+#include "errors.h"
+#include "gather_round.h"
 
 namespace torchkv::dist {
 namespace {
@@ -17,69 +19,106 @@ constexpr auto* kGather = "save";
 
 } // namespace
 
-// A store for bytes, of the same ranks: made when it is first needed.
-DistStore& DistStore::exchange_store() {
-  if (exchange_ == nullptr) {
-    StoreOptions options;
-    options.name = c10::str(name_, "#exchange");
-    options.rank = rank();
-    options.world_size = num_workers();
-    options.rendezvous = node_->rendezvous();
-    options.security = node_->security();
-    options.timeout = timeout_;
-    options.heartbeat = session_->config().heartbeat;
-    Policy policy;
-    policy.quorum = 1;
-    exchange_ =
-        std::make_unique<DistStore>("dist_async", policy, runtime_, options);
-  }
-  return *exchange_;
+// A store for bytes, of the same ranks.
+std::unique_ptr<DistStore> DistStore::make_exchange(int64_t number) const {
+  StoreOptions options;
+  options.name = c10::str("#exchange/", session_->config().store, '/', number);
+  options.rank = rank();
+  options.world_size = num_workers();
+  options.rendezvous = node_->rendezvous();
+  options.security = node_->security();
+  options.timeout = timeout_;
+  options.heartbeat = session_->config().heartbeat;
+  Policy policy;
+  policy.quorum = 1;
+  return std::make_unique<DistStore>("dist_async", policy, runtime_, options);
 }
 
-// Each rank's bytes, on rank 0 or on all.
+// The next round of `op`, whose stages are the same on all ranks.
+std::unique_ptr<GatherRound> DistStore::begin_round(
+    const char* op,
+    GatherStage stage,
+    int64_t num_bytes) const {
+  return std::make_unique<GatherRound>(
+      op,
+      node_->rendezvous(),
+      c10::str(node_->prefix(), "gather/", session_->config().store, '/'),
+      GatherRound::Ranks{
+          static_cast<int32_t>(rank()),
+          static_cast<int32_t>(num_workers()),
+          timeout_},
+      GatherRound::Contribution{
+          static_cast<int64_t>(stage), num_bytes, exchange_ != nullptr},
+      [this, op] { check_all_present(op); });
+}
+
+// Until the pushes of all ranks are applied. Not by a barrier: after one that
+// some ranks have left with an error, the next may let a rank pass early.
+void DistStore::begin_gather(const char* op) {
+  settle_own(op);
+  begin_round(op, GatherStage::kBegin, 0);
+}
+
+// Each rank's bytes, on rank 0 or on all. A gathering that fails on one rank
+// may have succeeded on another: the next one begins with a new store on all.
 std::vector<at::Tensor> DistStore::gather(
+    const char* op,
+    GatherStage stage,
     const at::Tensor& bytes,
     bool to_all) {
-  DistStore& store = exchange_store();
-  const int64_t ranks = num_workers();
-  // Int keys: the sizes, then each rank's bytes.
-  const Tensors no_sizes(at::zeros({ranks}, at::kLong));
-  store.insert({kGather, Key(-1), &no_sizes});
-  for (int64_t i = 0; i < ranks; ++i) { // one at a time: ASSIGN keeps the last
-    if (i == rank()) {
-      const Tensors current = Tensors::one_each(store.pull(Key(-1), {}));
-      current.flat[0].data_ptr<int64_t>()[i] = bytes.numel();
-      store.merge({kGather, Key(-1), &current});
-      store.session_->flush();
-    }
-    store.barrier();
+  const auto round = begin_round(op, stage, bytes.numel());
+  const auto& ranks = round->contributions();
+  std::unique_ptr<DistStore> store = std::move(exchange_);
+  if (!std::all_of(ranks.begin(), ranks.end(), [](const auto& each) {
+        return each.has_store;
+      })) {
+    store = make_exchange(round->number());
   }
-  const at::Tensor sizes = store.pull(Key(-1), {})[0];
-  Keys keys(Key(-1));
+  Keys keys;
   keys.single = false;
-  std::vector<at::Tensor> result;
-  for (int64_t i = 0; i < ranks; ++i) {
-    const Tensors empty(at::empty({sizes.data_ptr<int64_t>()[i]}, at::kByte));
-    store.insert({kGather, Key(i), &empty});
-    keys.list.push_back(Key(i));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const Key key(static_cast<int64_t>(i));
+    const Tensors empty(at::empty({ranks[i].num_bytes}, at::kByte));
+    store->insert({op, key, &empty});
+    keys.list.push_back(key);
   }
   const Tensors own(bytes);
-  store.merge({kGather, Key(rank()), &own});
-  store.session_->flush();
-  store.barrier();
-  for (int64_t i = 0; i < ranks && (to_all || rank() == 0); ++i) {
-    result.push_back(store.pull(Key(i), {})[0]);
+  store->merge({op, Key(rank()), &own});
+  store->session_->flush();
+  round->meet();
+  std::vector<at::Tensor> result;
+  for (const Key& key : keys.list) {
+    if (to_all || rank() == 0) {
+      result.push_back(store->pull(key, {})[0]);
+    }
   }
-  store.erase(keys);
+  store->erase(keys);
+  exchange_ = std::move(store);
   return result;
+}
+
+// Those that are lost do not answer.
+void DistStore::check_all_present(const char* op) const {
+  if (const auto error = session_->fatal()) {
+    throw_error(op, *error, rank(), timeout_);
+  }
+  const auto lost = session_->lost_ranks();
+  if (!lost.empty()) {
+    Error error;
+    error.code = ErrorCode::kServerLost;
+    error.who = lost[0];
+    throw_error(op, error, rank(), timeout_);
+  }
 }
 
 // The servers' copies of a TorchScript updater, each with a state of its own;
 // on rank 0.
 std::vector<at::Tensor> DistStore::gather_scripts() {
   const int64_t epoch = this->epoch();
-  const auto script = session_->applier().script(epoch);
+  const auto script = session_->applier().script(kGather, epoch, timeout_);
   auto archives = gather(
+      kGather,
+      GatherStage::kScripts,
       script != nullptr ? serialize_updater(*script)
                         : at::empty({0}, at::kByte),
       /*to_all=*/false);

@@ -124,15 +124,13 @@ KeyState cut_state(const KeyState& state, const Place& place, bool is_split) {
 
 // Until this rank's pushes are applied, and those of all others.
 void DistStore::settle(const char* op) {
-  table_.check_open(op);
-  session_->join(op, timeout_);
-  session_->flush();
+  settle_own(op);
   meet(op);
 }
 
 // What this rank's server holds of the keys.
 at::Tensor DistStore::own_parts(const Keys& keys) {
-  Shard shard = session_->held(keys);
+  Shard shard = session_->held(kSave, keys, timeout_);
   ByteWriter out;
   out.add(static_cast<uint64_t>(shard.slices.size()));
   for (const auto& [slice, shot] : shard.slices) {
@@ -174,7 +172,7 @@ StoreState DistStore::state(bool with_keys) const {
 StoreState DistStore::gather_state() {
   const std::lock_guard calls(gather_mutex_);
   StoreState state = this->state(/*with_keys=*/false);
-  settle(kSave);
+  begin_gather(kSave);
   if (!state.updater.empty()) {
     state.updater = gather_scripts();
   }
@@ -186,7 +184,8 @@ StoreState DistStore::gather_state() {
   if (keys.list.empty()) {
     return state;
   }
-  const auto parts = read_parts(gather(own_parts(keys), /*to_all=*/false));
+  const auto parts = read_parts(
+      gather(kSave, GatherStage::kParts, own_parts(keys), /*to_all=*/false));
   for (const auto& entry :
        parts.empty() ? Entries() : table_.find(kSave, keys)) {
     const Key& key = entry->key;
@@ -213,8 +212,9 @@ std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
       op,
       ": the store has no optimizer; call set_optimizer first");
   const Entries entries = table_.find(op, keys);
-  settle(op);
-  const auto parts = read_parts(gather(own_parts(keys), /*to_all=*/true));
+  begin_gather(op);
+  const auto parts = read_parts(
+      gather(op, GatherStage::kParts, own_parts(keys), /*to_all=*/true));
   std::vector<KeyState> states;
   for (const auto& entry : entries) {
     states.push_back(join_states(parts.at(entry->key), entry->meta));

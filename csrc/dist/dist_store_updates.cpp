@@ -239,19 +239,33 @@ void DistStore::check_expected_keys(const char* op) {
 void DistStore::visit_sole_updater(
     c10::function_ref<void(const OpaqueUpdater&)> /*visit*/) const {}
 
-// Waits for all ranks, then for this one's pushes.
-void DistStore::meet(const char* op) {
-  table_.check_open(op);
-  raise_deferred(op, nullptr);
-  const std::lock_guard barriers(barrier_mutex_);
+// So that all servers have the latest updater.
+void DistStore::wait_for_spec() {
   PendingPtr spec;
   {
     const std::lock_guard lock(updater_mutex_);
     spec = sent_spec_;
   }
   if (spec != nullptr) {
-    spec->wait(); // so that all servers have it
+    spec->wait();
   }
+}
+
+// Until this rank's pushes are applied.
+void DistStore::settle_own(const char* op) {
+  table_.check_open(op);
+  session_->join(op, timeout_);
+  wait_for_spec();
+  session_->flush();
+  raise_deferred(op, nullptr);
+}
+
+// Waits for all ranks, then for this one's pushes.
+void DistStore::meet(const char* op) {
+  table_.check_open(op);
+  raise_deferred(op, nullptr);
+  const std::lock_guard barriers(barrier_mutex_);
+  wait_for_spec();
   run(op, Request(Request::Kind::kBarrier));
   // All ranks have pushed equally often, so pushes end, perhaps with an error.
   session_->flush();
@@ -322,7 +336,7 @@ int64_t DistStore::num_workers() const {
 }
 
 int64_t DistStore::num_dead_node() const {
-  return session_->num_lost();
+  return static_cast<int64_t>(session_->lost_ranks().size());
 }
 
 } // namespace torchkv::dist

@@ -85,6 +85,10 @@ class Node final : public Transport::Handler {
   const std::shared_ptr<Rendezvous>& rendezvous() const {
     return rendezvous_;
   }
+  // Of its keys there.
+  const std::string& prefix() const {
+    return prefix_;
+  }
   // What rank 0 says of a store: `value` there, which others wait for.
   std::string agree(const std::string& key, const std::string& value);
   // Whether the process ends.

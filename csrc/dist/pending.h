@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "../core/signals.h"
+#include "errors.h"
 #include "protocol/action.h"
 
 namespace torchkv::dist {
@@ -79,5 +81,28 @@ class Pending {
   std::optional<Return> result_;
 };
 using PendingPtr = std::shared_ptr<Pending>;
+
+// What the future holds. StoreTimeoutError of `op` after `timeout` seconds;
+// throws what a signal handler raises.
+template <class T>
+T get_within(
+    std::future<T>& future,
+    const char* op,
+    int64_t rank,
+    double timeout) {
+  const auto end = Pending::Clock::now() +
+      std::chrono::duration_cast<Pending::Clock::duration>(
+                       std::chrono::duration<double>(std::min(timeout, 1e9)));
+  constexpr auto kSignals = std::chrono::milliseconds(200);
+  while (future.wait_for(kSignals) != std::future_status::ready) {
+    check_signals();
+    if (Pending::Clock::now() > end) {
+      Error error;
+      error.code = ErrorCode::kTimeout;
+      throw_error(op, error, rank, timeout);
+    }
+  }
+  return future.get();
+}
 
 } // namespace torchkv::dist

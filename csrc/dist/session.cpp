@@ -9,6 +9,7 @@
 #include "../core/errors.h"
 #include "errors.h"
 #include "node.h"
+#include "pending.h"
 
 namespace torchkv::dist {
 
@@ -184,7 +185,7 @@ void Session::flush() {
   }
 }
 
-Shard Session::held(const Keys& keys) {
+Shard Session::held(const char* op, const Keys& keys, double timeout) {
   Shard shard;
   const std::unordered_set<Key, KeyHash> wanted(
       keys.list.begin(), keys.list.end());
@@ -215,7 +216,7 @@ Shard Session::held(const Keys& keys) {
           done->set_value(std::move(filled));
         }
       });
-  return result.get();
+  return get_within(result, op, node_->rank(), timeout);
 }
 
 int64_t Session::version(const SliceId& slice) {
@@ -238,21 +239,23 @@ std::optional<Error> Session::fatal() {
   return worker_.fatal();
 }
 
-int64_t Session::num_lost() {
+std::vector<int32_t> Session::lost_ranks() {
   const std::lock_guard lock(node_->mutex());
   const auto is_named = [](const std::optional<Error>& error, int32_t rank) {
     return error && error->who == rank &&
         (error->code == ErrorCode::kWorkerLost ||
          error->code == ErrorCode::kServerLost);
   };
-  int64_t count = 0;
+  std::vector<int32_t> lost;
   for (int32_t rank = 0; rank < config_.num_workers; ++rank) {
     const bool is_lost = worker_.link_state(rank) == LinkState::kLost ||
         server_.peer_state(rank) == PeerState::kLost ||
         is_named(worker_.fatal(), rank) || is_named(server_.fatal(), rank);
-    count += rank != node_->rank() && is_lost ? 1 : 0;
+    if (rank != node_->rank() && is_lost) {
+      lost.push_back(rank);
+    }
   }
-  return count;
+  return lost;
 }
 
 void Session::on_frame(Direction direction, const Frame& frame) {

@@ -70,13 +70,15 @@ class Session {
   // What every call fails with from now on. Without the node's mutex.
   std::optional<Error> fatal();
 
-  // How many of the other ranks the worker or the server takes for lost, or an
+  // The other ranks that the worker or the server takes for lost, or that an
   // error has named as lost. Without the node's mutex.
-  int64_t num_lost();
+  std::vector<int32_t> lost_ranks();
 
   // The slices of the keys that this rank's server holds, with the states of
-  // their optimizer. REQUIRES: no push is in flight. Without the node's mutex.
-  Shard held(const Keys& keys);
+  // their optimizer; StoreTimeoutError if an updater keeps it waiting for
+  // `timeout` seconds. REQUIRES: no push is in flight. Without the node's
+  // mutex.
+  Shard held(const char* op, const Keys& keys, double timeout);
   // The latest version of the slice that this rank knows, or -1. Without the
   // node's mutex.
   int64_t version(const SliceId& slice);

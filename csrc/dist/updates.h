@@ -24,6 +24,10 @@ class Updates {
   explicit Updates(int64_t rank) : rank_(rank) {}
   C10_DISABLE_COPY_AND_ASSIGN(Updates);
 
+  int64_t rank() const {
+    return rank_;
+  }
+
   // RuntimeError if this rank cannot run it.
   Update of(const Round& round);
   // Whether of() has been called for the generation, and it is a built-in rule.

@@ -1,5 +1,7 @@
 """assign, and what is saved and loaded by all ranks together."""
 
+import signal
+
 import pytest
 import torch
 
@@ -434,3 +436,60 @@ def test_a_trainer_works_on_several_machines():
     (first, last), (other_first, other_last) = ranks.run(train_with_trainer, 2)
     assert equal(first, other_first) and equal(last, other_last)
     assert last[0].abs().max() < 0.2  # one step after the zeros
+
+
+class InterruptedSave(Exception):
+    pass
+
+
+def interrupt(number, frame):
+    raise InterruptedSave
+
+
+def save_until_it_works(rank, folder):
+    """Rank 1 is interrupted at several moments of a save, and rank 0 waits for it."""
+    kv = torchkv.create("dist_sync", timeout=2)
+    kv.init("w", torch.arange(4e6))
+    errors = []
+    for number, delay in enumerate((0.005, 0.01, 0.02, 0.03, 0.06, None)):
+        ranks.meet(folder, number, rank, 2)
+        if rank == 1 and delay:
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, delay)
+        try:
+            kv.save(f"{folder}/store")
+            errors.append(None)
+        except (InterruptedSave, torchkv.RemoteError) as error:
+            errors.append(type(error))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return errors
+
+
+def test_a_save_that_was_interrupted_may_be_repeated(tmp_path):
+    for errors in ranks.run(save_until_it_works, 2, str(tmp_path)):
+        assert errors[-1] is None
+    kv = torchkv.create("local")
+    kv.load(f"{tmp_path}/store")
+    assert torch.equal(kv.pull("w"), torch.arange(4e6))
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    def forward(self, value: torch.Tensor) -> None:
+        self.store.push("a", value)
+
+
+def save_with_torch(rank, path):
+    kv = make()
+    module = torch.jit.script(Holder(kv.script_object))
+    refused = outcome(lambda: torch.jit.save(module, path))
+    kv.barrier()
+    return refused
+
+
+def test_torchscript_refuses_to_save_a_store_of_several_machines(tmp_path):
+    for kind, text in ranks.run(save_with_torch, 2, str(tmp_path / "module.pt")):
+        assert kind == "NotImplementedError" and "save(path)" in text
