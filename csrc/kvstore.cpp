@@ -290,6 +290,23 @@ StoreState KVStore::gather_state() {
   return state;
 }
 
+OwnState KVStore::own_state() {
+  OwnState own = usable("save").own_state();
+  own.state.type = type_;
+  return own;
+}
+
+std::vector<at::Tensor> KVStore::gather(
+    int64_t stage,
+    const at::Tensor& bytes,
+    bool to_all) {
+  return usable("save").gather(stage, bytes, to_all);
+}
+
+void KVStore::fail_gather(const std::string& text) {
+  usable("save").fail_gather(text);
+}
+
 void KVStore::load(StoreState state) {
   usable("load").load(std::move(state));
 }

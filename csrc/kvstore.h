@@ -247,6 +247,13 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // The same of a store on several machines, on rank 0; the other ranks make
   // the call, too, and get a state without keys.
   StoreState gather_state();
+  // See Store.
+  OwnState own_state();
+  std::vector<at::Tensor> gather(
+      int64_t stage,
+      const at::Tensor& bytes,
+      bool to_all);
+  void fail_gather(const std::string& text);
   // Fills a store without keys. On several machines all ranks make the call,
   // and rank 0's state counts.
   void load(StoreState state);

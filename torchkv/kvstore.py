@@ -365,9 +365,9 @@ class KVStore(Stateful):
         other's store, two threads can deadlock.
 
         The store holds the updater until another is set or the store is closed. A
-        cycle through both is freed by Python's garbage collector, unless TorchScript
-        holds the store or is the updater: then call :meth:`close` or
-        ``set_updater(None)``.
+        cycle through both is freed by Python's garbage collector, unless the store is
+        on several machines, or TorchScript holds it or is the updater: then call
+        :meth:`close` or ``set_updater(None)``.
 
         Args:
             updater: ``None``: the sum replaces the stored value (ASSIGN). A
@@ -576,17 +576,29 @@ def create(
     )  # in TorchScript: torch.classes.torchkv.KVStore(type)
 
 
-def load(path: str | os.PathLike[str], progress: bool = False) -> KVStore:
-    """Makes a store of the saved type from what :meth:`KVStore.save` wrote.
+def load(
+    path: str | os.PathLike[str],
+    progress: bool = False,
+    type: str | None = None,
+    **options: Any,
+) -> KVStore:
+    """Makes a store from what :meth:`KVStore.save` wrote.
 
     Args:
         path: the folder.
         progress: whether to show a progress bar; needs tqdm.
+        type: the type of the new store; None: that of the saved one.
+        **options: of a ``dist`` type, as of :func:`create`.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: it holds no store, or a damaged one.
+        ValueError: it holds no store, or a damaged one; or :func:`create` raises it.
         ImportError: a progress bar without tqdm.
     """
     content = folder.read(path, progress)
-    return KVStore._of(content.make(content.type), content.extras)
+    type = content.type if type is None else type
+    if not options and not type.startswith("dist"):
+        return KVStore._of(content.make(type), content.extras)
+    store = KVStore(type, **options)
+    store._optimizer = content.replace(store._impl)
+    return store

@@ -157,6 +157,28 @@ void check_same_secret(const std::vector<std::string>& public_keys) {
       c10::Join("; ", parts));
 }
 
+// A loopback address reaches the ranks of its own network only.
+void check_reachable(
+    const std::vector<std::string>& networks,
+    const std::vector<std::string>& tcp_hosts,
+    const std::string& rendezvous_host) {
+  const bool is_one = who_says_what(networks).size() == 1;
+  for (size_t rank = 0; rank < tcp_hosts.size(); ++rank) {
+    const std::string& host = tcp_hosts[rank];
+    const bool is_loopback = host.rfind("127.", 0) == 0 || host == "::1";
+    TORCH_CHECK(
+        !host.empty() && (is_one || !is_loopback),
+        "create: expected an address of rank ",
+        rank,
+        " that the ranks on other hosts reach, but got ",
+        host.empty() ? "none" : host,
+        ", towards ",
+        quoted(rendezvous_host),
+        "; name an interface or an address in the environment variable "
+        "TORCHKV_INTERFACE");
+  }
+}
+
 } // namespace
 
 void set_access(
@@ -192,7 +214,18 @@ void set_access(
     config.security = Security::kIpc;
     return;
   }
-  config.tcp_host = tcp_host(rendezvous_host);
+  refuse_unless([&] {
+    constexpr auto* name = "tcp host";
+    const auto networks = exchange.all("network", own_network());
+    try {
+      config.tcp_host = tcp_host(rendezvous_host);
+    } catch (...) {
+      exchange.say(name, "");
+      throw;
+    }
+    check_reachable(
+        networks, exchange.all(name, config.tcp_host), rendezvous_host);
+  });
   if (security == "none") {
     config.security = Security::kNone;
     TORCH_WARN_ONCE(

@@ -8,7 +8,7 @@
 
 #include "../core/in_progress.h"
 #include "errors.h"
-#include "pending.h"
+#include "within.h"
 
 namespace torchkv::dist {
 namespace {
@@ -87,6 +87,12 @@ void Applier::set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script) {
   enqueue([this, epoch, script = std::move(script)] {
     updates_.set_script(epoch, script);
   });
+}
+
+void Applier::forget_python(int64_t before) {
+  if (updates_.has_python(before)) {
+    enqueue([this, before] { updates_.forget_python(before); });
+  }
 }
 
 std::optional<std::vector<Applier::Finished>> Applier::apply_now(
@@ -185,6 +191,7 @@ std::vector<Applier::Finished> Applier::apply_all(
       if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
+               updates_.of(*rounds[end]).replaces == update.replaces &&
                rounds[end]->factor == rounds[begin]->factor &&
                !rounds[end]->group == !rounds[begin]->group) {
           ++end;
@@ -237,7 +244,8 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
   if (update.replaces) {
     return;
   }
-  held_[key].updater = update.updater;
+  const auto* optimizer = std::get_if<OptimizerPtr>(&update.updater);
+  held_[key].optimizer = optimizer == nullptr ? nullptr : *optimizer;
   const auto given = restored_.find(key);
   if (given != restored_.end()) {
     // Reported once if it does not fit.

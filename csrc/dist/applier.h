@@ -62,11 +62,11 @@ class Applier {
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
 
-  // Makes `state` that of a key for `updater`, whose epoch it is, after what is
-  // queued; of a key without updates so far, at its first.
+  // Makes `state` that of a key for `optimizer`, whose epoch it is, after what
+  // is queued; of a key without updates so far, at its first.
   void restore(
       const Key& key,
-      const Updater& updater,
+      const OptimizerPtr& optimizer,
       int64_t epoch,
       KeyState state);
   // As Updates, after what is queued. script() blocks until then, or throws
@@ -76,6 +76,7 @@ class Applier {
       int64_t epoch,
       double timeout);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
+  void forget_python(int64_t before);
   // The most steps of a key that is held.
   int64_t num_steps() {
     return store_.num_steps();
@@ -99,7 +100,7 @@ class Applier {
   };
   struct Held {
     int64_t kid = 0;
-    Updater updater; // the last that has been applied
+    OptimizerPtr optimizer; // if that was the last updater
   };
   using Job = std::variant<RoundPtr, Measured, Erased, std::function<void()>>;
   void enqueue(Job job);

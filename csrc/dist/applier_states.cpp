@@ -1,7 +1,6 @@
 // What an applier does for snapshots: what optimizers keep for its keys.
 #include <memory>
 #include <utility>
-#include <variant>
 
 #include "applier.h"
 #include "errors.h"
@@ -10,24 +9,20 @@ namespace torchkv::dist {
 
 void Applier::restore(
     const Key& key,
-    const Updater& updater,
+    const OptimizerPtr& optimizer,
     int64_t epoch,
     KeyState state) {
-  Updater used = updater;
-  if (auto* optimizer = std::get_if<OptimizerPtr>(&used)) {
-    // As decode_update_spec numbers them.
-    auto copy = std::make_shared<Optimizer>(**optimizer);
-    copy->generation = static_cast<uint64_t>(epoch) + 1;
-    *optimizer = std::move(copy);
-  }
+  // As decode_update_spec numbers them.
+  auto used = std::make_shared<Optimizer>(*optimizer);
+  used->generation = static_cast<uint64_t>(epoch) + 1;
   auto shared = std::make_shared<KeyState>(std::move(state));
-  enqueue([this, key, used, shared] {
+  enqueue([this, key, used = OptimizerPtr(std::move(used)), shared] {
     const auto held = held_.find(key);
     if (held == held_.end()) {
       restored_[key] = std::move(*shared);
     } else {
       store_.set_state_of(key, used, *shared);
-      held->second.updater = used;
+      held->second.optimizer = used;
     }
   });
 }
@@ -42,9 +37,12 @@ std::optional<KeyState> Applier::state_of(const SliceId& slice, int64_t kid) {
   if (given != restored_.end()) {
     return given->second;
   }
-  return held == held_.end()
-      ? std::nullopt
-      : std::optional(store_.state_of(slice.key, held->second.updater));
+  if (held == held_.end()) {
+    return std::nullopt;
+  }
+  const OptimizerPtr& optimizer = held->second.optimizer;
+  return optimizer == nullptr ? KeyState()
+                              : store_.state_of(slice.key, optimizer);
 }
 
 // Before the state of a value that a snapshot refers to is written.

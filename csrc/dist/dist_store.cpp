@@ -20,6 +20,12 @@
 namespace torchkv::dist {
 namespace {
 
+// What rank 0 says of the snapshot to begin with.
+constexpr int64_t kNoSnapshots = -1;
+std::string snapshot_key(const Config& config) {
+  return c10::str("snapshot/", config.store);
+}
+
 // For a call of which some values are on devices: those of the items named.
 Session::Complete completion(HostCopy copy, std::vector<size_t> items) {
   return [copy = std::make_shared<HostCopy>(std::move(copy)),
@@ -62,6 +68,8 @@ DistStore::DistStore(
     files = std::make_unique<SnapshotFiles>(
         options.snapshot_dir, stable_hash(name));
     restored = latest_snapshot(*files, config);
+  } else if (is_sync_ && rank() == 0) {
+    node_->agree(snapshot_key(config), c10::str(kNoSnapshots)); // who waits
   }
   session_ = std::make_shared<Session>(
       node_,
@@ -85,10 +93,14 @@ std::optional<Shard> DistStore::latest_snapshot(
     manifest = files.latest().value_or(Manifest());
   }
   const std::string agreed = node_->agree(
-      c10::str("snapshot/", config.store),
+      snapshot_key(config),
       c10::str(manifest.number, ' ', manifest.job, ' ', manifest.num_servers));
   std::istringstream(agreed) >> manifest.number >> manifest.job >>
       manifest.num_servers;
+  TORCH_CHECK_VALUE(
+      manifest.number != kNoSnapshots,
+      "create: expected snapshot_dir on all ranks or on none, but rank 0 has "
+      "none");
   TORCH_CHECK_VALUE(
       manifest.number == 0 || manifest.num_servers == config.num_servers,
       "create: expected as many ranks as the snapshot has, ",
@@ -114,18 +126,29 @@ DistStore::~DistStore() {
 
 // -- calls
 
+// Not in create: ranks may create stores in different orders.
+void DistStore::join(const char* op) const {
+  session_->join(op, timeout_);
+  if (const auto error = session_->fatal()) {
+    throw_error(op, *error, rank(), timeout_);
+  }
+}
+
 PendingPtr DistStore::begin(
     const char* op,
     Request request,
     bool is_watched,
     Session::Complete complete) const {
-  // Not in create: ranks may create stores in different orders.
-  session_->join(op, timeout_);
-  if (const auto error = session_->fatal()) {
-    throw_error(op, *error, rank(), timeout_);
-  }
+  join(op);
   return session_->call(
       std::move(request), timeout_, is_watched, std::move(complete));
+}
+
+std::vector<PendingPtr> DistStore::begin_all(
+    const char* op,
+    std::vector<Request> requests) const {
+  join(op);
+  return session_->call_all(std::move(requests), timeout_);
 }
 
 const Return& DistStore::wait(const char* op, Pending& pending) const {
@@ -134,6 +157,12 @@ const Return& DistStore::wait(const char* op, Pending& pending) const {
     throw_error(op, *result.error, rank(), timeout_);
   }
   return result;
+}
+
+std::unique_lock<std::timed_mutex> DistStore::hold(
+    const char* op,
+    std::timed_mutex& mutex) const {
+  return lock_within(mutex, op, rank(), timeout_);
 }
 
 void DistStore::run(const char* op, Request request) const {

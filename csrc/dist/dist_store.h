@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,8 +22,6 @@
 namespace torchkv::dist {
 
 class GatherRound;
-// In this order, of a call that gathers; not all of them.
-enum class GatherStage : int64_t { kBegin, kScripts, kParts };
 
 // ValueError for a key or a value that messages have no room for.
 void check_fits_messages(
@@ -75,7 +74,13 @@ class DistStore final : public Store {
       const std::vector<KeyState>& states) override;
 
   StoreState state(bool with_keys) const override; // refused with keys
+  OwnState own_state() override;
   StoreState gather_state() override;
+  std::vector<at::Tensor> gather(
+      int64_t stage,
+      const at::Tensor& bytes,
+      bool to_all) override;
+  void fail_gather(const std::string& text) override;
   void load(StoreState state) override;
   void take(Store& other) override;
   void visit_sole_updater(
@@ -101,11 +106,18 @@ class DistStore final : public Store {
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;
+  std::unique_lock<std::timed_mutex> hold(
+      const char* op,
+      std::timed_mutex& mutex) const;
+  void join(const char* op) const;
   PendingPtr begin(
       const char* op,
       Request request,
       bool is_watched = false,
       Session::Complete complete = nullptr) const;
+  std::vector<PendingPtr> begin_all(
+      const char* op,
+      std::vector<Request> requests) const;
   void run(const char* op, Request request) const;
   std::optional<Shard> latest_snapshot(
       const SnapshotFiles& files,
@@ -115,6 +127,7 @@ class DistStore final : public Store {
   void send_spec(const char* op, const UpdateSpec& spec);
   void wait_for_spec();
   void settle_own(const char* op);
+  void forget_updaters();
   void meet(const char* op);
   void check_gradient(const char* op, const GradientSpec& gradient) const;
   void check_same_updates(const char* op, const UpdateSpec& own);
@@ -124,17 +137,27 @@ class DistStore final : public Store {
   void settle(const char* op);
   std::unique_ptr<DistStore> make_exchange(int64_t number) const;
   void begin_gather(const char* op);
+  // Of a call that gathers, in this order; not all of them.
+  static constexpr int64_t kBegin = 0;
+  static constexpr int64_t kScripts = 1;
+  static constexpr int64_t kParts = 2;
+  static constexpr int64_t kFirstOfCallers = 3;
+  std::string gather_prefix() const;
   std::unique_ptr<GatherRound> begin_round(
       const char* op,
-      GatherStage stage,
-      int64_t num_bytes) const;
+      int64_t stage,
+      int64_t num_bytes);
   std::vector<at::Tensor> gather(
       const char* op,
-      GatherStage stage,
+      int64_t stage,
       const at::Tensor& bytes,
       bool to_all);
   void check_all_present(const char* op) const;
-  at::Tensor own_parts(const Keys& keys);
+  void check_none_failed(const char* op) const;
+  template <class Function>
+  auto guarded(Function function);
+  StoreState begin_state();
+  Keys all_keys() const;
   std::vector<at::Tensor> gather_scripts();
   std::shared_ptr<OpaqueUpdater> own_script(
       const char* op,
@@ -154,18 +177,21 @@ class DistStore final : public Store {
   const std::shared_ptr<NormReport> norms_; // pushes in flight have it, too
   const std::string name_;
 
-  std::mutex barrier_mutex_; // a rank is in one barrier at a time
-  std::mutex gather_mutex_; // held by calls that use the exchange store
+  // These are held while the call waits for other ranks.
+  std::timed_mutex barrier_mutex_; // a rank is in one barrier at a time
+  std::timed_mutex gather_mutex_; // of calls that use the exchange store
   std::unique_ptr<DistStore> exchange_; // null: none, or the last call failed
+  std::atomic<int64_t> last_round_{0}; // of the gatherings
 
   // Held by calls that change the updater, over the messages to the servers.
-  std::mutex setting_mutex_;
+  std::timed_mutex setting_mutex_;
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;
   UpdateSpec spec_; // without an archive on ranks other than 0
   PendingPtr sent_spec_; // rank 0's latest
   std::unordered_set<Key, KeyHash> split_keys_; // over several servers
   std::vector<Key> expected_keys_;
+  int64_t settled_epoch_ = 0; // of the updater at the last barrier
 };
 
 } // namespace torchkv::dist

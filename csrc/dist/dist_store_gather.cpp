@@ -1,24 +1,17 @@
-// What the ranks of a DistStore tell each other when a store is saved or
-// loaded.
+// How the ranks of a DistStore tell each other what they save.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
-#include "../update/script_archives.h"
-#include "../update/script_updater.h"
 #include "dist_store.h"
 #include "errors.h"
 #include "gather_round.h"
+#include "held_parts.h"
 
 namespace torchkv::dist {
-namespace {
-
-constexpr auto* kGather = "save";
-
-} // namespace
-
 // A store for bytes, of the same ranks.
 std::unique_ptr<DistStore> DistStore::make_exchange(int64_t number) const {
   StoreOptions options;
@@ -34,36 +27,85 @@ std::unique_ptr<DistStore> DistStore::make_exchange(int64_t number) const {
   return std::make_unique<DistStore>("dist_async", policy, runtime_, options);
 }
 
+std::string DistStore::gather_prefix() const {
+  return c10::str(node_->prefix(), "gather/", session_->config().store, '/');
+}
+
 // The next round of `op`, whose stages are the same on all ranks.
 std::unique_ptr<GatherRound> DistStore::begin_round(
     const char* op,
-    GatherStage stage,
-    int64_t num_bytes) const {
-  return std::make_unique<GatherRound>(
+    int64_t stage,
+    int64_t num_bytes) {
+  auto round = std::make_unique<GatherRound>(
       op,
       node_->rendezvous(),
-      c10::str(node_->prefix(), "gather/", session_->config().store, '/'),
+      gather_prefix(),
       GatherRound::Ranks{
           static_cast<int32_t>(rank()),
           static_cast<int32_t>(num_workers()),
           timeout_},
-      GatherRound::Contribution{
-          static_cast<int64_t>(stage), num_bytes, exchange_ != nullptr},
-      [this, op] { check_all_present(op); });
+      GatherRound::Contribution{stage, num_bytes, exchange_ != nullptr},
+      [this, op, stage] {
+        check_all_present(op);
+        if (stage != kBegin) {
+          check_none_failed(op);
+        }
+      });
+  last_round_ = round->number();
+  return round;
 }
 
 // Until the pushes of all ranks are applied. Not by a barrier: after one that
 // some ranks have left with an error, the next may let a rank pass early.
 void DistStore::begin_gather(const char* op) {
   settle_own(op);
-  begin_round(op, GatherStage::kBegin, 0);
+  begin_round(op, kBegin, 0);
+}
+
+std::vector<at::Tensor> DistStore::gather(
+    int64_t stage,
+    const at::Tensor& bytes,
+    bool to_all) {
+  const auto calls = hold(kSave, gather_mutex_);
+  return gather(kSave, kFirstOfCallers + stage, bytes, to_all);
+}
+
+// The ranks that are in the same round, or in the next one, hear of it.
+void DistStore::fail_gather(const std::string& text) {
+  try {
+    node_->rendezvous()->set(
+        gather_prefix() + "failed",
+        c10::str(last_round_, ' ', rank(), ' ', text));
+  } catch (const std::exception& error) {
+    TORCH_WARN(
+        "torchkv: the other ranks wait until they time out: ", describe(error));
+  }
+}
+
+void DistStore::check_none_failed(const char* op) const {
+  const auto failed = node_->rendezvous()->get(gather_prefix() + "failed", 0);
+  if (!failed) {
+    return;
+  }
+  std::istringstream text(*failed);
+  int64_t round = 0;
+  int64_t who = 0;
+  text >> round >> who;
+  if (round == last_round_ && who != rank()) {
+    text.ignore();
+    std::ostringstream rest;
+    rest << text.rdbuf();
+    throw RemoteError(
+        {__func__, __FILE__, __LINE__},
+        c10::str(op, ": rank ", who, " has failed: ", rest.str()));
+  }
 }
 
 // Each rank's bytes, on rank 0 or on all. A gathering that fails on one rank
 // may have succeeded on another: the next one begins with a new store on all.
 std::vector<at::Tensor> DistStore::gather(
     const char* op,
-    GatherStage stage,
+    int64_t stage,
     const at::Tensor& bytes,
     bool to_all) {
   const auto round = begin_round(op, stage, bytes.numel());
@@ -109,67 +151,6 @@ void DistStore::check_all_present(const char* op) const {
     error.who = lost[0];
     throw_error(op, error, rank(), timeout_);
   }
-}
-
-// The servers' copies of a TorchScript updater, each with a state of its own;
-// on rank 0.
-std::vector<at::Tensor> DistStore::gather_scripts() {
-  const int64_t epoch = this->epoch();
-  const auto script = session_->applier().script(kGather, epoch, timeout_);
-  auto archives = gather(
-      kGather,
-      GatherStage::kScripts,
-      script != nullptr ? serialize_updater(*script)
-                        : at::empty({0}, at::kByte),
-      /*to_all=*/false);
-  if (archives.empty()) {
-    return {};
-  }
-  // As it was set, where no key of the server has been updated.
-  at::Tensor set;
-  {
-    const std::lock_guard lock(updater_mutex_);
-    set = spec_.archive;
-  }
-  const at::Tensor first = ScriptUpdater::load(set)->serialize();
-  for (auto& archive : archives) {
-    if (archive.numel() == 0) {
-      archive = first;
-    }
-  }
-  return {pack_archives(archives)};
-}
-
-// This rank's copy of a saved TorchScript updater. All ranks refuse what one
-// cannot load.
-std::shared_ptr<OpaqueUpdater> DistStore::own_script(
-    const char* op,
-    const at::Tensor& bytes) const {
-  const auto archives = unpack_archives(bytes);
-  TORCH_CHECK_VALUE(
-      archives.size() == 1 ||
-          archives.size() == static_cast<size_t>(num_workers()),
-      op,
-      ": expected as many ranks as have saved the store, ",
-      archives.size(),
-      ", but got ",
-      num_workers(),
-      ": the updater has a state of its own on each");
-  std::vector<std::shared_ptr<OpaqueUpdater>> scripts;
-  scripts.reserve(archives.size());
-  for (const auto& archive : archives) {
-    try {
-      scripts.push_back(ScriptUpdater::load(archive));
-    } catch (const c10::Error& error) {
-      TORCH_CHECK_VALUE(
-          false,
-          op,
-          ": expected an updater that TorchScript can read, but got bytes that "
-          "it refuses: ",
-          error.what_without_backtrace());
-    }
-  }
-  return scripts[scripts.size() == 1 ? 0 : static_cast<size_t>(rank())];
 }
 
 } // namespace torchkv::dist

@@ -147,7 +147,7 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
       spec.archive = serialize_updater(**opaque);
     }
   }
-  const std::lock_guard setting(setting_mutex_);
+  const auto setting = hold(op, setting_mutex_);
   {
     const std::lock_guard lock(updater_mutex_);
     spec.epoch = spec_.epoch + (keep_state ? 0 : 1);
@@ -264,12 +264,23 @@ void DistStore::settle_own(const char* op) {
 void DistStore::meet(const char* op) {
   table_.check_open(op);
   raise_deferred(op, nullptr);
-  const std::lock_guard barriers(barrier_mutex_);
+  const auto barriers = hold(op, barrier_mutex_);
   wait_for_spec();
   run(op, Request(Request::Kind::kBarrier));
   // All ranks have pushed equally often, so pushes end, perhaps with an error.
   session_->flush();
+  forget_updaters();
   raise_deferred(op, nullptr);
+}
+
+// After a barrier, no push has an updater that was replaced before it. In
+// dist_async, one of another thread of another rank may still be on its way.
+void DistStore::forget_updaters() {
+  const int64_t own = epoch();
+  const int64_t latest =
+      std::min(own, decode_update_spec(session_->options()).epoch);
+  session_->applier().forget_python(
+      is_sync_ ? latest : std::exchange(settled_epoch_, latest));
 }
 
 void DistStore::barrier() {
@@ -313,7 +324,7 @@ void DistStore::check_same_updates(const char* op, const UpdateSpec& own) {
 void DistStore::close() {
   table_.close();
   {
-    const std::lock_guard calls(gather_mutex_);
+    const auto calls = hold("close", gather_mutex_);
     if (exchange_ != nullptr) {
       exchange_->close();
     }

@@ -34,7 +34,8 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
       return c10::str(
           who,
           " has created the store with another type, heartbeat, number of "
-          "ranks or version of torchkv");
+          "ranks or version of torchkv, or it alone with or without "
+          "snapshot_dir");
     case ErrorCode::kShape:
       return c10::str(
           who, " has initialized the key with another shape or dtype");

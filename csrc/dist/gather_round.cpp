@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <chrono>
+#include <exception>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -69,7 +70,11 @@ void GatherRound::begin() {
   try {
     take_part(attempt);
   } catch (...) {
-    rendezvous_->set(begun, text_of({}));
+    try {
+      rendezvous_->set(begun, text_of({}));
+    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+      // The first error counts.
+    }
     throw;
   }
 }

@@ -15,6 +15,7 @@
 #include "session.h"
 #include "transport/host.h"
 #include "transport/zeromq_transport.h"
+#include "within.h"
 
 namespace torchkv::dist {
 namespace {
@@ -27,7 +28,7 @@ constexpr size_t kMaxSentBytes = size_t{2} << 20U; // without long payloads
 
 // All nodes of this process; leaked, as their threads end with the process.
 struct Nodes {
-  std::mutex mutex;
+  std::timed_mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<Node>> by_token;
   uint64_t num_forks = fork_count();
   bool closes_at_exit = false;
@@ -106,10 +107,13 @@ std::shared_ptr<Node> Node::join(
       nodes.num_forks == fork_count(),
       "create: expected a process that was not forked from one with a store on "
       "several machines; start it by 'spawn'");
-  const std::lock_guard lock(nodes.mutex);
-  const auto rendezvous = options.rendezvous != nullptr
-      ? options.rendezvous
-      : environment_rendezvous(launch.rank, timeout);
+  const auto lock = lock_within(nodes.mutex, "create", launch.rank, timeout);
+  const auto rendezvous = bounded(
+      options.rendezvous != nullptr
+          ? options.rendezvous
+          : environment_rendezvous(launch.rank, timeout),
+      launch.rank,
+      timeout);
   const std::string prefix = "torchkv/" + launch_id() + "/";
   const std::string token =
       rendezvous->set_once(prefix + "token", text_of(random_token()));
@@ -171,7 +175,7 @@ Node::Node(
   // dead, which is no proof that a rank is.
   config.lost = kDeadConnection;
   Exchange exchange(rendezvous_, prefix_, rank_, num_ranks_, timeout);
-  set_access(config, options, exchange, rendezvous_host());
+  set_access(config, options, exchange, reachable_host(*rendezvous_));
   memory_ = config.memory;
   shares_memory_ = memory_ != nullptr && config.security == Security::kIpc;
   transport_ = std::make_unique<ZeromqTransport>(std::move(config));
@@ -186,6 +190,7 @@ Node::Node(
       transport_->connect(rank, decode_address(text, rank));
     }
   }
+  reaper_ = std::make_unique<Background>();
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -297,7 +302,8 @@ void Node::on_peer_lost(int32_t rank) {
 }
 
 void Node::loop() {
-  std::vector<std::shared_ptr<Session>> closed; // freed without the mutex
+  // Freed on another thread: that joins threads, and may need Python's GIL.
+  std::vector<std::shared_ptr<Session>> closed;
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     transport_->poll(lock, std::max(next_timer_ - now(), 0.0), *this);
@@ -321,9 +327,7 @@ void Node::loop() {
       deliver();
     }
     if (!closed.empty()) {
-      lock.unlock();
-      closed.clear();
-      lock.lock();
+      reaper_->run([ended = std::exchange(closed, {})] {});
     }
   }
 }
@@ -373,6 +377,7 @@ void Node::close(double timeout) {
   }
   transport_->wake();
   thread_.join();
+  reaper_.reset(); // when it has freed what it has
   sessions.clear();
   // Freed without the mutex: their appliers may need it to end.
   decltype(sessions_) ended;

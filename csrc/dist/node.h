@@ -13,6 +13,7 @@
 
 #include "../core/export.h"
 #include "../store/options.h"
+#include "background.h"
 #include "protocol/config.h"
 #include "rendezvous.h"
 #include "transport/shared_memory.h"
@@ -146,6 +147,7 @@ class Node final : public Transport::Handler {
   std::vector<Early> early_;
   Time next_timer_ = 0;
   bool stopping_ = false;
+  std::unique_ptr<Background> reaper_; // of closed sessions
   std::thread thread_;
 };
 

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "../core/signals.h"
-#include "errors.h"
 #include "protocol/action.h"
+#include "within.h"
 
 namespace torchkv::dist {
 
@@ -52,10 +51,9 @@ class Pending {
 
   // The result; it ends in time by itself. Throws what a signal handler raises.
   const Return& wait() {
-    constexpr auto kSignals = std::chrono::milliseconds(200);
     std::unique_lock lock(mutex_);
     while (true) {
-      finished_.wait_for(lock, kSignals, [this] { return !!result_; });
+      finished_.wait_for(lock, kSignalPeriod, [this] { return !!result_; });
       if (!result_ && begins_until_ && Clock::now() > *begins_until_) {
         result_.emplace();
         result_->error = Error{
@@ -81,28 +79,5 @@ class Pending {
   std::optional<Return> result_;
 };
 using PendingPtr = std::shared_ptr<Pending>;
-
-// What the future holds. StoreTimeoutError of `op` after `timeout` seconds;
-// throws what a signal handler raises.
-template <class T>
-T get_within(
-    std::future<T>& future,
-    const char* op,
-    int64_t rank,
-    double timeout) {
-  const auto end = Pending::Clock::now() +
-      std::chrono::duration_cast<Pending::Clock::duration>(
-                       std::chrono::duration<double>(std::min(timeout, 1e9)));
-  constexpr auto kSignals = std::chrono::milliseconds(200);
-  while (future.wait_for(kSignals) != std::future_status::ready) {
-    check_signals();
-    if (Pending::Clock::now() > end) {
-      Error error;
-      error.code = ErrorCode::kTimeout;
-      throw_error(op, error, rank, timeout);
-    }
-  }
-  return future.get();
-}
 
 } // namespace torchkv::dist

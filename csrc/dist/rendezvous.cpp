@@ -4,15 +4,22 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "../core/errors.h"
 #include "../core/signals.h"
 #include "../core/text.h"
+#include "background.h"
+#include "within.h"
 
 namespace torchkv::dist {
 namespace {
@@ -65,11 +72,117 @@ class C10dRendezvous final : public Rendezvous {
     const std::lock_guard lock(mutex_);
     return text(store_->compareSet(prefix_ + key, bytes(""), bytes(value)));
   }
+  std::string host() const override {
+    c10d::Store* store = store_.get();
+    while (auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store)) {
+      store = prefixed->getUnderlyingStore().get();
+    }
+    const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store);
+    return tcp == nullptr ? std::string() : tcp->getHost();
+  }
 
  private:
   std::mutex mutex_; // a TCPStore's connection serves one call at a time
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;
+};
+
+// Runs the calls on a thread of its own. While one does not end, others fail at
+// once; at the end, the thread is left behind with it.
+class BoundedRendezvous final : public Rendezvous {
+ public:
+  BoundedRendezvous(
+      std::shared_ptr<Rendezvous> rendezvous,
+      int64_t rank,
+      double timeout)
+      : rendezvous_(std::move(rendezvous)),
+        rank_(rank),
+        timeout_(timeout),
+        thread_(std::make_unique<Background>()) {}
+  ~BoundedRendezvous() override {
+    if (*num_running_ != 0) {
+      // NOLINTNEXTLINE(bugprone-unused-return-value): leaked
+      thread_.release();
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(BoundedRendezvous);
+
+  // Runs a call, which has copies of its arguments: it may outlive the caller.
+  template <class Call>
+  auto run(Call call) {
+    using Result = decltype(call(*rendezvous_));
+    auto done = std::make_shared<std::promise<Result>>();
+    auto result = done->get_future();
+    const bool is_stuck = is_stuck_ && *num_running_ != 0;
+    ++*num_running_;
+    thread_->run([store = rendezvous_,
+                  call = std::move(call),
+                  done,
+                  num_running = num_running_] {
+      try {
+        done->set_value(call(*store));
+      } catch (...) {
+        done->set_exception(std::current_exception());
+      }
+      --*num_running;
+    });
+    try {
+      wait_within(
+          "rendezvous",
+          rank_,
+          is_stuck ? 0 : timeout_,
+          is_stuck ? "the rendezvous has not answered an earlier call"
+                   : "the rendezvous has not answered",
+          [&](auto duration) {
+            return result.wait_for(duration) == std::future_status::ready;
+          });
+    } catch (...) { // also by a signal: what cleans up must not wait again
+      is_stuck_ = result.wait_for(kSignalPeriod) != std::future_status::ready;
+      throw;
+    }
+    return result.get();
+  }
+
+  void set(const std::string& key, const std::string& value) override {
+    run([key, value](Rendezvous& store) {
+      store.set(key, value);
+      return true;
+    });
+  }
+  std::optional<std::string> get(const std::string& key, double timeout)
+      override {
+    const auto end = std::chrono::steady_clock::now() + milliseconds(timeout);
+    while (true) {
+      auto value = run([key](Rendezvous& store) { return store.get(key, 0); });
+      if (value || std::chrono::steady_clock::now() >= end) {
+        return value;
+      }
+      check_signals();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    return run(
+        [key, amount](Rendezvous& store) { return store.add(key, amount); });
+  }
+  std::string set_once(const std::string& key, const std::string& value)
+      override {
+    return run([key, value](Rendezvous& store) {
+      return store.set_once(key, value);
+    });
+  }
+  std::string host() const override {
+    return rendezvous_->host();
+  }
+
+ private:
+  const std::shared_ptr<Rendezvous> rendezvous_;
+  const int64_t rank_;
+  const double timeout_;
+  std::atomic<bool> is_stuck_{false}; // the last call was given up
+  const std::shared_ptr<std::atomic<int>> num_running_ =
+      std::make_shared<std::atomic<int>>(0);
+  std::unique_ptr<Background> thread_;
 };
 
 const char* variable(const char* name) {
@@ -103,6 +216,16 @@ std::shared_ptr<Rendezvous> make_rendezvous(
   return std::make_shared<C10dRendezvous>(store, prefix);
 }
 
+std::shared_ptr<Rendezvous> bounded(
+    std::shared_ptr<Rendezvous> rendezvous,
+    int64_t rank,
+    double timeout) {
+  return dynamic_cast<BoundedRendezvous*>(rendezvous.get()) != nullptr
+      ? rendezvous
+      : std::make_shared<BoundedRendezvous>(
+            std::move(rendezvous), rank, timeout);
+}
+
 std::shared_ptr<Rendezvous> environment_rendezvous(
     int64_t rank,
     double timeout) {
@@ -126,7 +249,25 @@ std::shared_ptr<Rendezvous> environment_rendezvous(
     options.timeout = milliseconds(timeout);
     // Where rank 0's training script makes a process group, too.
     options.multiTenant = true;
-    *made = make_rendezvous(c10::make_intrusive<c10d::TCPStore>(host, options));
+    // On a thread, as it may wait for the host: signals end the call.
+    auto done = std::make_shared<std::promise<std::shared_ptr<Rendezvous>>>();
+    auto result = done->get_future();
+    std::thread([done, options, host = std::string(host)] {
+      try {
+        done->set_value(make_rendezvous(
+            c10::make_intrusive<c10d::TCPStore>(host, options)));
+      } catch (...) {
+        done->set_exception(std::current_exception());
+      }
+    }).detach();
+    // A little longer, as its own error says more.
+    constexpr double kMore = 1;
+    *made = get_within(
+        result,
+        "create",
+        rank,
+        timeout + kMore,
+        "the host in MASTER_ADDR has not answered");
   }
   return *made;
 }
@@ -146,9 +287,13 @@ Launch environment_launch(const StoreOptions& options) {
   return launch;
 }
 
-std::string rendezvous_host() {
-  const char* host = variable("MASTER_ADDR");
-  return host == nullptr ? "localhost" : host;
+std::string reachable_host(const Rendezvous& rendezvous) {
+  std::string host = rendezvous.host();
+  const char* master = variable("MASTER_ADDR");
+  if (host.empty() && master != nullptr) {
+    host = master;
+  }
+  return host.empty() ? "localhost" : host;
 }
 
 std::string launch_id() {

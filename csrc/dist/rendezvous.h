@@ -15,6 +15,14 @@ TORCHKV_API std::shared_ptr<Rendezvous> make_rendezvous(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::string& prefix = "");
 
+// The same, with calls that end: StoreTimeoutError if one takes longer than
+// `timeout` seconds, and what a signal handler raises. c10d's stores wait
+// without an end for a host that is stopped.
+std::shared_ptr<Rendezvous> bounded(
+    std::shared_ptr<Rendezvous> rendezvous,
+    int64_t rank,
+    double timeout);
+
 // The TCPStore of MASTER_ADDR and MASTER_PORT: the launcher's if it has one
 // (TORCHELASTIC_USE_AGENT_STORE), else rank 0 hosts it. One per process.
 // RuntimeError that names what is missing in the environment.
@@ -29,8 +37,9 @@ struct Launch {
   int64_t world_size = 1;
 };
 Launch environment_launch(const StoreOptions& options);
-// MASTER_ADDR: a host that the network of the ranks reaches; else this one.
-std::string rendezvous_host();
+// A host that the network of the ranks reaches: the rendezvous' or, if unknown,
+// MASTER_ADDR; else this one.
+std::string reachable_host(const Rendezvous& rendezvous);
 // "<run id>/<restart count>" of torchrun, or empty.
 std::string launch_id();
 

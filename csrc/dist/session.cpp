@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <limits>
 #include <thread>
 #include <unordered_set>
 #include <utility>
@@ -9,7 +10,7 @@
 #include "../core/errors.h"
 #include "errors.h"
 #include "node.h"
-#include "pending.h"
+#include "within.h"
 
 namespace torchkv::dist {
 
@@ -66,13 +67,35 @@ PendingPtr Session::call(
     double timeout,
     bool is_watched,
     Complete complete) {
+  const std::lock_guard lock(node_->mutex());
+  return call_locked(
+      std::move(request), timeout, is_watched, std::move(complete));
+}
+
+std::vector<PendingPtr> Session::call_all(
+    std::vector<Request> requests,
+    double timeout) {
+  const std::lock_guard lock(node_->mutex());
+  std::vector<PendingPtr> result;
+  result.reserve(requests.size());
+  for (auto& request : requests) {
+    result.push_back(call_locked(
+        std::move(request), timeout, /*is_watched=*/false, nullptr));
+  }
+  return result;
+}
+
+PendingPtr Session::call_locked(
+    Request request,
+    double timeout,
+    bool is_watched,
+    Complete complete) {
   const bool is_push = request.kind == Request::Kind::kPush ||
       request.kind == Request::Kind::kPushPull;
   Watched watched{nullptr, {}, is_watched, is_push, /*is_close=*/false};
   for (const auto& item : request.items) {
     watched.keys.push_back(item.key);
   }
-  const std::lock_guard lock(node_->mutex());
   TORCH_CHECK(
       !node_->is_stopping(), "the store is closed, as the process is ending");
   if (complete == nullptr && queued_.empty()) {
@@ -128,22 +151,7 @@ void Session::begin(Request request, double timeout, Watched watched) {
 
 std::optional<Error> Session::deferred_error(const Keys* keys) {
   const std::lock_guard lock(node_->mutex());
-  const auto concerned = [&](const auto& deferred) {
-    return keys == nullptr ||
-        std::any_of(
-               deferred.second.begin(), deferred.second.end(), [&](auto& key) {
-                 return std::find(keys->list.begin(), keys->list.end(), key) !=
-                     keys->list.end();
-               });
-  };
-  const auto found =
-      std::find_if(deferred_.begin(), deferred_.end(), concerned);
-  if (found == deferred_.end()) {
-    return std::nullopt;
-  }
-  Error error = std::move(found->first);
-  deferred_.erase(found);
-  return error;
+  return deferred_.take(keys);
 }
 
 void Session::close(double timeout) {
@@ -359,15 +367,17 @@ void Session::perform_one(Return& action) {
   calls_.erase(found);
   if (watched.is_close) {
     closed_ = true;
+    // Without an error, no rank uses this one's server any more.
+    if (!action.error || worker_.fatal()) {
+      applier_.forget_python(std::numeric_limits<int64_t>::max());
+    }
   }
   end(watched, std::move(action));
 }
 
 void Session::end(const Watched& watched, Return result) {
-  // Bounded, should nobody ask.
-  constexpr size_t kMaxDeferred = 64;
-  if (result.error && watched.is_watched && deferred_.size() < kMaxDeferred) {
-    deferred_.emplace_back(*result.error, watched.keys);
+  if (result.error && watched.is_watched) {
+    deferred_.add(*result.error, watched.keys);
   }
   watched.pending->finish(std::move(result));
 }

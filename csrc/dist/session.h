@@ -10,6 +10,7 @@
 
 #include "applier.h"
 #include "background.h"
+#include "deferred_errors.h"
 #include "pending.h"
 #include "protocol/server.h"
 #include "protocol/worker.h"
@@ -58,6 +59,11 @@ class Session {
       double timeout,
       bool is_watched,
       Complete complete = nullptr);
+  // Begins calls one after the other, with none of another thread's in between.
+  // Without the node's mutex.
+  std::vector<PendingPtr> call_all(
+      std::vector<Request> requests,
+      double timeout);
   // An error of an earlier push of one of the keys or, without keys, of any.
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
@@ -104,6 +110,11 @@ class Session {
     bool is_push;
     bool is_close;
   };
+  PendingPtr call_locked(
+      Request request,
+      double timeout,
+      bool is_watched,
+      Complete complete);
   void begin(Request request, double timeout, Watched watched);
   void run_queued(
       Request request,
@@ -138,7 +149,7 @@ class Session {
   Worker worker_;
   std::unordered_map<CallId, Watched> calls_;
   std::vector<PendingPtr> queued_; // calls that have not begun
-  std::vector<std::pair<Error, std::vector<Key>>> deferred_;
+  DeferredErrors deferred_; // of watched calls
   bool closing_ = false;
   std::optional<double> close_timeout_; // of a close call that has not begun
   bool closed_ = false; // by the close call's end

@@ -77,7 +77,9 @@ Config config_of(
           '/',
           config.piece_bytes,
           '/',
-          config.split_bytes));
+          config.split_bytes,
+          '/',
+          !options.snapshot_dir.empty()));
   return config;
 }
 

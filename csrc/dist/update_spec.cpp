@@ -69,6 +69,7 @@ uint64_t history_after(const UpdateSpec& before, const UpdateSpec& spec) {
 Blob encode(const UpdateSpec& spec) {
   ByteWriter out;
   out.add(static_cast<uint8_t>(spec.kind));
+  out.add(static_cast<uint8_t>(spec.replaces));
   out.add(spec.epoch);
   out.add(spec.num_calls);
   out.add(spec.history);
@@ -90,8 +91,11 @@ UpdateSpec decode_update_spec(const Blob& bytes) {
   }
   ByteReader in(bytes, kOp);
   const auto kind = in.number<uint8_t>();
-  in.check(kind <= static_cast<uint8_t>(UpdateSpec::Kind::kReplace));
+  in.check(kind <= static_cast<uint8_t>(UpdateSpec::Kind::kPython));
   spec.kind = static_cast<UpdateSpec::Kind>(kind);
+  const auto replaces = in.number<uint8_t>();
+  in.check(replaces <= 1);
+  spec.replaces = replaces == 1;
   spec.epoch = in.number<int64_t>();
   in.check(spec.epoch >= 0);
   spec.num_calls = in.number<int64_t>();

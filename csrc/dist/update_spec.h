@@ -17,9 +17,10 @@ struct UpdateSpec {
     kOptimizer,
     kScript,
     kPython,
-    kReplace, // the first push becomes the value; the state is kept
   };
   Kind kind = Kind::kAssign;
+  // Rank 0's pushes become the value, and the optimizer's state is kept.
+  bool replaces = false;
   // Counts the calls that dropped the optimizers' state. Two specs of one epoch
   // are one optimizer with other hyperparameters.
   int64_t epoch = 0;

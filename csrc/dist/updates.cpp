@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -11,18 +12,30 @@
 namespace torchkv::dist {
 
 Updates::Update Updates::of(const Round& round) {
-  const auto found = known_.find(round.gen);
-  if (found != known_.end()) {
-    return found->second;
+  // Generations of a key never go back, but those of two keys may cross.
+  constexpr size_t kMaxKept = 64;
+  auto found = known_.find(round.gen);
+  if (found == known_.end()) {
+    Known known = read(round.options);
+    if (known_.size() >= kMaxKept) {
+      known_.erase(known_.begin());
+    }
+    found = known_.emplace(round.gen, std::move(known)).first;
   }
-  const UpdateSpec spec = decode_update_spec(round.options);
-  Update update;
-  Updater& updater = update.updater;
+  Update update = found->second.update;
+  // In dist_async, another rank may know the generation and push a gradient.
+  update.replaces = update.replaces && round.pushes[0].rank == 0;
+  return update;
+}
+
+Updates::Known Updates::read(const Blob& options) {
+  const UpdateSpec spec = decode_update_spec(options);
+  Known known;
+  known.epoch = spec.epoch;
+  known.update.replaces = spec.replaces;
+  Updater& updater = known.update.updater;
   switch (spec.kind) {
     case UpdateSpec::Kind::kAssign:
-      break;
-    case UpdateSpec::Kind::kReplace:
-      update.replaces = true;
       break;
     case UpdateSpec::Kind::kOptimizer:
       updater = spec.optimizer;
@@ -46,20 +59,14 @@ Updates::Update Updates::of(const Round& round) {
       updater = set->second;
     }
   }
-  // Generations of a key never go back, but those of two keys may cross.
-  constexpr size_t kMaxKept = 64;
-  if (known_.size() >= kMaxKept) {
-    known_.erase(known_.begin());
-  }
-  known_[round.gen] = update;
-  return update;
+  return known;
 }
 
 bool Updates::is_known_rule(int64_t gen) const {
   const auto update = known_.find(gen);
   return update != known_.end() &&
       !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
-             update->second.updater);
+             update->second.update.updater);
 }
 
 std::shared_ptr<OpaqueUpdater> Updates::script(int64_t epoch) const {
@@ -88,7 +95,25 @@ void Updates::set_python(
     int64_t epoch,
     std::shared_ptr<OpaqueUpdater> updater) {
   const std::lock_guard lock(mutex_);
-  python_[epoch] = std::move(updater);
+  python_[epoch].swap(updater); // an old one is freed after the lock
+}
+
+void Updates::forget_python(int64_t before) {
+  decltype(python_) freed; // without the mutex: it takes the GIL
+  {
+    const std::lock_guard lock(mutex_);
+    while (!python_.empty() && python_.begin()->first < before) {
+      freed.insert(python_.extract(python_.begin()));
+    }
+  }
+  for (auto it = known_.begin(); it != known_.end();) {
+    it = freed.count(it->second.epoch) != 0 ? known_.erase(it) : std::next(it);
+  }
+}
+
+bool Updates::has_python(int64_t before) const {
+  const std::lock_guard lock(mutex_);
+  return !python_.empty() && python_.begin()->first < before;
 }
 
 } // namespace torchkv::dist

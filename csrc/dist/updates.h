@@ -15,10 +15,9 @@ namespace torchkv::dist {
 // time, but for set_python().
 class Updates {
  public:
-  // The updater or, for UpdateSpec::Kind::kReplace, none.
   struct Update {
     Updater updater;
-    bool replaces = false;
+    bool replaces = false; // the first push becomes the value, without it
   };
 
   explicit Updates(int64_t rank) : rank_(rank) {}
@@ -42,18 +41,29 @@ class Updates {
   // have it: then it keeps a state, of all keys together.
   void check_script_is_stateless() const;
 
-  // What UpdateSpec::Kind::kPython of this epoch or a later one, up to the next
-  // call, stands for on this rank. Any thread.
+  // What UpdateSpec::Kind::kPython of this epoch stands for on this rank. Any
+  // thread.
   void set_python(int64_t epoch, std::shared_ptr<OpaqueUpdater> updater);
+  // Frees the Python updaters of epochs before this one. REQUIRES: no round of
+  // theirs is to come.
+  void forget_python(int64_t before);
+  // Whether there is one of such an epoch. Any thread.
+  bool has_python(int64_t before) const;
 
  private:
+  struct Known {
+    Update update;
+    int64_t epoch = 0;
+  };
+  Known read(const Blob& options);
+
   const int64_t rank_;
-  std::map<int64_t, Update> known_; // by generation
+  std::map<int64_t, Known> known_; // by generation
   std::shared_ptr<OpaqueUpdater> script_; // the latest
   int64_t script_epoch_ = 0;
   at::Tensor script_archive_; // of the options; undefined before its updates
 
-  std::mutex mutex_; // guards the rest
+  mutable std::mutex mutex_; // guards the rest
   std::map<int64_t, std::shared_ptr<OpaqueUpdater>> python_; // by epoch
 };
 

@@ -26,6 +26,10 @@ class TORCHKV_API Rendezvous {
   virtual std::string set_once(
       const std::string& key,
       const std::string& value) = 0;
+  // A host through which all processes reach it; empty: unknown.
+  virtual std::string host() const {
+    return {};
+  }
 };
 
 // Options of a store; those on one machine take none.

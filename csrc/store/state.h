@@ -67,6 +67,12 @@ struct TORCHKV_API StoreState {
   int64_t checksum() const;
 };
 
+// What one of several processes holds of a store: see Store::own_state.
+struct OwnState {
+  StoreState state;
+  std::vector<int64_t> begins; // by key; -1: whole
+};
+
 TORCHKV_API NumbersByName from_dict(const StoreState::Numbers& numbers);
 
 } // namespace torchkv

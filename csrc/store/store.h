@@ -98,6 +98,24 @@ class TORCHKV_API Store {
   virtual StoreState gather_state() {
     return state(/*with_keys=*/true);
   }
+  // What this process's server holds: of a value that several servers hold, the
+  // elements from `begin` on, in tensors of one dimension. All ranks make the
+  // call. On one machine, the whole state.
+  virtual OwnState own_state() {
+    OwnState own{state(/*with_keys=*/true), {}};
+    own.begins.assign(own.state.values.size(), -1);
+    return own;
+  }
+  // The bytes that each rank gives to the call, on all ranks or on rank 0. All
+  // ranks make it, after own_state() and with stages that increase from 0;
+  // RemoteError if one has called fail_gather() since.
+  virtual std::vector<at::Tensor> gather(
+      int64_t /*stage*/,
+      const at::Tensor& bytes,
+      bool /*to_all*/) {
+    return {bytes};
+  }
+  virtual void fail_gather(const std::string& /*text*/) {}
   // Fills a new store. On several machines all ranks make the call, and rank
   // 0's state counts.
   virtual void load(StoreState state) = 0;

@@ -257,6 +257,9 @@ class Ranks:
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
 
+    def is_alive(self, rank: int) -> bool:
+        return self._processes[rank].is_alive()
+
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid(rank), number)
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -288,3 +291,101 @@ def test_the_environment_has_the_timeout():
     kind, text, elapsed = results[0][1]
     assert kind == "StoreTimeoutError" and "1.5 s" in text
     assert 1.4 < elapsed < 2.5
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(number, frame):
+    raise Interrupted
+
+
+def wait_behind_another_thread(rank, folder, call):
+    kv = torchkv.create("dist_sync", timeout=4)
+    kv.init("w", full(0))
+    if rank == 1:
+        ranks.meet(folder, "end", rank, 2)
+        return None
+    calls = {
+        "barrier": kv.barrier,
+        "save": lambda: kv.save(f"{folder}/store"),
+        "state_dict": kv.state_dict,
+    }
+    failed = []
+    thread = threading.Thread(target=lambda: failed.append(outcome(calls[call])))
+    thread.start()
+    time.sleep(0.5)
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    interrupted = outcome(calls[call])
+    thread.join()
+    ranks.meet(folder, "end", rank, 2)
+    return interrupted, failed[0]
+
+
+@pytest.mark.parametrize("call", ["barrier", "save", "state_dict"])
+def test_a_call_behind_another_threads_is_interrupted(tmp_path, call):
+    interrupted, failed = ranks.run(wait_behind_another_thread, 2, str(tmp_path), call)[
+        0
+    ]
+    assert interrupted[0] == "Interrupted" and 0.4 < interrupted[2] < 1.5
+    assert failed[0] == "StoreTimeoutError" and 3.5 < failed[2] < 8
+
+
+HOST = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def use_a_stopped_rendezvous(rank, folder, pid, stops_before_create):
+    signal.signal(signal.SIGALRM, interrupt)
+    results = []
+    if stops_before_create:
+        os.kill(pid, signal.SIGSTOP)
+        results.append(outcome(lambda: torchkv.create("dist_sync", timeout=1.5)))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        results.append(outcome(lambda: torchkv.create("dist_sync", timeout=30)))
+        os.kill(pid, signal.SIGCONT)
+        return results
+    kv = torchkv.create("dist_sync", timeout=1.5)
+    kv.init("w", full(0))
+    os.kill(pid, signal.SIGSTOP)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    results.append(outcome(lambda: kv.save(f"{folder}/store")))
+    results.append(outcome(lambda: kv.save(f"{folder}/store")))
+    kv.push("w", full(1))  # which does not need it
+    assert kv.pull("w")[0, 0].item() == 1
+    os.kill(pid, signal.SIGCONT)
+    end = time.monotonic() + 10
+    while outcome(lambda: kv.save(f"{folder}/store"))[0]:
+        assert time.monotonic() < end
+    return results
+
+
+@pytest.mark.parametrize("stops_before_create", [True, False])
+def test_calls_end_if_the_rendezvous_is_stopped(tmp_path, stops_before_create):
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST], stdin=pipe, stdout=pipe, text=True
+    ) as host:
+        try:
+            environment = {"MASTER_PORT": host.stdout.readline().strip()}
+            (results,) = ranks.run(
+                use_a_stopped_rendezvous,
+                1,
+                str(tmp_path),
+                host.pid,
+                stops_before_create,
+                environment=environment,
+            )
+        finally:
+            host.kill()
+    if stops_before_create:
+        results.reverse()
+    interrupted, timed_out = results
+    assert interrupted[0] == "Interrupted" and 0.4 < interrupted[2] < 1.2
+    assert timed_out[0] == "StoreTimeoutError" and timed_out[2] < 4

@@ -291,3 +291,40 @@ def test_many_partitions_of_two_seconds_are_survived(hosts, tmp_path, security):
 @pytest.mark.slow
 def test_a_partition_of_the_default_four_seconds_is_an_error(hosts, tmp_path):
     check_loss(hosts, tmp_path, {}, 4.0)
+
+
+# -- addresses
+
+
+def create_with_store(rank, address, port):
+    """As with launchers that set no MASTER_ADDR."""
+    del os.environ["MASTER_ADDR"]
+    store = torch.distributed.TCPStore(address, port, is_master=False)
+    kv = torchkv.create(
+        "dist_sync", rank=rank, world_size=2, store=store, security="none", timeout=20
+    )
+    kv.init("w", torch.zeros(2))
+    kv.push("w", torch.ones(2))
+    return kv.pull("w").tolist()
+
+
+def test_the_address_is_the_one_towards_the_store(hosts):
+    with ranks.Ranks(len, 0, hosts=hosts) as other:  # its TCPStore
+        address = hosts.ADDRESS, other.store.port
+        results = ranks.run(create_with_store, 2, *address, hosts=hosts)
+    assert results == [[2.0, 2.0]] * 2
+
+
+def create_on_loopback(rank):
+    return outcome(lambda: torchkv.create("dist_sync", security="none", timeout=20))
+
+
+@pytest.mark.parametrize("interface, got", [("lo", "127.0.0.1"), ("eth7", "none")])
+def test_an_address_that_others_do_not_reach_is_refused(hosts, interface, got):
+    environments = {1: {"TORCHKV_INTERFACE": interface}}
+    results = ranks.run(create_on_loopback, 2, hosts=hosts, environments=environments)
+    for rank, (kind, text, elapsed) in enumerate(results):
+        assert kind == "RuntimeError" and elapsed < 10
+        assert "TORCHKV_INTERFACE" in text
+        if rank == 0 or interface == "lo":
+            assert "expected an address of rank 1" in text and f"got {got}" in text

@@ -82,11 +82,14 @@ def kill_and_restart(tmp_path, undisturbed, seed):
             before = progress.read_text().count("\n") if progress.exists() else 0
             while time.monotonic() < end:
                 done = progress.read_text().count("\n") if progress.exists() else 0
-                if done >= before + steps or job.results:
+                if done >= before + steps:
                     break
+                job.check()
                 time.sleep(0.001)
             time.sleep(r.uniform(0, 0.01))
-            job.kill(r.randrange(2), signal.SIGKILL)
+            victim = r.randrange(2)
+            assert job.is_alive(victim)  # it has not ended before
+            job.kill(victim, signal.SIGKILL)
     for start, values in ranks.run(train, 2, folder, None, restart=restart + 1):
         resumed.append(start)
         assert equal(values, undisturbed), (seed, start)
@@ -208,6 +211,26 @@ def test_a_damaged_shard_is_an_error(tmp_path):
     damage(folder, r"shard-\d+-1-")
     first, second = ranks.run(read_damaged, 2, str(folder), restart=1)
     assert first is None and "shard-" in second and "damaged" in second
+
+
+def create_with_snapshots_on_one_rank(rank, folder, who):
+    options = {"snapshot_dir": folder, "snapshot_every": "1 round"}
+    try:
+        kv = torchkv.create("dist_sync", timeout=20, **(options if rank == who else {}))
+        kv.init("w", torch.zeros(2))
+        kv.barrier()
+    except (ValueError, torchkv.RemoteError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_all_ranks_take_snapshots_or_none(tmp_path, who):
+    errors = ranks.run(create_with_snapshots_on_one_rank, 2, str(tmp_path), who)
+    if who == 1:
+        assert "snapshot_dir on all ranks or on none, but rank 0 has none" in errors[1]
+    else:
+        assert any("it alone with or without snapshot_dir" in str(e) for e in errors)
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_a_store_of_the_first_release(tmp_path):
     "count", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 )
 def test_very_many_keys(tmp_path, count, monkeypatch):
-    monkeypatch.setattr("torchkv.state.folder._HEADER_BYTES", 16 << 20)
+    monkeypatch.setattr("torchkv.state.saving._HEADER_BYTES", 16 << 20)
     with torchkv.create() as store:
         values = torch.arange(count, dtype=torch.float32).unsqueeze(1).expand(-1, 10)
         store.init(list(range(count)), list(values))

@@ -86,10 +86,10 @@ def test_threads_save_and_load_one_folder(tmp_path):
 KILLED = """
 import os, signal, sys
 import torch, torchkv
-from torchkv.state import folder, tensor_files
+from torchkv.state import saving, tensor_files
 
 path, moment = sys.argv[1], sys.argv[2]
-folder._FILE_BYTES = 1 << 16
+saving._FILE_BYTES = 1 << 16
 store = torchkv.create()
 store.init([1, 2, 3, 4], [torch.full((20000,), 2.0)] * 4)
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -92,6 +92,19 @@ class Content:
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
         """A snapshot; TypeError where the updater is a Python callable."""
         state = impl.gather_state() if with_keys else impl.state(with_keys=False)
+        return Content._of(impl, state)
+
+    @staticmethod
+    def of_process(impl: _C.KVStore) -> tuple[Content, list[int]]:
+        """What this process holds, and where in its value each key's tensors begin.
+
+        All ranks of a ``dist`` store make the call. The position is -1 for whole ones.
+        """
+        state, begins = impl.own_state()
+        return Content._of(impl, state), begins
+
+    @staticmethod
+    def _of(impl: _C.KVStore, state: tuple[Any, ...]) -> Content:
         format, type, kind, int_keys, str_keys, values, versions, updater, rest = state
         assert format == _FORMAT
         name, groups, gradient, *keyed, steps, accumulated, states = rest

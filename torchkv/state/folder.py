@@ -2,9 +2,13 @@
 
     manifest.json                      everything but the tensors, and which files
     data-<save>-00001.safetensors      "value/<key>", "<state>/<key>", "updater"
+    data-<save>-1-00001.safetensors    what rank 1 holds
 
 The manifest is JSON that begins with a checksum of what follows, and has the size and
 checksum of each data file. The numbers of the keys are lists in the order of ``keys``.
+
+All ranks of a store on several machines write the data that their servers hold, of a
+large value a part each (``torchkv.state.parts``); rank 0 writes the manifest.
 
 The data files of a save have names that no other save has. They reach the disk before
 the manifest that names them replaces the previous one in one step, and the files of the
@@ -19,7 +23,6 @@ import gc
 import json
 import os
 import re
-import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,27 +31,28 @@ from typing import Any
 
 from torch import Tensor
 
-import torchkv
-from torchkv import _C
 from torchkv.arguments import shown
 from torchkv.files import check_path, lock, open_regular, opened
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
+from torchkv.state.parts import (
+    FORM,
+    join_tensors,
+)
 from torchkv.state.tensor_files import Originals, distinct
 
-_FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
-_HEADER_BYTES = 48 << 20
-_MANIFEST = "manifest.json"
-_FORMAT = 1
-_PER_KEY = ("versions", "steps", "accumulated")
-_DATA_FILE = re.compile(r"data-[0-9a-f]{16}-[0-9]{5,}\.safetensors")
+MANIFEST = "manifest.json"
+FORMAT = 1
+PER_KEY = ("versions", "steps", "accumulated")
+_DATA_FILE = re.compile(r"data-[0-9a-f]{16}-([0-9]+-)?[0-9]{5,}\.safetensors")
 
 _FORM = {
     **{"format": int, "torchkv": str, "type": str, "key_kind": str, "keys": list},
-    **dict.fromkeys(_PER_KEY, list),
-    **{"optimizer": object, "strides": {str: [int]}, "dtypes": {str: str}},
+    **dict.fromkeys(PER_KEY, list),
+    **{"optimizer": object, "parts": FORM},
+    **{"strides": {str: [int]}, "dtypes": {str: str}},
     "files": [{"name": str, "size": int, "crc32": int}],
 }
 _CHECKSUM = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
@@ -56,7 +60,7 @@ _UNFINISHED = re.compile(r"manifest-[0-9a-f]{16}\.tmp")
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Disables garbage collection, which takes long among millions of new tensors."""
     enabled = gc.isenabled()
     gc.disable()
@@ -67,28 +71,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collections()
-def save(
-    impl: _C.KVStore, path: str | os.PathLike[str], progress: bool = False
-) -> None:
-    """Writes a store into a folder, which is created if needed; replaces its store."""
-    check_path("save", path)
-    check_tqdm("save", progress)
-    content = Content.of(impl)  # throws before anything is written
-    folder = Path(path)
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        with opened(folder.parent) as parent_fd:
-            os.fsync(parent_fd)
-    with opened(folder) as folder_fd:
-        lock(folder_fd)  # others neither save nor load meanwhile
-        _remove_unused(folder)  # what a killed save has left
-        with bar("save", _num_bytes(content), progress) as add:
-            _write(content, folder, folder_fd, add)
-        _remove_unused(folder)  # the previous store
-
-
-@_no_collections()
+@no_collections()
 def read(path: str | os.PathLike[str], progress: bool = False) -> Content:
     """Reads the store in a folder; raises what :func:`torchkv.load` documents."""
     check_path("load", path)
@@ -109,10 +92,10 @@ def read(path: str | os.PathLike[str], progress: bool = False) -> Content:
     return content
 
 
-def _remove_unused(folder: Path) -> None:
+def remove_unused(folder: Path) -> None:
     """Removes data that the manifest does not name. REQUIRES: the lock."""
     used = set()
-    if (folder / _MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         try:
             used = {item["name"] for item in _read_manifest(folder)["files"]}
         except (OSError, ValueError):
@@ -125,108 +108,15 @@ def _remove_unused(folder: Path) -> None:
                 (folder / name).unlink()
 
 
-# -- writing
-
-
-def _num_bytes(content: Content) -> int:
-    """The bytes of the tensors."""
-    tensors = [] if content.updater is None else [content.updater]
-    for item in content.keys.values():
-        tensors += [item.value, *item.state.values()]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _write(
-    content: Content, folder: Path, folder_fd: int, add: Callable[[int], object]
-) -> None:
-    save_id = secrets.token_hex(8)
-    originals = Originals()
-    files: list[dict[str, Any]] = []
-    manifest = _manifest_of(content)
-    unfinished = folder / f"manifest-{save_id}.tmp"
-    try:
-        with tensor_files.Writer() as writer:
-            for group in _grouped(_drained(content, originals)):
-                name = f"data-{save_id}-{len(files) + 1:05}.safetensors"
-                files.append({"name": name})
-                num_bytes = sum(tensor.nbytes for _, tensor in group)
-                files[-1] |= writer.write(folder / name, group)
-                add(num_bytes)
-        manifest |= {**vars(originals), "files": files}
-        with open(unfinished, "wb") as file:
-            file.write(_to_bytes(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-        os.fsync(folder_fd)  # the names of the files, before the manifest names them
-        os.replace(unfinished, folder / _MANIFEST)
-    except BaseException:
-        for name in [unfinished.name, *(item["name"] for item in files)]:
-            with contextlib.suppress(OSError):
-                (folder / name).unlink()
-        raise
-    os.fsync(folder_fd)
-
-
-def _drained(content: Content, originals: Originals) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor by name, as the files hold it; the content releases it."""
-    if content.updater is not None:
-        yield "updater", originals.to_stored("updater", content.updater)
-    for key in list(content.keys):
-        item = content.keys.pop(key)
-        for role, tensor in {"value": item.value, **item.state}.items():
-            name = f"{role}/{key}"
-            yield name, originals.to_stored(name, tensor)
-
-
-def _grouped(
-    tensors: Iterator[tuple[str, Tensor]],
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """The tensors of each file."""
-    group: list[tuple[str, Tensor]] = []
-    size = header = 0
-    for name, tensor in tensors:
-        size += tensor.nbytes
-        header += tensor_files.header_bytes(name)
-        if group and (size > _FILE_BYTES or header > _HEADER_BYTES):
-            yield group
-            group, size, header = [], tensor.nbytes, tensor_files.header_bytes(name)
-        group.append((name, tensor))
-    if group:
-        yield group
-
-
-def _manifest_of(content: Content) -> dict[str, Any]:
-    """The manifest, without what is known only when the tensors are written."""
-    keys = content.keys.values()
-    return {
-        "format": _FORMAT,
-        "torchkv": torchkv.__version__,
-        **content.fields(),
-        "keys": list(content.keys),
-        "versions": [key.version for key in keys],
-        "steps": [key.step for key in keys],
-        "accumulated": [key.num_accumulated for key in keys],
-    }
-
-
-def _to_bytes(manifest: dict[str, Any]) -> bytes:
-    """The manifest as JSON that begins with the checksum of what follows it."""
-    rest = json.dumps(manifest, allow_nan=False).encode()[1:]
-    return b'{"crc32": "%08x",\n' % zlib.crc32(rest) + rest
-
-
-# -- reading
-
-
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """Reads a folder's manifest and checks its form and its files."""
-    manifest = _read_json(folder / _MANIFEST)
-    if parse(manifest, dict, "the manifest").get("format") != _FORMAT:
+    manifest = _read_json(folder / MANIFEST)
+    if parse(manifest, dict, "the manifest").get("format") != FORMAT:
         raise ValueError(
-            f"load: expected a store saved in format {_FORMAT}, but got format "
+            f"load: expected a store saved in format {FORMAT}, but got format "
             f"{manifest.get('format')}; a newer torchkv may read it"
         )
-    manifest = dict(parse(manifest, _FORM, "the manifest"))
+    manifest = dict(parse({"parts": {}, **manifest}, _FORM, "the manifest"))
     names = [item["name"] for item in manifest["files"]]
     for name in names:
         if not _DATA_FILE.fullmatch(name):  # not a path that leads out of the folder
@@ -264,7 +154,7 @@ def _check_keys(manifest: dict[str, Any]) -> None:
     key_type = KEY_TYPES[parse_kind(manifest["key_kind"])]
     keys = parse(manifest["keys"], [key_type], "'keys'")
     check_distinct(keys, "key")
-    for field in _PER_KEY:
+    for field in PER_KEY:
         numbers = parse(manifest[field], [int], repr(field))
         if len(numbers) != len(keys):
             raise ValueError(
@@ -300,7 +190,8 @@ def _fill(
 ) -> None:
     """Adds the keys and the updater of a manifest and its files to a content."""
     Originals(manifest["strides"], manifest["dtypes"]).restore(tensors)
-    columns = [manifest[field] for field in _PER_KEY]
+    join_tensors(tensors, manifest["parts"])
+    columns = [manifest[field] for field in PER_KEY]
     for key, *numbers in zip(manifest["keys"], *columns, strict=True):
         value = tensors.pop(f"value/{key}", None)
         if value is None:

@@ -14,7 +14,7 @@ import torch
 from torchkv import _C
 from torchkv.files import read_state, write_whole
 from torchkv.optim.rules import after_load
-from torchkv.state import folder
+from torchkv.state import folder, saving
 from torchkv.state.state_dict import load_state_dict, state_dict
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ class Stateful:
         key is saved as of one moment, while other threads may push. Of what schedulers
         add to the optimizer's groups, numbers are saved.
 
-        All ranks of a ``dist`` store make the call, and rank 0 writes; a store on one
-        machine, or of any number of ranks, loads it.
+        All ranks of a ``dist`` store make the call with a folder that they share, and
+        each writes what its server holds; a store on one machine, or of any number of
+        ranks, loads it. If one fails, all do.
 
         Args:
             path: the folder, created if needed. Other files in it are left alone.
@@ -66,11 +67,7 @@ class Stateful:
                 Nothing has been written.
             ImportError: a progress bar without tqdm.
         """
-        if self._impl.rank() == 0:
-            folder.save(self._impl, path, progress)
-        else:
-            self._impl.gather_state()  # rank 0 writes what all servers hold
-        self._impl.barrier()
+        saving.save(self._impl, path, progress)
 
     def load(self, path: str | os.PathLike[str], progress: bool = False) -> None:
         """Replaces keys, values, updater and optimizer by those that were saved.

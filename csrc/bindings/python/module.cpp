@@ -119,11 +119,35 @@ py::object state(const BoundStore& self, py::handle with_keys_object) {
   }));
 }
 
-// For all ranks of a store on several machines.
+// For all ranks of a store on several machines, as the next three.
 py::object gather_state(const BoundStore& self) {
   return torch::jit::toPyObject(PythonCalls::without_gil([&] {
     return c10::IValue(self->gather_state().to_tuple());
   }));
+}
+
+py::tuple own_state(const BoundStore& self) {
+  std::vector<int64_t> begins;
+  py::object state = torch::jit::toPyObject(PythonCalls::without_gil([&] {
+    OwnState own = self->own_state();
+    begins = std::move(own.begins);
+    return c10::IValue(std::move(own.state).to_tuple());
+  }));
+  return py::make_tuple(std::move(state), std::move(begins));
+}
+
+std::vector<at::Tensor> gather(
+    const BoundStore& self,
+    int64_t stage,
+    const at::Tensor& bytes,
+    bool to_all) {
+  const py::gil_scoped_release no_gil;
+  return self->gather(stage, bytes, to_all);
+}
+
+void fail_gather(const BoundStore& self, const std::string& text) {
+  const py::gil_scoped_release no_gil;
+  self->fail_gather(text);
 }
 
 StoreState state_of(const py::object& object) {
@@ -342,6 +366,9 @@ PYBIND11_MODULE(_C, m) {
       .def("close", &released<&KVStore::close>)
       .def("state", &state, py::arg("with_keys") = true)
       .def("gather_state", &gather_state)
+      .def("own_state", &own_state)
+      .def("gather", &gather)
+      .def("fail_gather", &fail_gather)
       .def("load", &load)
       .def_static("from_state", &from_state)
       .def_static(

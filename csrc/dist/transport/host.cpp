@@ -155,6 +155,12 @@ PeerAddress own_process() {
   return address;
 }
 
+std::string own_network() {
+  const std::string boot = boot_id();
+  return (boot.empty() ? host_name() : boot) + ' ' +
+      link_target("/proc/self/ns/net");
+}
+
 ProcessWatch::ProcessWatch(const PeerAddress& address) {
   if (address.pid <= 0) {
     return;

@@ -11,6 +11,9 @@ namespace torchkv::dist {
 // This process, without endpoints.
 TORCHKV_API PeerAddress own_process();
 
+// The same in processes that reach each other by loopback addresses.
+TORCHKV_API std::string own_network();
+
 // Tells when a process of this host ends, also while a child that it has forked
 // keeps its sockets open.
 class TORCHKV_API ProcessWatch {

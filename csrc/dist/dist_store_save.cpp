@@ -1,0 +1,230 @@
+// What a DistStore hands out to be saved. All ranks make these calls.
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "../update/script_archives.h"
+#include "../update/script_updater.h"
+#include "dist_store.h"
+#include "errors.h"
+#include "held_parts.h"
+
+namespace torchkv::dist {
+namespace {
+
+void append(
+    StoreState& state,
+    const Entry& entry,
+    const Parts& parts,
+    c10::IntArrayRef sizes) {
+  if (entry.key.kind() == KeyKind::kInt) {
+    state.int_keys.push_back(entry.key.id());
+  } else {
+    state.str_keys.push_back(entry.key.text());
+  }
+  state.values.push_back(join_values(parts, sizes, entry.meta.dtype));
+  state.versions.push_back(parts[0].version);
+  if (state.optimizer) {
+    state.states.push_back(join_states(parts, sizes));
+  }
+}
+
+} // namespace
+
+StoreState DistStore::state(bool with_keys) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !with_keys,
+      kSave,
+      ": a store on several machines cannot be copied by pickle, copy.deepcopy "
+      "or torch.jit.save; its save(path) and state_dict() are for all ranks to "
+      "call");
+  StoreState state;
+  const Updater updater = this->updater();
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
+  const bool is_script = opaque != nullptr &&
+      dynamic_cast<const ScriptUpdater*>(opaque->get()) != nullptr;
+  TORCH_CHECK_TYPE(
+      is_script || opaque == nullptr,
+      kSave,
+      ": expected an updater that can be copied (none, a built-in optimizer or "
+      "TorchScript), but got a Python callable; call set_updater(None) first");
+  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
+  if (optimizer != nullptr) {
+    state.optimizer = **optimizer;
+  }
+  if (is_script) {
+    state.updater.push_back(serialize_updater(**opaque));
+  }
+  if (const auto kind = table_.summary().kind) {
+    state.key_kind = name(*kind);
+  }
+  return state;
+}
+
+// If this rank fails otherwise than by others, these hear of it.
+template <class Function>
+auto DistStore::guarded(Function function) {
+  try {
+    return function();
+  } catch (const RemoteError&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_gather(describe(error));
+    throw;
+  }
+}
+
+// Begins a call that saves: without keys, but with the servers' updaters.
+StoreState DistStore::begin_state() {
+  StoreState state = this->state(/*with_keys=*/false);
+  begin_gather(kSave);
+  if (!state.updater.empty()) {
+    state.updater = gather_scripts();
+  }
+  return state;
+}
+
+Keys DistStore::all_keys() const {
+  Keys keys;
+  keys.single = false;
+  for (const Key& key : this->keys()) {
+    keys.list.push_back(key);
+  }
+  return keys;
+}
+
+OwnState DistStore::own_state() {
+  const auto calls = hold(kSave, gather_mutex_);
+  return guarded([&] {
+    OwnState own{begin_state(), {}};
+    const Keys keys = all_keys();
+    const PartsByKey parts = parts_of(session_->held(kSave, keys, timeout_));
+    for (const auto& entry :
+         keys.list.empty() ? Entries() : table_.find(kSave, keys)) {
+      const auto held = parts.find(entry->key);
+      if (held == parts.end()) {
+        continue;
+      }
+      const auto places = places_of(*entry);
+      const Place& place =
+          places[static_cast<size_t>(held->second[0].index)];
+      const bool is_whole = places.size() == 1;
+      append(
+          own.state,
+          *entry,
+          held->second,
+          is_whole ? c10::IntArrayRef(entry->meta.sizes)
+                   : c10::IntArrayRef(place.end - place.begin));
+      own.begins.push_back(is_whole ? -1 : place.begin);
+    }
+    return own;
+  });
+}
+
+StoreState DistStore::gather_state() {
+  const auto calls = hold(kSave, gather_mutex_);
+  return guarded([&] {
+    StoreState state = begin_state();
+    const Keys keys = all_keys();
+    if (keys.list.empty()) {
+      return state;
+    }
+    const PartsByKey parts = read_parts(gather(
+        kSave,
+        kParts,
+        write_parts(session_->held(kSave, keys, timeout_)),
+        /*to_all=*/false));
+    for (const auto& entry :
+         parts.empty() ? Entries() : table_.find(kSave, keys)) {
+      append(state, *entry, parts.at(entry->key), entry->meta.sizes);
+    }
+    return state;
+  });
+}
+
+std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
+  constexpr auto* op = "optimizer_states";
+  const auto calls = hold(op, gather_mutex_);
+  TORCH_CHECK_VALUE(
+      std::holds_alternative<OptimizerPtr>(updater()),
+      op,
+      ": the store has no optimizer; call set_optimizer first");
+  const Entries entries = table_.find(op, keys);
+  begin_gather(op);
+  return guarded([&] {
+    const PartsByKey parts = read_parts(gather(
+        op,
+        kParts,
+        write_parts(session_->held(op, keys, timeout_)),
+        /*to_all=*/true));
+    std::vector<KeyState> states;
+    for (const auto& entry : entries) {
+      states.push_back(join_states(parts.at(entry->key), entry->meta.sizes));
+    }
+    return states;
+  });
+}
+
+// The servers' copies of a TorchScript updater, each with a state of its own;
+// on rank 0.
+std::vector<at::Tensor> DistStore::gather_scripts() {
+  const int64_t epoch = this->epoch();
+  const auto script = session_->applier().script(kSave, epoch, timeout_);
+  auto archives = gather(
+      kSave,
+      kScripts,
+      script != nullptr ? serialize_updater(*script)
+                        : at::empty({0}, at::kByte),
+      /*to_all=*/false);
+  if (archives.empty()) {
+    return {};
+  }
+  // As it was set, where no key of the server has been updated.
+  at::Tensor set;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    set = spec_.archive;
+  }
+  const at::Tensor first = ScriptUpdater::load(set)->serialize();
+  for (auto& archive : archives) {
+    if (archive.numel() == 0) {
+      archive = first;
+    }
+  }
+  return {pack_archives(archives)};
+}
+
+// This rank's copy of a saved TorchScript updater. All ranks refuse what one
+// cannot load.
+std::shared_ptr<OpaqueUpdater> DistStore::own_script(
+    const char* op,
+    const at::Tensor& bytes) const {
+  const auto archives = unpack_archives(bytes);
+  TORCH_CHECK_VALUE(
+      archives.size() == 1 ||
+          archives.size() == static_cast<size_t>(num_workers()),
+      op,
+      ": expected as many ranks as have saved the store, ",
+      archives.size(),
+      ", but got ",
+      num_workers(),
+      ": the updater has a state of its own on each");
+  std::vector<std::shared_ptr<OpaqueUpdater>> scripts;
+  scripts.reserve(archives.size());
+  for (const auto& archive : archives) {
+    try {
+      scripts.push_back(ScriptUpdater::load(archive));
+    } catch (const c10::Error& error) {
+      TORCH_CHECK_VALUE(
+          false,
+          op,
+          ": expected an updater that TorchScript can read, but got bytes that "
+          "it refuses: ",
+          error.what_without_backtrace());
+    }
+  }
+  return scripts[scripts.size() == 1 ? 0 : static_cast<size_t>(rank())];
+}
+
+} // namespace torchkv::dist

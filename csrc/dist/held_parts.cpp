@@ -1,0 +1,125 @@
+#include "held_parts.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "buffers.h"
+#include "bytes.h"
+#include "snapshot_files.h"
+
+namespace torchkv::dist {
+namespace {
+
+at::Tensor joined(
+    const std::vector<Blob>& pieces,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) {
+  at::Tensor result = at::empty(sizes, at::TensorOptions(dtype));
+  copy_pieces(pieces, result.mutable_data_ptr());
+  return result;
+}
+
+KeyState state_in(const Shot& shot) {
+  const auto* stored = dynamic_cast<const StoredValue*>(shot.value.get());
+  return stored != nullptr && stored->state ? *stored->state : KeyState();
+}
+
+} // namespace
+
+at::Tensor write_parts(const Shard& shard) {
+  ByteWriter out;
+  out.add(static_cast<uint64_t>(shard.slices.size()));
+  for (const auto& [slice, shot] : shard.slices) {
+    out.add(slice.key);
+    out.add(slice.index);
+    out.add(shot->version);
+    out.add(shot->value->pieces);
+    write_state(out, state_in(*shot));
+  }
+  const std::vector<Blob> bytes = out.take();
+  int64_t size = 0;
+  for (const auto& blob : bytes) {
+    size += static_cast<int64_t>(blob.size());
+  }
+  return joined(bytes, size, at::kByte);
+}
+
+PartsByKey read_parts(const std::vector<at::Tensor>& of_servers) {
+  PartsByKey result;
+  for (const auto& bytes : of_servers) {
+    ByteReader in(blob_of(bytes), kSave);
+    for (uint64_t i = in.count(); i > 0; --i) {
+      Parts& parts = result[in.key()];
+      Part part;
+      part.index = in.number<int32_t>();
+      part.version = in.number<int64_t>();
+      part.pieces = {in.blob()};
+      part.state = read_state(in);
+      parts.push_back(std::move(part));
+    }
+    in.end();
+  }
+  for (auto& [key, parts] : result) {
+    std::sort(parts.begin(), parts.end(), [](auto& a, auto& b) {
+      return a.index < b.index;
+    });
+  }
+  return result;
+}
+
+PartsByKey parts_of(const Shard& shard) {
+  PartsByKey result;
+  for (const auto& [slice, shot] : shard.slices) {
+    result[slice.key].push_back(
+        {slice.index, shot->version, shot->value->pieces, state_in(*shot)});
+  }
+  return result;
+}
+
+at::Tensor join_values(
+    const Parts& parts,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) {
+  std::vector<Blob> pieces;
+  for (const auto& part : parts) {
+    pieces.insert(pieces.end(), part.pieces.begin(), part.pieces.end());
+  }
+  return joined(pieces, sizes, dtype);
+}
+
+KeyState join_states(const Parts& parts, c10::IntArrayRef sizes) {
+  KeyState result;
+  result.step = parts[0].state.step;
+  result.num_accumulated = parts[0].state.num_accumulated;
+  for (const auto& [name, first] : parts[0].state.tensors) {
+    std::vector<Blob> pieces;
+    for (const auto& part : parts) {
+      const auto found = part.state.tensors.find(name);
+      TORCH_CHECK(
+          found != part.state.tensors.end(),
+          kSave,
+          ": the servers keep different states of a key");
+      pieces.push_back(blob_of(found->second.contiguous()));
+    }
+    result.tensors[name] = joined(pieces, sizes, first.scalar_type());
+  }
+  return result;
+}
+
+KeyState cut_state(const KeyState& state, const Place& place, bool is_split) {
+  KeyState result;
+  result.step = state.step;
+  result.num_accumulated = state.num_accumulated;
+  for (const auto& [name, tensor] : state.tensors) {
+    const at::Tensor part = is_split
+        ? tensor.contiguous().flatten().slice(0, place.begin, place.end)
+        : tensor;
+    result.tensors[name] = part.clone(at::MemoryFormat::Contiguous);
+  }
+  return result;
+}
+
+} // namespace torchkv::dist

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/key.h"
+#include "../memory/key_state.h"
+#include "protocol/round.h"
+#include "protocol/slice.h"
+
+namespace torchkv::dist {
+
+constexpr auto* kSave = "save"; // the call
+
+// What one server holds of a key.
+struct Part {
+  int32_t index = 0; // of the slice
+  int64_t version = 0;
+  std::vector<Blob> pieces; // of the value, in order
+  KeyState state; // of as many elements
+};
+using Parts = std::vector<Part>; // in the order of the value
+using PartsByKey = std::unordered_map<Key, Parts, KeyHash>;
+
+// What a server holds of some keys, as bytes, and what several servers hold.
+at::Tensor write_parts(const Shard& shard);
+PartsByKey read_parts(const std::vector<at::Tensor>& of_servers);
+// What one server holds.
+PartsByKey parts_of(const Shard& shard);
+
+// The elements and the state of all parts, copied into tensors of this shape.
+at::Tensor join_values(
+    const Parts& parts,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype);
+KeyState join_states(const Parts& parts, c10::IntArrayRef sizes);
+
+// A copy of what the server of `place` holds of a key's state.
+KeyState cut_state(const KeyState& state, const Place& place, bool is_split);
+
+} // namespace torchkv::dist

@@ -1,0 +1,111 @@
+"""What several processes write of one store, and how it is joined.
+
+A process that holds a part of a value, from element `begin` on, writes it, and what
+the optimizer keeps of it, as tensors of one dimension named ``<role>@<begin>/<key>``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchkv.arguments import shown
+
+FORM = {str: {"shape": [int], "begins": [int]}}
+"""Of the keys that are in parts, by ``str(key)``."""
+
+
+def tensor_name(role: str, key: int | str, begin: int) -> str:
+    """The name of a tensor in the data files; `begin` is -1 for a whole one."""
+    return f"{role}/{key}" if begin < 0 else f"{role}@{begin}/{key}"
+
+
+@dataclass
+class Written:
+    """What one process has written."""
+
+    keys: list[int | str]
+    begins: list[int]
+    numbers: dict[str, list[int]]  # by field of the manifest, in the order of the keys
+    strides: dict[str, list[int]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """For the process that joins all."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Written:
+        """What :meth:`to_bytes` returned."""
+        return Written(**json.loads(data))
+
+
+def join_written(
+    keys: list[int | str],
+    shape_of: Callable[[int | str], tuple[int, ...]],
+    written: list[Written],
+) -> dict[str, Any]:
+    """The fields of the manifest of what all processes have written.
+
+    Args:
+        keys: the store's keys, in their order.
+        shape_of: of the whole value of a key.
+        written: of all processes.
+    """
+    numbers: dict[str, list[int]] = {name: [] for name in written[0].numbers}
+    at: dict[int | str, list[tuple[int, Written, int]]] = {key: [] for key in keys}
+    for one in written:
+        for i, (key, begin) in enumerate(zip(one.keys, one.begins, strict=True)):
+            at[key].append((begin, one, i))
+    parts = {}
+    for key in keys:
+        of_key = sorted(at[key], key=lambda part: part[0])
+        begin, first, i = of_key[0]
+        for name, column in numbers.items():
+            column.append(first.numbers[name][i])
+        if begin >= 0:
+            begins = [begin for begin, *_ in of_key]
+            parts[str(key)] = {"shape": list(shape_of(key)), "begins": begins}
+    return {
+        "keys": keys,
+        **numbers,
+        **({"parts": parts} if parts else {}),
+        "strides": {k: v for one in written for k, v in one.strides.items()},
+        "dtypes": {k: v for one in written for k, v in one.dtypes.items()},
+        "files": [file for one in written for file in one.files],
+    }
+
+
+def join_tensors(tensors: dict[str, Tensor], parts: dict[str, Any]) -> None:
+    """Replaces parts in `tensors` by whole tensors; ValueError unless they fit."""
+    found: dict[tuple[str, str], dict[int, Tensor]] = {}
+    if parts:
+        for name in list(tensors):
+            role, _, key = name.partition("/")
+            role, at, begin = role.partition("@")
+            if at and begin.isdecimal() and key in parts:
+                found.setdefault((role, key), {})[int(begin)] = tensors.pop(name)
+    for (role, key), of_begin in found.items():
+        begins, shape = parts[key]["begins"], parts[key]["shape"]
+        ordered = [of_begin.get(begin) for begin in begins]
+        flat = [part for part in ordered if part is not None and part.dim() == 1]
+        ends = itertools.accumulate(part.numel() for part in flat)
+        if (
+            len(flat) != len(begins)
+            or [0, *ends] != [*begins, math.prod(shape)]
+            or len({part.dtype for part in flat}) != 1
+        ):
+            raise ValueError(
+                f"load: expected parts of {role!r} that make a tensor of shape "
+                f"{tuple(shape)}, but some are missing or of another size "
+                f"(key {shown(key)})"
+            )
+        tensors[f"{role}/{key}"] = torch.cat(flat).view(shape)

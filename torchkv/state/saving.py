@@ -1,0 +1,221 @@
+"""Writes a store into a folder, in the form of ``torchkv.state.folder``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import torchkv
+from torchkv import _C
+from torchkv.errors import RemoteError
+from torchkv.files import check_path, lock, opened
+from torchkv.progress import bar, check_tqdm
+from torchkv.state import tensor_files
+from torchkv.state.content import Content
+from torchkv.state.folder import FORMAT, MANIFEST, no_collections, remove_unused
+from torchkv.state.parts import Written, join_written, tensor_name
+from torchkv.state.tensor_files import Originals
+
+_FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
+_HEADER_BYTES = 48 << 20
+
+
+@no_collections()
+def save(
+    impl: _C.KVStore, path: str | os.PathLike[str], progress: bool = False
+) -> None:
+    """Writes a store into a folder, which is created if needed; replaces its store.
+
+    All ranks of a ``dist`` store make the call.
+    """
+    check_path("save", path)
+    check_tqdm("save", progress)
+    content, begins = Content.of_process(impl)  # throws before anything is written
+    folder, is_first = Path(path), impl.rank() == 0
+    with _others_told(impl), contextlib.ExitStack() as stack:
+        if is_first:
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                with opened(folder.parent) as parent_fd:
+                    os.fsync(parent_fd)
+            # Others neither save nor load meanwhile.
+            lock(stack.enter_context(opened(folder)))
+            remove_unused(folder)  # what a killed save has left
+        save_id = _gather(impl, 0, secrets.token_hex(8).encode(), to_all=True)[0]
+        shows = progress and is_first
+        with bar("save", _num_bytes(content), shows) as add:
+            written = _write_data(impl, content, begins, folder, save_id.decode(), add)
+        if impl.num_workers() == 1:
+            all_written = [written]
+        else:
+            gathered = _gather(impl, 1, written.to_bytes())
+            all_written = [Written.from_bytes(data) for data in gathered]
+        if is_first:
+            _write_manifest(impl, content, folder, save_id.decode(), all_written)
+            remove_unused(folder)  # the previous store
+        _gather(impl, 2, b"")  # the store is written
+
+
+@contextlib.contextmanager
+def _others_told(impl: _C.KVStore) -> Iterator[None]:
+    """Lets the other ranks of a call fail, too, instead of waiting for this one."""
+    try:
+        yield
+    except RemoteError:
+        raise
+    except BaseException as error:
+        impl.fail_gather(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _gather(
+    impl: _C.KVStore, stage: int, data: bytes, to_all: bool = False
+) -> list[bytes]:
+    """What all ranks give to the call, on rank 0 or on all."""
+    own = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
+    gathered = impl.gather(stage, own[: len(data)], to_all)
+    return [tensor.numpy().tobytes() for tensor in gathered]
+
+
+def _num_bytes(content: Content) -> int:
+    """The bytes of the tensors."""
+    tensors = [] if content.updater is None else [content.updater]
+    for item in content.keys.values():
+        tensors += [item.value, *item.state.values()]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _write_data(
+    impl: _C.KVStore,
+    content: Content,
+    begins: list[int],
+    folder: Path,
+    save_id: str,
+    add: Callable[[int], object],
+) -> Written:
+    """Writes the tensors, and removes the files again if that fails."""
+    keys = content.keys.values()
+    written = Written(
+        list(content.keys),
+        begins,
+        {
+            "versions": [key.version for key in keys],
+            "steps": [key.step for key in keys],
+            "accumulated": [key.num_accumulated for key in keys],
+        },
+    )
+    of_rank = f"{impl.rank()}-" if impl.rank() else ""
+    originals = Originals()
+    try:
+        with tensor_files.Writer() as writer, opened(folder) as folder_fd:
+            for group in _grouped(_drained(content, begins, originals)):
+                number = len(written.files) + 1
+                name = f"data-{save_id}-{of_rank}{number:05}.safetensors"
+                written.files.append({"name": name})
+                num_bytes = sum(tensor.nbytes for _, tensor in group)
+                written.files[-1] |= writer.write(folder / name, group)
+                add(num_bytes)
+            os.fsync(folder_fd)  # the names, before the manifest has them
+    except BaseException:
+        _remove(folder, written.files)
+        raise
+    written.strides, written.dtypes = originals.strides, originals.dtypes
+    return written
+
+
+def _write_manifest(
+    impl: _C.KVStore,
+    content: Content,
+    folder: Path,
+    save_id: str,
+    written: list[Written],
+) -> None:
+    """Replaces the folder's store, or removes the files of all ranks."""
+    unfinished = folder / f"manifest-{save_id}.tmp"
+    files = [file for one in written for file in one.files]
+    try:
+        for rank, one in enumerate(written[1:], 1):
+            _check_shared(folder, rank, one.files)
+        keys = cast(list[int | str], impl.keys()) if written[1:] else written[0].keys
+        manifest = {
+            "format": FORMAT,
+            "torchkv": torchkv.__version__,
+            **content.fields(),
+            **join_written(keys, impl.shape, written),
+        }
+        with open(unfinished, "wb") as file:
+            file.write(_to_bytes(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, folder / MANIFEST)
+    except BaseException:
+        _remove(folder, [{"name": unfinished.name}, *files])
+        raise
+    with opened(folder) as folder_fd:
+        os.fsync(folder_fd)
+
+
+def _check_shared(folder: Path, rank: int, files: list[dict[str, Any]]) -> None:
+    for file in files:
+        try:
+            with open(folder / file["name"], "rb") as opened_file:
+                size = os.fstat(opened_file.fileno()).st_size
+        except FileNotFoundError:
+            size = -1
+        if size != file["size"]:
+            raise OSError(
+                f"save: expected a folder that all ranks share, but rank 0 does not "
+                f"find what rank {rank} has written to {folder}; state_dict() brings "
+                f"the whole store to rank 0"
+            )
+
+
+def _remove(folder: Path, files: list[dict[str, Any]]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            (folder / file["name"]).unlink()
+
+
+def _drained(
+    content: Content, begins: list[int], originals: Originals
+) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor by name, as the files hold it; the content releases it."""
+    if content.updater is not None:
+        yield "updater", originals.to_stored("updater", content.updater)
+    for key, begin in zip(list(content.keys), begins, strict=True):
+        item = content.keys.pop(key)
+        for role, tensor in {"value": item.value, **item.state}.items():
+            name = tensor_name(role, key, begin)
+            yield name, originals.to_stored(name, tensor)
+
+
+def _grouped(
+    tensors: Iterator[tuple[str, Tensor]],
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors of each file."""
+    group: list[tuple[str, Tensor]] = []
+    size = header = 0
+    for name, tensor in tensors:
+        size += tensor.nbytes
+        header += tensor_files.header_bytes(name)
+        if group and (size > _FILE_BYTES or header > _HEADER_BYTES):
+            yield group
+            group, size, header = [], tensor.nbytes, tensor_files.header_bytes(name)
+        group.append((name, tensor))
+    if group:
+        yield group
+
+
+def _to_bytes(manifest: dict[str, Any]) -> bytes:
+    """The manifest as JSON that begins with the checksum of what follows it."""
+    rest = json.dumps(manifest, allow_nan=False).encode()[1:]
+    return b'{"crc32": "%08x",\n' % zlib.crc32(rest) + rest
