@@ -95,6 +95,11 @@ void Applier::forget_python(int64_t before) {
   }
 }
 
+void Applier::drain() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return !busy_ && jobs_.empty(); });
+}
+
 std::optional<std::vector<Applier::Finished>> Applier::apply_now(
     const std::vector<RoundPtr>& rounds) {
   {
@@ -109,6 +114,8 @@ std::optional<std::vector<Applier::Finished>> Applier::apply_now(
     busy_ = false;
     if (!jobs_.empty()) {
       wake_.notify_one();
+    } else {
+      idle_.notify_all();
     }
   });
   return is_short(rounds) ? std::optional(apply_all(rounds)) : std::nullopt;
@@ -160,8 +167,11 @@ void Applier::loop() {
     }
     jobs.clear();
     finish(apply_all(std::exchange(rounds, {})));
-    const std::lock_guard lock(mutex_);
-    busy_ = false;
+    {
+      const std::lock_guard lock(mutex_);
+      busy_ = false;
+    }
+    idle_.notify_all();
   }
 }
 

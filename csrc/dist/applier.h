@@ -77,6 +77,8 @@ class Applier {
       double timeout);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
   void forget_python(int64_t before);
+  // Blocks until what is queued has been done.
+  void drain();
   // The most steps of a key that is held.
   int64_t num_steps() {
     return store_.num_steps();
@@ -140,6 +142,7 @@ class Applier {
 
   std::mutex mutex_; // guards the rest
   std::condition_variable wake_;
+  std::condition_variable idle_;
   std::vector<Job> jobs_;
   bool busy_ = false;
   bool stopping_ = false;

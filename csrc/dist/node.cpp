@@ -367,6 +367,9 @@ void Node::close(double timeout) {
       check_signals();
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
+    if (session->closed()) {
+      session->applier().drain(); // what it frees may need Python
+    }
   }
   std::this_thread::sleep_for(std::chrono::duration<double>(linger));
   {
@@ -379,12 +382,19 @@ void Node::close(double timeout) {
   thread_.join();
   reaper_.reset(); // when it has freed what it has
   sessions.clear();
-  // Freed without the mutex: their appliers may need it to end.
+  // Freed without the mutex: their appliers may need it to end. Those of stores
+  // that still exist are leaked: another thread may free these at any time.
   decltype(sessions_) ended;
   {
     const std::lock_guard lock(mutex_);
     ended.swap(sessions_);
     transport_->close();
+  }
+  for (auto& [id, session] : ended) {
+    if (session.use_count() > 1) {
+      // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): a few bytes
+      new std::shared_ptr<Session>(std::move(session));
+    }
   }
 }
 
