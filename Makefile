@@ -49,7 +49,7 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test test-all test-versions python-test cpp-test places-test forward-test demo demo-dist bench \
+.PHONY: help env build test test-all test-versions python-test cpp-test places-test forward-test one-rank-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
   thread-programs check-sass gpu-check docs docs-tools sdist wheel wheels lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
@@ -64,6 +64,7 @@ help:
 	@echo 'make cpp-test    the C++ tests only'
 	@echo 'make places-test the Python tests with values sharded over logical devices'
 	@echo 'make forward-test the Python tests of behaviour with stores on other threads'
+	@echo 'make one-rank-test the same with dist_sync and dist_async of one rank'
 	@echo 'make demo-dist   the same with two processes'
 	@echo 'make simulate    the parameter server in a simulated network, 100,000 runs'
 	@echo 'make mutants     the simulation with planted bugs'
@@ -143,6 +144,14 @@ test-versions:
 places-test: $(BUILT)
 	TORCHKV_PLACES=cpu,cpu,cpu $(PYTEST) -m 'not slow' \
 	  $(patsubst %,--ignore=tests/%,benchmarks dist docs examples tools test_readme.py) $(PYTEST_ARGS)
+
+# The tests of behaviour, with stores of several machines' types of one rank. dist_async
+# has the optimizers of dist_sync, but for what needs all gradients of a step.
+one-rank-test: $(BUILT)
+	TORCHKV_TEST_TYPES=dist_sync $(PYTEST) -m 'not slow' \
+	  $(patsubst %,tests/%,kvstore torchscript optim trainer) $(PYTEST_ARGS)
+	TORCHKV_TEST_TYPES=dist_async $(PYTEST) -m 'not slow' \
+	  $(patsubst %,tests/%,kvstore torchscript) $(PYTEST_ARGS)
 
 demo: $(BUILT)
 	$(BIN)/python examples/train_digits.py $(DEMO_ARGS)

@@ -266,6 +266,10 @@ int64_t KVStore::num_dead_node() const {
   return store_->num_dead_node();
 }
 
+void KVStore::flush() const {
+  usable("flush").flush();
+}
+
 void KVStore::barrier() const {
   usable("barrier").barrier();
 }

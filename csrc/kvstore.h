@@ -232,6 +232,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // How many of the other processes this one takes for lost: 0 on one machine.
   // Does not wait, and answers after a call has failed because of one, too.
   int64_t num_dead_node() const;
+  // Waits until this process's pushes have been applied: on one machine, they
+  // have been.
+  void flush() const;
   // Waits for all workers; on one machine it returns at once.
   void barrier() const;
 

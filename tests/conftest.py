@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
 
+import one_rank  # noqa: E402
 import torchkv  # noqa: E402
 
 # PyTorch 2.11 warns of the first sparse tensor in a process that has not chosen.
@@ -26,6 +27,11 @@ torch.sparse.check_sparse_tensor_invariants.disable()
 # make forward-test: a library that puts a store of its own before "local" and "device".
 if library := os.environ.get("TORCHKV_TEST_STORE"):
     ctypes.CDLL(os.path.abspath(library))
+
+# make one-rank-test: the same types as the only rank of a job.
+ONE_RANK = os.environ.get("TORCHKV_TEST_TYPES", "").split(",") * one_rank.is_used()
+if ONE_RANK:
+    one_rank.start()
 
 DEADLOCK_S = 300.0
 SLOW_DEADLOCK_S = 1500.0
@@ -40,6 +46,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    if ONE_RANK:
+        kept = [item for item in items if one_rank.applies(item)]
+        config.hook.pytest_deselected(items=[i for i in items if i not in {*kept}])
+        items[:] = kept
     if part := config.getoption("slow_part"):
         index, count = map(int, part.split("/"))
         left_out = [
@@ -115,7 +125,7 @@ def streams():
 REPEATED = {"TORCHKV_PLACES", "TORCHKV_TEST_STORE"} & {*os.environ}
 
 
-@pytest.fixture(params=["device"] if REPEATED else ["local", "device"])
+@pytest.fixture(params=ONE_RANK or (["device"] if REPEATED else ["local", "device"]))
 def store_type(request):
     """The store types of the contract battery."""
     return request.param

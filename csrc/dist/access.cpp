@@ -181,16 +181,20 @@ void check_reachable(
 
 } // namespace
 
+void check_security(const StoreOptions& options) {
+  const std::string& security = options.security;
+  TORCH_CHECK_VALUE(
+      security.empty() || security == "curve" || security == "none",
+      "create: expected security 'curve' or 'none', but got ",
+      quoted(security));
+}
+
 void set_access(
     ZeromqConfig& config,
     const StoreOptions& options,
     Exchange& exchange,
     const std::string& rendezvous_host) {
   const std::string& security = options.security;
-  TORCH_CHECK_VALUE(
-      security.empty() || security == "curve" || security == "none",
-      "create: expected security 'curve' or 'none', but got ",
-      quoted(security));
   const auto hosts = exchange.all("host", own_process().host);
   const auto here = std::count(hosts.begin(), hosts.end(), own_process().host);
   if (here > 1) {

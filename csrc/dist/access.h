@@ -8,6 +8,9 @@
 
 namespace torchkv::dist {
 
+// ValueError for a security that does not exist.
+void check_security(const StoreOptions& options);
+
 // Who may connect to this rank: fills in what concerns it. On one host nothing
 // listens on TCP. Between hosts, RuntimeError without a secret
 // (TORCHKV_JOB_SECRET, or the file TORCHKV_JOB_SECRET_FILE, which only its

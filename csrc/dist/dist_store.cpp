@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../core/errors.h"
+#include "../core/plain_dispatch.h"
 #include "../core/process.h"
 #include "../store/check.h"
 #include "../store/count_calls.h"
@@ -238,6 +239,8 @@ WorkPtr DistStore::insert(const Call& call) {
   }
   check_no_repeats(call.op, entries);
   check_outs(call, entries);
+  // Until the servers have answered: one thread of several initializes a key.
+  const KeyTable::Reservation reservation(table_, call.op, call.keys);
   std::vector<Key> split;
   for (const auto& item : request.items) {
     const auto places = place(
@@ -340,6 +343,12 @@ WorkPtr DistStore::merge(const Call& call) {
     take_snapshot(snapshots_.due_after(call.keys));
   }
   if (!is_waited) {
+    if (pending->is_finished()) {
+      const auto& error = pending->wait().error;
+      if (error && error->code == ErrorCode::kUnknown) {
+        throw_error(call.op, *error, rank(), timeout_);
+      }
+    }
     return nullptr;
   }
   WorkPtr work =
@@ -380,6 +389,7 @@ std::vector<at::Tensor> DistStore::pull(
   check_not_empty(op, keys);
   std::vector<at::Tensor> result;
   for (const auto& entry : table_.find(op, keys)) {
+    const PlainDispatch plain;
     result.push_back(
         at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype)));
   }

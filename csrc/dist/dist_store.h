@@ -93,6 +93,9 @@ class DistStore final : public Store {
   int64_t rank() const override;
   int64_t num_workers() const override;
   int64_t num_dead_node() const override;
+  void flush() override {
+    session_->flush();
+  }
   // ValueError, once, if this rank has set updaters otherwise than rank 0.
   void barrier() override;
   void close() override;

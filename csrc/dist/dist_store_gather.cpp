@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "dist_store.h"
 #include "errors.h"
 #include "gather_round.h"
@@ -116,6 +117,7 @@ std::vector<at::Tensor> DistStore::gather(
       })) {
     store = make_exchange(round->number());
   }
+  const PlainDispatch plain;
   Keys keys;
   keys.single = false;
   for (size_t i = 0; i < ranks.size(); ++i) {

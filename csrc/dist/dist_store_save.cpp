@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "../update/script_archives.h"
 #include "../update/script_updater.h"
 #include "dist_store.h"
@@ -107,8 +108,7 @@ OwnState DistStore::own_state() {
         continue;
       }
       const auto places = places_of(*entry);
-      const Place& place =
-          places[static_cast<size_t>(held->second[0].index)];
+      const Place& place = places[static_cast<size_t>(held->second[0].index)];
       const bool is_whole = places.size() == 1;
       append(
           own.state,
@@ -169,6 +169,7 @@ std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
 // The servers' copies of a TorchScript updater, each with a state of its own;
 // on rank 0.
 std::vector<at::Tensor> DistStore::gather_scripts() {
+  const PlainDispatch plain;
   const int64_t epoch = this->epoch();
   const auto script = session_->applier().script(kSave, epoch, timeout_);
   auto archives = gather(

@@ -164,8 +164,7 @@ void DistStore::assign(const Call& call) {
     Request& request = requests.emplace_back(Request::Kind::kPush);
     for (size_t i = 0; i < entries.size(); ++i) {
       const Meta& meta = entries[i]->meta;
-      const at::Tensor value =
-          at::empty(meta.sizes, at::TensorOptions(meta.dtype));
+      const at::Tensor value = Buffers().empty(meta.sizes, meta.dtype);
       runtime_.copy(value, call.values->flat[i]);
       Request::Item item;
       item.key = entries[i]->key;

@@ -126,6 +126,9 @@ void throw_error(
     const Error& error,
     int64_t rank,
     double timeout) {
+  if (error.code == ErrorCode::kUnknown && error.who == rank && error.slice) {
+    throw_unknown_key(op, error.slice->key); // another thread has deleted it
+  }
   const std::string message =
       c10::str(op, ": ", text_of(error, rank, timeout), on_key(error));
   switch (error.code) {

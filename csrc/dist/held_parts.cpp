@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "buffers.h"
 #include "bytes.h"
 #include "snapshot_files.h"
@@ -17,6 +18,7 @@ at::Tensor joined(
     const std::vector<Blob>& pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype) {
+  const PlainDispatch plain;
   at::Tensor result = at::empty(sizes, at::TensorOptions(dtype));
   copy_pieces(pieces, result.mutable_data_ptr());
   return result;

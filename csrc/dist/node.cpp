@@ -13,6 +13,7 @@
 #include "errors.h"
 #include "exchange.h"
 #include "session.h"
+#include "transport/direct_transport.h"
 #include "transport/host.h"
 #include "transport/zeromq_transport.h"
 #include "within.h"
@@ -161,11 +162,28 @@ Node::Node(
       rendezvous_(std::move(rendezvous)),
       prefix_(std::move(prefix)),
       security_(options.security),
-      timeout_(timeout) {
+      timeout_(timeout),
+      reaper_(std::make_unique<Background>()) {
+  check_security(options);
   const Token token = token_of(token_text);
   uint64_t job = 0;
   std::memcpy(&job, token.data(), sizeof(job));
   job_ = static_cast<int64_t>(job & (static_cast<uint64_t>(kMaxCounter) - 1));
+  transport_ =
+      num_ranks_ == 1 ? make_direct() : make_zeromq(token, options, timeout);
+  thread_ = std::thread([this] { loop(); });
+}
+
+// Without sockets, and without ZeroMQ's library.
+std::unique_ptr<Transport> Node::make_direct() {
+  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
+  return std::make_unique<DirectTransport>(rank_);
+}
+
+std::unique_ptr<Transport> Node::make_zeromq(
+    const Token& token,
+    const StoreOptions& options,
+    double timeout) {
   ZeromqConfig config;
   config.rank = rank_;
   config.token = token;
@@ -178,20 +196,18 @@ Node::Node(
   set_access(config, options, exchange, reachable_host(*rendezvous_));
   memory_ = config.memory;
   shares_memory_ = memory_ != nullptr && config.security == Security::kIpc;
-  transport_ = std::make_unique<ZeromqTransport>(std::move(config));
+  auto transport = std::make_unique<ZeromqTransport>(std::move(config));
   const auto addresses =
-      exchange.all("address", encode_address(transport_->address()));
+      exchange.all("address", encode_address(transport->address()));
   // Only now: a create that has failed may be repeated by the same process.
   incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
   for (int32_t rank = 0; rank < num_ranks_; ++rank) {
     if (rank != rank_) {
       const auto& text = addresses[static_cast<size_t>(rank)];
-      const std::lock_guard lock(mutex_);
-      transport_->connect(rank, decode_address(text, rank));
+      transport->connect(rank, decode_address(text, rank));
     }
   }
-  reaper_ = std::make_unique<Background>();
-  thread_ = std::thread([this] { loop(); });
+  return transport;
 }
 
 std::string Node::agree(const std::string& key, const std::string& value) {

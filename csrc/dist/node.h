@@ -16,6 +16,7 @@
 #include "background.h"
 #include "protocol/config.h"
 #include "rendezvous.h"
+#include "transport/frame.h"
 #include "transport/shared_memory.h"
 #include "transport/transport.h"
 
@@ -121,6 +122,11 @@ class Node final : public Transport::Handler {
   static constexpr double kExitTimeout = 86400;
 
  private:
+  std::unique_ptr<Transport> make_direct();
+  std::unique_ptr<Transport> make_zeromq(
+      const Token& token,
+      const StoreOptions& options,
+      double timeout);
   void close(double timeout);
   void loop();
 

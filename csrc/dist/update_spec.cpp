@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "bytes.h"
 #include "protocol/slice.h"
 
@@ -106,6 +107,7 @@ UpdateSpec decode_update_spec(const Blob& bytes) {
     spec.optimizer = std::make_shared<const Optimizer>(std::move(optimizer));
   } else if (spec.kind == UpdateSpec::Kind::kScript) {
     const std::string_view text = in.text();
+    const PlainDispatch plain;
     spec.archive = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
     std::memcpy(spec.archive.data_ptr(), text.data(), text.size());
   }

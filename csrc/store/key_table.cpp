@@ -96,6 +96,32 @@ void KeyTable::check_absent(const char* op, const Keys& keys) const {
   }
 }
 
+KeyTable::Reservation::Reservation(
+    KeyTable& table,
+    const char* op,
+    const Keys& keys)
+    : table_(table) {
+  const std::unique_lock lock(table_.mutex_);
+  expect_open(op, table_.summary_.is_open);
+  auto& reserved = table_.reserved_;
+  const KeyKind kind = table_.summary_.kind.value_or(
+      (reserved.empty() ? keys.list[0] : *reserved.begin()).kind());
+  for (const auto& key : keys.list) {
+    expect_kind(op, kind, key);
+    expect_new(
+        op, table_.entries_.count(key) == 0 && reserved.count(key) == 0, key);
+  }
+  reserved.insert(keys.list.begin(), keys.list.end());
+  keys_ = keys;
+}
+
+KeyTable::Reservation::~Reservation() {
+  const std::unique_lock lock(table_.mutex_);
+  for (const auto& key : keys_.list) {
+    table_.reserved_.erase(key);
+  }
+}
+
 Entries KeyTable::find(const char* op, const Keys& keys) const {
   Entries result;
   result.reserve(keys.list.size());

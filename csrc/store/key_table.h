@@ -1,10 +1,12 @@
 #pragma once
 
+#include <c10/macros/Macros.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
 #include <optional>
 #include <shared_mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "../core/export.h"
@@ -33,6 +35,19 @@ class TORCHKV_API KeyTable {
   // The same checks without the insert, to fail before values are copied.
   // Another thread may still insert in between.
   void check_absent(const char* op, const Keys& keys) const;
+
+  // Makes the same checks, and those of other reservations fail for as long as
+  // it exists, for an init that takes long.
+  class TORCHKV_API Reservation {
+   public:
+    Reservation(KeyTable& table, const char* op, const Keys& keys);
+    ~Reservation();
+    C10_DISABLE_COPY_AND_ASSIGN(Reservation);
+
+   private:
+    KeyTable& table_;
+    Keys keys_;
+  };
 
   // The entries of `keys`, in order. UnknownKeyError for an unknown key,
   // TypeError for one of the other kind.
@@ -87,6 +102,7 @@ class TORCHKV_API KeyTable {
 
   mutable std::shared_mutex mutex_; // guards everything below
   ska::flat_hash_map<Key, EntryPtr, KeyHash> entries_;
+  std::unordered_set<Key, KeyHash> reserved_; // of one kind
   Summary summary_; // without num_keys
   int64_t num_inserted_ = 0;
 };

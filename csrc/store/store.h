@@ -128,6 +128,10 @@ class TORCHKV_API Store {
   virtual void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const = 0;
 
+  // Waits until this process's pushes have been applied; their errors are those
+  // of later calls. On one machine they are applied when push returns.
+  virtual void flush() {}
+
   // Of the processes that share the store, this one's number from 0, and how
   // many they are. Also after close().
   virtual int64_t rank() const {

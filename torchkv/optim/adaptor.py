@@ -107,6 +107,10 @@ class TorchOptimizer(StoreOptimizer):
             self._instance(_model(), options)  # raises what the class raises
         self._in_effect = settings
 
+    def _settle(self) -> None:
+        if (impl := self._store()) is not None:
+            impl.flush()
+
     def _options_of(self, key: StoreKey, settings: Settings) -> dict[str, Any]:
         groups, lr_mult, wd_mult = settings
         group = next((g for g in groups[1:] if key in g["keys"]), groups[0])
@@ -210,8 +214,9 @@ class TorchOptimizer(StoreOptimizer):
                 )
             value = impl.pull(key, None, 0)
             made[key] = self._loaded(op, key, value, settings, state)
+        self._settle()
         with self._step_lock:
-            self._adopt(op, settings)
+            self._adopt(op, settings, is_settled=True)
             for key in parts["state"]:
                 self._of_key.pop(key, None)
             self._of_key.update(made)

@@ -57,8 +57,12 @@ void set_remote_error(const char* name, const RemoteError& error) {
 }
 
 // Ctrl-C, while the main thread waits for other processes.
+// As PyThread_get_thread_ident. Python runs signal handlers on this thread.
+unsigned long main_thread = 0;
+
+// Other threads do not need the GIL for it, which may be held for long.
 void raise_signals() {
-  if (Py_IsInitialized() == 0) {
+  if (Py_IsInitialized() == 0 || PyThread_get_thread_ident() != main_thread) {
     return;
   }
   const py::gil_scoped_acquire gil;
@@ -273,6 +277,10 @@ Self from_script_object(py::handle object) {
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate_exception);
   set_gil_hooks({&release_gil, &restore_gil});
+  main_thread = py::module_::import("threading")
+                    .attr("main_thread")()
+                    .attr("ident")
+                    .cast<unsigned long>();
   set_signal_check(&raise_signals);
   find_fx_tracing();
 
@@ -359,6 +367,7 @@ PYBIND11_MODULE(_C, m) {
           })
       .def("stats", &stats)
       .def("barrier", &released<&KVStore::barrier>)
+      .def("flush", &released<&KVStore::flush>)
       .def("rank", &released<&KVStore::rank>)
       .def("num_workers", &released<&KVStore::num_workers>)
       .def("num_dead_node", &released<&KVStore::num_dead_node>)

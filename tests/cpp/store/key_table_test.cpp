@@ -168,6 +168,31 @@ TEST(KeyTableTest, TakeFixesTheKindOrKeepsIt) {
   EXPECT_EQ(table.summary().kind, KeyKind::kStr);
 }
 
+TEST(KeyTableTest, AReservedKeyIsNotNew) {
+  using Reservation = KeyTable::Reservation;
+  KeyTable table;
+  table.insert("init", make({1}));
+  {
+    const Reservation first(table, "init", {2, 3});
+    EXPECT_THROW(Reservation(table, "init", {4, 3}), c10::ValueError);
+    EXPECT_THROW(Reservation(table, "init", {1}), c10::ValueError);
+    const Reservation other(table, "init", {4}); // the refused one has none
+    table.insert("init", make({2, 3}));
+  }
+  EXPECT_THROW(Reservation(table, "init", {2}), c10::ValueError);
+  const Reservation again(table, "init", {4});
+}
+
+TEST(KeyTableTest, ReservedKeysAreOfOneKind) {
+  using Reservation = KeyTable::Reservation;
+  KeyTable table;
+  {
+    const Reservation first(table, "init", {2});
+    EXPECT_THROW(Reservation(table, "init", {"a"}), c10::TypeError);
+  }
+  const Reservation other(table, "init", {"a"}); // the first has failed
+}
+
 TEST(KeyTableTest, AClosedTableTakesNothing) {
   KeyTable table;
   KeyTable other;
