@@ -1,8 +1,8 @@
 """The tests of behaviour with stores of one rank of several machines' types.
 
-`TORCHKV_TEST_TYPES=dist_sync,dist_async` makes the tests of the contract use these types
-in a job of this process alone. push waits until it is applied, so that tests may look at
-what it has done.
+`TORCHKV_TEST_TYPES=dist_sync` makes the tests of the contract use this type in a job of
+this process alone. push waits until it is applied, so that tests may look at what it
+has done.
 """
 
 from __future__ import annotations

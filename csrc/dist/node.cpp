@@ -1,7 +1,6 @@
 #include "node.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -11,11 +10,7 @@
 #include "../core/text.h"
 #include "access.h"
 #include "errors.h"
-#include "exchange.h"
 #include "session.h"
-#include "transport/direct_transport.h"
-#include "transport/host.h"
-#include "transport/zeromq_transport.h"
 #include "within.h"
 
 namespace torchkv::dist {
@@ -23,7 +18,6 @@ namespace {
 
 constexpr Time kTick = 0.2; // of the cores, at most
 constexpr size_t kMaxEarly = 1024;
-constexpr Time kDeadConnection = 60;
 constexpr size_t kMaxSent = 4096; // messages that travel together
 constexpr size_t kMaxSentBytes = size_t{2} << 20U; // without long payloads
 
@@ -60,41 +54,6 @@ Token token_of(const std::string& text) {
       "create: the rendezvous holds a wrong token");
   std::memcpy(token.data(), text.data(), token.size());
   return token;
-}
-
-// "<host>\n<ipc>\n<tcp>\n<pid>\n<started>"
-std::string encode_address(const PeerAddress& address) {
-  return c10::str(
-      address.host,
-      '\n',
-      address.ipc,
-      '\n',
-      address.tcp,
-      '\n',
-      address.pid,
-      '\n',
-      address.started);
-}
-
-PeerAddress decode_address(const std::string& text, int32_t rank) {
-  std::vector<std::string> lines(1);
-  for (const char c : text) {
-    if (c == '\n') {
-      lines.emplace_back();
-    } else {
-      lines.back() += c;
-    }
-  }
-  TORCH_CHECK(
-      lines.size() == 5,
-      "create: the rendezvous holds a wrong address of rank ",
-      rank);
-  return {
-      lines[0],
-      lines[1],
-      lines[2],
-      std::strtoll(lines[3].c_str(), nullptr, 10),
-      std::strtoull(lines[4].c_str(), nullptr, 10)};
 }
 
 } // namespace
@@ -172,42 +131,6 @@ Node::Node(
   transport_ =
       num_ranks_ == 1 ? make_direct() : make_zeromq(token, options, timeout);
   thread_ = std::thread([this] { loop(); });
-}
-
-// Without sockets, and without ZeroMQ's library.
-std::unique_ptr<Transport> Node::make_direct() {
-  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
-  return std::make_unique<DirectTransport>(rank_);
-}
-
-std::unique_ptr<Transport> Node::make_zeromq(
-    const Token& token,
-    const StoreOptions& options,
-    double timeout) {
-  ZeromqConfig config;
-  config.rank = rank_;
-  config.token = token;
-  config.limits.num_workers = num_ranks_;
-  config.limits.num_servers = num_ranks_;
-  // The cores have heartbeats of their own. These find connections that are
-  // dead, which is no proof that a rank is.
-  config.lost = kDeadConnection;
-  Exchange exchange(rendezvous_, prefix_, rank_, num_ranks_, timeout);
-  set_access(config, options, exchange, reachable_host(*rendezvous_));
-  memory_ = config.memory;
-  shares_memory_ = memory_ != nullptr && config.security == Security::kIpc;
-  auto transport = std::make_unique<ZeromqTransport>(std::move(config));
-  const auto addresses =
-      exchange.all("address", encode_address(transport->address()));
-  // Only now: a create that has failed may be repeated by the same process.
-  incarnation_ = rendezvous_->add(c10::str(prefix_, "incarnation/", rank_), 1);
-  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-    if (rank != rank_) {
-      const auto& text = addresses[static_cast<size_t>(rank)];
-      transport->connect(rank, decode_address(text, rank));
-    }
-  }
-  return transport;
 }
 
 std::string Node::agree(const std::string& key, const std::string& value) {

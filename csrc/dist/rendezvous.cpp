@@ -167,9 +167,8 @@ class BoundedRendezvous final : public Rendezvous {
   }
   std::string set_once(const std::string& key, const std::string& value)
       override {
-    return run([key, value](Rendezvous& store) {
-      return store.set_once(key, value);
-    });
+    return run(
+        [key, value](Rendezvous& store) { return store.set_once(key, value); });
   }
   std::string host() const override {
     return rendezvous_->host();

@@ -29,9 +29,10 @@ void wait_within(
   const auto end = Clock::now() +
       std::chrono::duration_cast<Clock::duration>(
                        std::chrono::duration<double>(std::min(timeout, 1e9)));
-  while (!wait(std::min<Clock::duration>(
-      kSignalPeriod,
-      std::max<Clock::duration>(end - Clock::now(), Clock::duration(1))))) {
+  while (!wait(
+      std::min<Clock::duration>(
+          kSignalPeriod,
+          std::max<Clock::duration>(end - Clock::now(), Clock::duration(1))))) {
     check_signals();
     if (Clock::now() >= end) {
       Error error;

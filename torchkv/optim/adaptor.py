@@ -19,7 +19,7 @@ import torch
 from torchkv import _C
 from torchkv.arguments import StoreKey, as_number, near, shown
 from torchkv.optim.base import StoreOptimizer
-from torchkv.optim.groups import Settings
+from torchkv.optim.groups import Group, Settings
 
 
 class TorchOptimizer(StoreOptimizer):
@@ -106,6 +106,19 @@ class TorchOptimizer(StoreOptimizer):
             _check_numbers(self._name(), options)
             self._instance(_model(), options)  # raises what the class raises
         self._in_effect = settings
+
+    # A push of a store on several machines that has returned may not have been stepped:
+    # it has the options of before.
+
+    def _change(self, group: Group, changes: Mapping[str, Any]) -> None:
+        self._settle()
+        super()._change(group, changes)
+
+    def _adopt(
+        self, op: str, settings: Settings, names: Iterable[StoreKey] = ()
+    ) -> None:
+        self._settle()
+        super()._adopt(op, settings, names)
 
     def _settle(self) -> None:
         if (impl := self._store()) is not None:
@@ -216,7 +229,7 @@ class TorchOptimizer(StoreOptimizer):
             made[key] = self._loaded(op, key, value, settings, state)
         self._settle()
         with self._step_lock:
-            self._adopt(op, settings, is_settled=True)
+            super()._adopt(op, settings)
             for key in parts["state"]:
                 self._of_key.pop(key, None)
             self._of_key.update(made)

@@ -75,9 +75,6 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         """Becomes the updater of a store, with new state."""
         raise NotImplementedError
 
-    def _settle(self) -> None:
-        """Waits for pushes that have returned, if new options would apply to them."""
-
     def _apply(self, settings: Settings) -> None:
         """Checks and applies options; on an error, none of them."""
         raise NotImplementedError
@@ -201,7 +198,6 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
             for other, new in zip(self.param_groups, settings.groups, strict=True):
                 if other is group and not changes.keys().isdisjoint(self.defaults):
                     new.update(changes)
-                    self._settle()
                     self._apply(settings)
             dict.update(group, changes)
 
@@ -250,19 +246,13 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
             self._adopt(op, settings, settings.group_of())
 
     def _adopt(
-        self,
-        op: str,
-        settings: Settings,
-        names: Iterable[StoreKey] = (),
-        is_settled: bool = False,
+        self, op: str, settings: Settings, names: Iterable[StoreKey] = ()
     ) -> None:
         """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
         settings.check(op, impl)
         if impl is not None:
             self._check_known(op, impl, names)
-        if not is_settled:
-            self._settle()
         self._apply(settings)
         self._keep(settings)
         if impl is not None:

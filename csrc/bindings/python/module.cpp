@@ -20,6 +20,7 @@
 #include "../../store/registry.h"
 #include "objects.h"
 #include "optimizer.h"
+#include "state.h"
 #include "stats.h"
 #include "store_options.h"
 #include "updater.h"
@@ -114,65 +115,6 @@ class WeakStore final : public c10::intrusive_ptr_target {
  private:
   c10::weak_intrusive_ptr<KVStore> store_;
 };
-
-// Through IValues: pybind11 does not convert c10::Dict.
-py::object state(const BoundStore& self, py::handle with_keys_object) {
-  const bool with_keys = as_bool("state", "with_keys", with_keys_object);
-  return torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    return c10::IValue(self->state(with_keys).to_tuple());
-  }));
-}
-
-// For all ranks of a store on several machines, as the next three.
-py::object gather_state(const BoundStore& self) {
-  return torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    return c10::IValue(self->gather_state().to_tuple());
-  }));
-}
-
-py::tuple own_state(const BoundStore& self) {
-  std::vector<int64_t> begins;
-  py::object state = torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    OwnState own = self->own_state();
-    begins = std::move(own.begins);
-    return c10::IValue(std::move(own.state).to_tuple());
-  }));
-  return py::make_tuple(std::move(state), std::move(begins));
-}
-
-std::vector<at::Tensor> gather(
-    const BoundStore& self,
-    int64_t stage,
-    const at::Tensor& bytes,
-    bool to_all) {
-  const py::gil_scoped_release no_gil;
-  return self->gather(stage, bytes, to_all);
-}
-
-void fail_gather(const BoundStore& self, const std::string& text) {
-  const py::gil_scoped_release no_gil;
-  self->fail_gather(text);
-}
-
-StoreState state_of(const py::object& object) {
-  c10::IValue state =
-      torch::jit::toIValue(object, c10::getTypePtr<StoreState::Tuple>());
-  const py::gil_scoped_release no_gil;
-  return StoreState::from_tuple(
-      std::exchange(state, c10::IValue()).to<StoreState::Tuple>());
-}
-
-void load(const BoundStore& self, const py::object& object) {
-  StoreState state = state_of(object);
-  const py::gil_scoped_release no_gil;
-  self->load(std::move(state));
-}
-
-Self from_state(const py::object& object) {
-  StoreState state = state_of(object);
-  const py::gil_scoped_release no_gil;
-  return KVStore::from_state(std::move(state));
-}
 
 py::tuple shape(const BoundStore& self, py::handle key) {
   const Key parsed = Parser("shape").key(key);

@@ -1,0 +1,260 @@
+// The calls of a DistStore that move values.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "../store/check.h"
+#include "../store/count_calls.h"
+#include "../store/shared_values.h"
+#include "capture.h"
+#include "dist_store.h"
+#include "errors.h"
+
+namespace torchkv::dist {
+namespace {
+
+// For a call of which some values are on devices: those of the items named.
+Session::Complete completion(HostCopy copy, std::vector<size_t> items) {
+  return [copy = std::make_shared<HostCopy>(std::move(copy)),
+          items = std::move(items)](Request& request) {
+    const auto values = copy->wait();
+    for (size_t i = 0; i < items.size(); ++i) {
+      request.items[items[i]].value = blob_of(values[i]);
+    }
+  };
+}
+
+} // namespace
+
+WorkPtr DistStore::insert(const Call& call) {
+  refuse_sharing(call);
+  check_not_capturing(call, runtime_);
+  check_count(call.op, call.keys, *call.values);
+  table_.check_absent(call.op, call.keys);
+  check_key_kind(call.op, updater(), call.keys.list[0].kind());
+  check_one_each(call);
+  Entries entries;
+  Request request(Request::Kind::kInit);
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const at::Tensor& value = call.values->flat[i];
+    check_fits_messages(call.op, key, value);
+    Meta meta{
+        c10::SmallVector<int64_t, 4>(value.sizes()),
+        value.scalar_type(),
+        value.numel()};
+    Request::Item item;
+    item.key = key;
+    item.spec = spec_of(meta, call.options.whole);
+    if (rank() == 0) {
+      const at::Tensor copy =
+          Buffers().empty(value.sizes(), value.scalar_type());
+      runtime_.copy(copy, value);
+      item.value = blob_of(copy);
+    }
+    request.items.push_back(std::move(item));
+    entries.push_back(c10::make_intrusive<Entry>(key, std::move(meta)));
+  }
+  check_no_repeats(call.op, entries);
+  check_outs(call, entries);
+  // Until the servers have answered: one thread of several initializes a key.
+  const KeyTable::Reservation reservation(table_, call.op, call.keys);
+  std::vector<Key> split;
+  for (const auto& item : request.items) {
+    const auto places = place(
+        item.key,
+        item.spec,
+        session_->config().num_servers,
+        session_->config().split_bytes);
+    if (places.size() > 1) {
+      split.push_back(item.key);
+    }
+  }
+  run(call.op, std::move(request));
+  { // before others find the keys
+    const std::lock_guard lock(updater_mutex_);
+    split_keys_.insert(split.begin(), split.end());
+  }
+  table_.insert(call.op, entries);
+  return call.outs == nullptr ? nullptr : pull(call);
+}
+
+Entries DistStore::find(const Call& call) const {
+  check_not_capturing(call, runtime_);
+  Entries entries = table_.find(call.op, call.keys);
+  check_values(call, entries);
+  check_outs(call, entries);
+  if (call.values != nullptr &&
+      std::holds_alternative<OptimizerPtr>(updater())) {
+    for (const auto& entry : entries) {
+      check_optimizable(call.op, *entry);
+    }
+  }
+  return entries;
+}
+
+WorkPtr DistStore::merge(const Call& call) {
+  const Entries entries = find(call);
+  check_expected_keys(call.op);
+  count_call(call, entries);
+  c10::SmallVector<c10::ScalarType, 4> dtypes;
+  for (const auto& entry : entries) {
+    dtypes.push_back(entry->meta.dtype);
+  }
+  {
+    const std::lock_guard lock(node_->mutex());
+    node_->reclaim(); // so that sums are written in place
+  }
+  const bool pulls = call.outs != nullptr;
+  CallerValues::OfCall values(
+      session_->applier().callers(), staging_.buffers());
+  Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
+  std::vector<at::Tensor> on_devices;
+  std::vector<size_t> items_on_devices;
+  const Updater updater = this->updater();
+  const bool is_waited = pulls || call.options.async_op;
+  // Python may hold up an update for as long as it likes.
+  const bool in_place = pulls && !call.options.async_op &&
+      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater);
+  const auto elsewhere = [&](size_t i) {
+    return places_elsewhere(*entries[i]);
+  };
+  const Staging::InPlace reads{values, elsewhere};
+  for (auto& sum : staging_.sum(call, dtypes, in_place ? &reads : nullptr)) {
+    Request::Item item;
+    item.key = sum.key;
+    item.own = std::move(sum.own);
+    if (sum.value.device().is_cpu()) {
+      const bool is_own = item.own.data() == sum.value.const_data_ptr();
+      item.value = is_own ? item.own : blob_of(sum.value);
+    } else {
+      on_devices.push_back(sum.value);
+      items_on_devices.push_back(request.items.size());
+    }
+    item.dtype = static_cast<int32_t>(sum.value.scalar_type());
+    item.item_bytes = static_cast<int32_t>(sum.value.element_size());
+    item.priority = call.options.priority;
+    request.items.push_back(std::move(item));
+  }
+  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+    const GradientSpec gradient = (*optimizer)->gradient;
+    request.two_phase = gradient.max_norm != 0 || gradient.skip_nonfinite;
+    request.factor = [gradient, norms = norms_](double squared_norm) {
+      return norms->decide(gradient, squared_norm);
+    };
+    if (!request.two_phase) {
+      norms_->clear_norm();
+    }
+  }
+  if (rank() == 0) {
+    take_snapshot(snapshots_.due_before(call.keys));
+  }
+  auto pending = begin(
+      call.op,
+      std::move(request),
+      /*is_watched=*/!is_waited,
+      on_devices.empty() ? nullptr
+                         : completion(
+                               staging_.copy_to_host(std::move(on_devices)),
+                               std::move(items_on_devices)));
+  if (rank() == 0) {
+    take_snapshot(snapshots_.due_after(call.keys));
+  }
+  if (!is_waited) {
+    if (pending->is_finished()) {
+      const auto& error = pending->wait().error;
+      if (error && error->code == ErrorCode::kUnknown) {
+        throw_error(call.op, *error, rank(), timeout_);
+      }
+    }
+    return nullptr;
+  }
+  WorkPtr work =
+      finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs());
+  values.set_merged();
+  return work;
+}
+
+void DistStore::take_snapshot(std::optional<int64_t> step) {
+  if (step) {
+    Request request(Request::Kind::kSnapshot);
+    request.step = *step;
+    snapshots_.begun(begin("push", std::move(request)));
+  }
+}
+
+WorkPtr DistStore::pull(const Call& call) {
+  const Call pulled{call.op, call.keys, nullptr, call.outs, call.options};
+  const Entries entries = find(pulled);
+  raise_deferred(call.op, &call.keys);
+  count_call(pulled, entries);
+  Outs outs = outs_of(pulled, entries);
+  Request request(Request::Kind::kPull);
+  for (const auto& key : outs.keys.list) {
+    Request::Item item;
+    item.key = key;
+    item.priority = call.options.priority;
+    item.min_version = call.options.min_version;
+    request.items.push_back(std::move(item));
+  }
+  return finish(pulled, begin(call.op, std::move(request)), std::move(outs));
+}
+
+std::vector<at::Tensor> DistStore::pull(
+    const Keys& keys,
+    const CallOptions& options) {
+  constexpr auto* op = "pull";
+  check_not_empty(op, keys);
+  std::vector<at::Tensor> result;
+  for (const auto& entry : table_.find(op, keys)) {
+    const PlainDispatch plain;
+    result.push_back(
+        at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype)));
+  }
+  const Tensors outs = Tensors::one_each(result);
+  pull({op, keys, nullptr, &outs, options});
+  return result;
+}
+
+void DistStore::erase(const Keys& keys) {
+  constexpr auto* op = "delete";
+  check_not_empty(op, keys);
+  check_no_repeats(op, table_.find(op, keys));
+  Request request(Request::Kind::kDelete);
+  for (const auto& key : keys.list) {
+    Request::Item item;
+    item.key = key;
+    request.items.push_back(std::move(item));
+  }
+  run(op, std::move(request));
+  table_.erase(op, keys);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    for (const auto& key : keys.list) {
+      split_keys_.erase(key);
+    }
+  }
+  staging_.erase(keys);
+}
+
+WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {
+  auto receipt = std::make_shared<Receipt>(
+      runtime_,
+      call.op,
+      std::move(pending),
+      std::move(outs),
+      session_,
+      rank(),
+      timeout_);
+  if (call.options.async_op) {
+    return c10::make_intrusive<Work>(runtime_, std::move(receipt));
+  }
+  receipt->wait();
+  return nullptr;
+}
+
+} // namespace torchkv::dist
