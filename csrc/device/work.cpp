@@ -1,5 +1,6 @@
 #include "work.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -68,6 +69,44 @@ bool Work::is_completed() const {
   return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
     return !part.is_captured && runtime_.is_done(*part.done);
   });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::get_future() {
+  std::vector<c10::Device> devices;
+  std::vector<c10::Stream> streams; // one of each device, after all work there
+  for (const auto& part : parts_) {
+    const auto found =
+        std::find(devices.begin(), devices.end(), part.comm.device());
+    if (found == devices.end()) {
+      devices.push_back(part.comm.device());
+      streams.push_back(part.comm);
+    } else {
+      runtime_.wait(*part.done, streams[found - devices.begin()]);
+    }
+  }
+  auto future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::ofTensors(), std::move(devices));
+  if (completion_ != nullptr) {
+    completion_->then([future](std::exception_ptr error) {
+      if (error != nullptr) {
+        future->setError(std::move(error));
+      } else {
+        future->markCompleted(c10::List<at::Tensor>());
+      }
+    });
+    return future;
+  }
+  c10::List<at::Tensor> tensors;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& tensor : tensors_) {
+      tensors.push_back(tensor);
+    }
+  }
+  // It records events on the current streams of the value's devices.
+  const c10::MultiStreamGuard guard(streams);
+  future->markCompleted(std::move(tensors));
+  return future;
 }
 
 std::string Work::repr() const {

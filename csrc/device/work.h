@@ -7,6 +7,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +26,9 @@ class Completion {
   // Blocks; throws what has failed.
   virtual void wait() = 0;
   virtual bool is_completed() = 0;
+  // Calls wait() on another thread, once it does not block, then `done` with
+  // what it has thrown, or null.
+  virtual void then(std::function<void(std::exception_ptr)> done) = 0;
 };
 
 // The work that an asynchronous call has enqueued on its store's streams, like
@@ -61,6 +66,12 @@ class TORCHKV_API Work final : public torch::CustomClassHolder {
   // Whether the work is done. Does not block the host. False for work that was
   // captured into a graph.
   bool is_completed() const;
+
+  // As c10d's Work::getFuture: completed, perhaps with an error, when the work
+  // is done and the outs are written, and callbacks then run on another thread;
+  // on accelerators completed at once, with the call's tensors there as its
+  // value: as with wait(), the current streams of who asks for it wait.
+  c10::intrusive_ptr<c10::ivalue::Future> get_future();
 
   // "Work(is_completed=True)"
   std::string repr() const;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "../core/signals.h"
 #include "protocol/action.h"
@@ -35,13 +37,31 @@ class Pending {
 
   // The first result counts.
   void finish(Return result) {
+    std::vector<std::function<void()>> callbacks;
     {
       const std::lock_guard lock(mutex_);
       if (!result_) {
         result_ = std::move(result);
       }
+      callbacks.swap(callbacks_);
     }
     finished_.notify_all();
+    for (const auto& callback : callbacks) {
+      callback();
+    }
+  }
+
+  // Calls `callback` when there is a result: now, or in finish(), where it must
+  // not block.
+  void on_finish(std::function<void()> callback) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!result_) {
+        callbacks_.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback();
   }
 
   bool is_finished() const {
@@ -77,6 +97,7 @@ class Pending {
   std::condition_variable finished_;
   std::optional<Clock::time_point> begins_until_;
   std::optional<Return> result_;
+  std::vector<std::function<void()>> callbacks_; // of finish()
 };
 using PendingPtr = std::shared_ptr<Pending>;
 

@@ -105,6 +105,20 @@ bool Receipt::is_completed() {
   return true;
 }
 
+void Receipt::then(std::function<void(std::exception_ptr)> done) {
+  pending_->on_finish([self = shared_from_this(), done = std::move(done)] {
+    self->session_->run_later([self, done] {
+      std::exception_ptr error;
+      try {
+        self->wait();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      done(error);
+    });
+  });
+}
+
 void Receipt::write(const Return& result) {
   if (outs_.tensors.empty()) {
     return;

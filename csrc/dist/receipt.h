@@ -1,5 +1,7 @@
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,7 +26,8 @@ Outs outs_of(const Call& call, const Entries& entries);
 
 // The end of a call: its error, or its values in the outs, which whichever
 // thread asks first writes, once. Thread-safe.
-class Receipt final : public Completion {
+class Receipt final : public Completion,
+                      public std::enable_shared_from_this<Receipt> {
  public:
   // Of a call of `op` on this rank, which `pending` ends within `timeout`
   // seconds. The runtime outlives it.
@@ -39,6 +42,7 @@ class Receipt final : public Completion {
 
   void wait() override;
   bool is_completed() override;
+  void then(std::function<void(std::exception_ptr)> done) override;
 
  private:
   void write(const Return& result);

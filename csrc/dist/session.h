@@ -68,6 +68,11 @@ class Session {
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
 
+  // On a thread of the session's, for what callers' futures do.
+  void run_later(std::function<void()> function) {
+    futures_.run(std::move(function));
+  }
+
   // Begins the close call, unless it has begun, once calls may begin. Without
   // the node's mutex.
   void close(double timeout);
@@ -158,6 +163,7 @@ class Session {
   Background writer_;
   Applier applier_;
   Background queue_;
+  Background futures_;
 };
 
 } // namespace torchkv::dist

@@ -51,3 +51,35 @@ def pull_rows(rank):
 def test_rows_of_a_value_on_servers():
     for rows in ranks.run(pull_rows, 2):
         assert torch.equal(rows, torch.ones(2, 2, 2))
+
+
+def futures(rank, folder):
+    kv = torchkv.create("dist_sync", timeout=3)
+    kv.init(["a", "b"], [full(0), torch.zeros(100_000)])
+    out = [full(9), torch.ones(100_000)]
+    work = kv.pushpull(
+        ["a", "b"], [full(rank + 1), torch.ones(100_000)], out=out, async_op=True
+    )
+    future = work.get_future()
+    seen = future.then(
+        lambda done: (done.value(), out[0][0, 0].item(), out[1][7].item())
+    )
+    results = [seen.wait(), work.is_completed(), work.get_future().wait()]
+    kv.barrier()
+    if rank == 1:
+        ranks.meet(folder, "end", rank, 2)
+        return results
+    late = kv.push("a", full(1), async_op=True).get_future()
+    try:
+        late.wait()
+    except RuntimeError as error:
+        results.append(str(error))
+    ranks.meet(folder, "end", rank, 2)
+    return results
+
+
+def test_a_work_has_a_future(tmp_path):
+    first, second = ranks.run(futures, 2, str(tmp_path))
+    assert second == [([], 3.0, 2.0), True, []]
+    assert first[:3] == second
+    assert "push: timed out after 3 s; waited for rank 1" in first[3]

@@ -216,3 +216,11 @@ def test_a_scripted_module_is_saved_and_loaded(store_type):
     loaded = jit_save_load(module)
     assert_same(stored(torchkv.KVStore.from_script_object(loaded.kv), 3), full(4.0))
     assert_same(loaded(full(6.0)), full(7.0))
+
+
+def test_the_future_is_done_with_the_work(kv):
+    kv.init(3, full(1))
+    out = full(0)
+    future = kv.pushpull(3, full(2), out=out, async_op=True).get_future()
+    assert isinstance(future, torch.Future) and future.wait() == []
+    assert future.then(lambda done: out[0, 0].item()).wait() == 2

@@ -254,6 +254,17 @@ PYBIND11_MODULE(_C, m) {
           "is_completed",
           &released<&Work::is_completed, Work>,
           "Whether the work is done; False if captured into a CUDA graph.")
+      .def(
+          "get_future",
+          [](const Bound<Work>& self) {
+            return std::make_shared<torch::jit::PythonFutureWrapper>(
+                PythonCalls::without_gil([&] { return self->get_future(); }));
+          },
+          "A torch.Future, as those of torch.distributed.\n\n"
+          "On accelerators it is done at once, with the call's tensors there as\n"
+          "its value: the current streams of who waits for it wait. Elsewhere\n"
+          "it is done with the work, with an empty list or an error, and its\n"
+          "callbacks then run on another thread.")
       .def("__repr__", &released<&Work::repr, Work>);
   py::class_<WeakStore, c10::intrusive_ptr<WeakStore>>(m, "WeakKVStore")
       .def("lock", [](const Bound<WeakStore>& self) { return self->lock(); });

@@ -183,6 +183,17 @@ TEST_P(AsyncTest, AllWorkIsOnStreamsOfTheStore) {
   }
 }
 
+TEST_P(AsyncTest, TheFutureOrdersStreamsAsWaitDoes) {
+  const auto store = store_with(full(5, cuda(0)));
+  const auto outs = replicas(0);
+  const auto work = pull_async(*store, 3, Tensors::replicas(outs));
+  const auto future = work->get_future();
+  EXPECT_TRUE(future->completed());
+  expect_all_unordered(outs, [](const auto& out) { out.cpu(); });
+  future->wait();
+  expect_all(outs, 5);
+}
+
 TEST_P(AsyncTest, WaitOrdersTheStreamsThatAreCurrentThen) {
   const auto store = store_with(full(5, cuda(0)));
   const auto outs = replicas(0);
