@@ -8,6 +8,7 @@
 
 #include "../core/export.h"
 #include "../core/key.h"
+#include "../store/arguments.h"
 #include "protocol/message.h"
 
 namespace torchkv::dist {
