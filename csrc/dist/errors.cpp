@@ -8,10 +8,17 @@
 namespace torchkv::dist {
 namespace {
 
+// " (key 'w', round 5)"
 std::string on_key(const Error& error) {
-  return error.slice && !error.slice->is_server()
-      ? " " + error.slice->key.context()
-      : "";
+  if (!error.slice || error.slice->is_server()) {
+    return "";
+  }
+  std::string text = " " + error.slice->key.context();
+  if (error.round > 0) {
+    text.back() = ',';
+    text += c10::str(" round ", error.round, ')');
+  }
+  return text;
 }
 
 std::string timeout_text(const Error& error, double timeout) {

@@ -137,7 +137,8 @@ class BoundedRendezvous final : public Rendezvous {
             return result.wait_for(duration) == std::future_status::ready;
           });
     } catch (...) { // also by a signal: what cleans up must not wait again
-      is_stuck_ = result.wait_for(kSignalPeriod) != std::future_status::ready;
+      is_stuck_ = is_stuck ||
+          result.wait_for(kSignalPeriod) != std::future_status::ready;
       throw;
     }
     return result.get();

@@ -134,7 +134,7 @@ def hang(rank):
 def test_a_call_ends_by_its_timeout_and_names_who_is_missing():
     kind, text, elapsed = ranks.run(hang, 2)[0]
     assert kind == "StoreTimeoutError"
-    assert "waited for rank 1" in text and "(key 'w')" in text
+    assert "waited for rank 1" in text and "(key 'w', round 1)" in text
     assert "outcome is unknown" in text
     assert 0.9 < elapsed < 2
     assert issubclass(torchkv.StoreTimeoutError, TimeoutError)

@@ -83,3 +83,4 @@ def test_a_work_has_a_future(tmp_path):
     assert second == [([], 3.0, 2.0), True, []]
     assert first[:3] == second
     assert "push: timed out after 3 s; waited for rank 1" in first[3]
+    assert "(key 'a', round 2)" in first[3]

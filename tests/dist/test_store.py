@@ -141,10 +141,10 @@ def raising_updater(rank):
 def test_an_updater_that_raises_reaches_all_pushers():
     for rank, (results, value) in enumerate(ranks.run(raising_updater, 2)):
         assert value == 2.0, rank
-        for result in results:
+        for number, result in enumerate(results, 1):
             assert result[0] == "RemoteError"
             assert "ZeroDivisionError: no w" in result[1]
-            assert "(key 'w')" in result[1]
+            assert f"(key 'w', round {number})" in result[1]
 
 
 def forgotten_updater(rank):

@@ -89,7 +89,9 @@ struct Error {
   std::optional<SliceId> slice;
   std::string text; // of what was thrown: type and message, for the drivers
   std::vector<int32_t> missing; // of kTimeout: the ranks that were waited for
+  int64_t round = 0; // of the worker's push or pull; not in messages
 };
+// But for the round.
 TORCHKV_API bool operator==(const Error& a, const Error& b);
 // By code, who, slice, text.
 TORCHKV_API bool operator<(const Error& a, const Error& b);

@@ -117,6 +117,7 @@ void Worker::time_out(CallId id) {
     }
     if (is_first && !operation.table->slice.is_server()) {
       error.slice = operation.table->slice;
+      error.round = operation.request.round;
     }
     is_first = false;
     error.missing.insert(
