@@ -181,8 +181,9 @@ cpp-test: $(BUILT)
 	$(CPP)/plain/tests/cpp/torchkv_simulate --seeds 120
 	TORCHKV_REPLAY=$(CPP)/plain/tests/cpp/torchkv_replay \
 	  TORCHKV_JOB_RANK=$(CPP)/plain/tests/cpp/torchkv_job_rank \
+	  TORCHKV_SIMULATE=$(CPP)/plain/tests/cpp/torchkv_simulate \
 	  $(BIN)/python -m pytest $(DEFAULT_TESTS) tests/dist/test_differential.py \
-	  tests/dist/test_cpp_program.py
+	  tests/dist/test_cpp_program.py tests/dist/test_simulation.py
 
 # --- Several machines -----------------------------------------------------------
 

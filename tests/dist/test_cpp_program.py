@@ -83,6 +83,39 @@ def test_a_program_without_python_is_a_rank(program, type, num_ranks, in_python)
     ]
 
 
+class Program(torch.nn.Module):
+    """What the program does, but for the errors' texts: a script makes the store."""
+
+    def forward(self, type: str) -> str:
+        kv = torch.classes.torchkv.KVStore(type)
+        kv.init("w", torch.full((2, 3), 100.0 * kv.rank()))
+        kv.init("sharded", torch.full((100_000,), 100.0 * kv.rank()))
+        kv.set_optimizer("sgd", {"lr": 1.0})
+        kv.barrier()
+        w, sharded = torch.zeros(2, 3), torch.zeros(100_000)
+        for step in range(3):
+            gradient = float(step + kv.rank())
+            kv.push("w", torch.full((2, 3), gradient))
+            kv.push("sharded", torch.full((100_000,), gradient))
+        kv.barrier()
+        kv.pull("w", w)
+        kv.pull("sharded", sharded)
+        kv.barrier()
+        values = f"w {int(w.sum()) // 6}, sharded {int(sharded.sum()) // 100_000}"
+        return f"rank {kv.rank()} of {kv.num_workers()}: {values}"
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
+def test_torchscript_is_a_rank_without_python(program, tmp_path, type):
+    module = str(tmp_path / "program.pt")
+    torch.jit.script(Program()).save(module)
+    results = ranks.run(run_program, 2, program, type, module)
+    total = -sum(step + rank for step in range(STEPS) for rank in range(2))
+    assert results == [
+        (0, f"rank {rank} of 2: w {total}, sharded {total}\n", "") for rank in range(2)
+    ]
+
+
 def test_its_errors_are_those_of_python(program):
     ((status, _, text),) = ranks.run(
         run_program, 1, program, "dist_sync", environment={"RANK": ""}

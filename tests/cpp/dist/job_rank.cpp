@@ -1,10 +1,14 @@
 // One rank of a job, without Python: tests/dist/test_cpp_program.py starts it
 // with the environment variables of torchrun, alone or beside ranks in Python.
 //
-//   torchkv_job_rank TYPE
+//   torchkv_job_rank TYPE [MODULE]
+//
+// With MODULE, the file of a TorchScript module, the module's forward(type)
+// does the work and returns what is said.
 //
 // It ends without close(), as a program may that returns from main.
 #include <ATen/ATen.h>
+#include <torch/script.h>
 
 #include <cstdio>
 #include <exception>
@@ -56,7 +60,13 @@ void run(const std::string& type) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? argv[1] : "dist_sync");
+    const std::string type = argc > 1 ? argv[1] : "dist_sync";
+    if (argc > 2) {
+      auto module = torch::jit::load(argv[2]);
+      std::printf("%s\n", module.forward({type}).toStringRef().c_str());
+    } else {
+      run(type);
+    }
     return 0;
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());

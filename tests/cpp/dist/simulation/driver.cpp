@@ -71,8 +71,6 @@ struct Performer {
 };
 
 void Simulation::perform(Process& process, Node& node) {
-  if (node.server && random_.chance(0.8)) {
-  }
   for (Action& action : node.core().take()) {
     std::visit(Performer{*this, process, node}, action);
   }
