@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from importlib.util import find_spec
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,10 @@ def _zeromq_library() -> str | None:
     return next((str(path) for path in sorted(folder.glob("libzmq-*.so*"))), None)
 
 
-_finalizer: Finalize | None = None
-
-
 def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a store, with the default process group's where none are given."""
     if not isinstance(type, str) or not type.startswith("dist"):
         return options
-    global _finalizer
-    if _finalizer is None or not _finalizer.still_active():
-        # multiprocessing ends its processes without atexit, and clears what they
-        # inherit.
-        _finalizer = Finalize(None, _C.close_all, exitpriority=100)
     distributed = torch.distributed
     if (
         "store" in options
@@ -49,8 +41,16 @@ def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _close_at_exit(_: object) -> None:
+    Finalize(None, _C.close_all, exitpriority=100)
+
+
 if library := _zeromq_library():
     _C.set_zeromq_library(library)
 # Other processes may need this one's keys until they have closed their stores, and
 # threads must not call Python any more once it is finalized.
 atexit.register(_C.close_all)
+# multiprocessing ends its processes without atexit, and those that it forks forget the
+# finalizers of their parent.
+_close_at_exit(None)
+register_after_fork(_close_at_exit, _close_at_exit)

@@ -12,6 +12,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torchkv", "ranks"])
 
 TIMEOUT_S = 60.0
+
+num_killed = 0  # or ended without a result: these could not clean up
 
 
 class RankFailed(AssertionError):
@@ -158,6 +161,27 @@ class Hosts:
         )
         return self.call(host, run).stdout
 
+    def limit(self, host: int, rate: str) -> None:
+        """The host's link in both directions, such as to "100mbit".
+
+        Its queues are short, so that packets are lost where TCP sends faster.
+        """
+        shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "5ms")
+        for where, device in ((self.ROUTER, f"to{host}"), (host, "eth0")):
+            self.command(where, "tc", "qdisc", "replace", "dev", device, *shape)
+
+    def num_lost(self, host: int) -> int:
+        """Packets that the limited link has lost."""
+        texts = [
+            self.command(where, "tc", "-s", "qdisc", "show", "dev", device)
+            for where, device in ((self.ROUTER, f"to{host}"), (host, "eth0"))
+        ]
+        return sum(int(n) for text in texts for n in re.findall(r"dropped (\d+)", text))
+
+    def unlimit(self, host: int) -> None:
+        for where, device in ((self.ROUTER, f"to{host}"), (host, "eth0")):
+            self.command(where, "tc", "qdisc", "del", "dev", device, "root")
+
     def connect(self, host: int, up: bool) -> None:
         """Puts the host's cable in, or takes it out."""
         self.command(
@@ -247,10 +271,12 @@ class Ranks:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        global num_killed
         for process in self._processes:
             if process.is_alive():
                 process.kill()
             process.join()
+            num_killed += process.exitcode != 0
         for connection in self._connections:
             connection.close()
 

@@ -95,6 +95,23 @@ def create(rank, options):
     return result
 
 
+def create_two_trusting(rank, folder):
+    path = os.path.join(folder, str(rank))
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 2)
+    for name in ("a", "b"):
+        with torchkv.create("dist_sync", name=name, security="none") as kv:
+            kv.barrier()
+    with open(path) as file:
+        return file.read()
+
+
+def test_a_trusted_network_is_a_warning_once(hosts, tmp_path):
+    texts = ranks.run(create_two_trusting, 2, str(tmp_path), hosts=hosts)
+    for text in texts:
+        assert text.count("can read what the ranks exchange") == 1, text
+
+
 REFUSED = {
     "none": ["TORCHKV_JOB_SECRET", "openssl rand -hex 32", "security='none'"],
     "short": ["at least 16 bytes"],
@@ -291,6 +308,49 @@ def test_many_partitions_of_two_seconds_are_survived(hosts, tmp_path, security):
 @pytest.mark.slow
 def test_a_partition_of_the_default_four_seconds_is_an_error(hosts, tmp_path):
     check_loss(hosts, tmp_path, {}, 4.0)
+
+
+# -- slow links
+
+SLOW_SIZE = 400_000  # 1.6 MB, of which half crosses the link
+
+
+def train_slowly(rank, options):
+    kv = torchkv.create("dist_sync", timeout=60, **options)
+    kv.init("w", torch.zeros(SLOW_SIZE))
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    out = torch.empty(SLOW_SIZE)
+    seen = []
+    start = time.monotonic()
+    for step in range(4):
+        kv.pushpull("w", torch.full((SLOW_SIZE,), gradient(step, rank)), out=out)
+        seen.append(out.unique().tolist())
+    return seen, time.monotonic() - start, kv.num_dead_node()
+
+
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_a_slow_link_that_loses_packets_delays_and_changes_nothing(hosts, security):
+    rate = 20e6  # bits a second
+    hosts.limit(1, "20mbit")
+    try:
+        results = ranks.run(
+            *(train_slowly, 2, security_options(security)),
+            hosts=hosts,
+            environment={"TORCHKV_JOB_SECRET": SECRET},
+        )
+        assert hosts.num_lost(1) > 0
+    finally:
+        hosts.unlimit(1)
+    total, expected = 0.0, []
+    for step in range(4):
+        total -= gradient(step, 0) + gradient(step, 1)
+        expected.append([total])
+    for seen, elapsed, num_dead in results:
+        assert seen == expected
+        assert num_dead == 0
+        # Each way, half of a gradient and half of the new value in each step.
+        assert elapsed > 4 * SLOW_SIZE * 4 * 8 / rate * 0.9
 
 
 # -- addresses
