@@ -84,3 +84,22 @@ def test_a_work_has_a_future(tmp_path):
     assert first[:3] == second
     assert "push: timed out after 3 s; waited for rank 1" in first[3]
     assert "(key 'a', round 2)" in first[3]
+
+
+def count_calls(rank, type):
+    with torchkv.create(type) as kv:
+        kv.init(["a", "b"], [full(0), torch.zeros(100_000)])
+        kv.push(["a", "b"], [[full(1), full(1)], torch.ones(100_000)])
+        kv.pushpull("b", torch.ones(100_000), out=torch.empty(100_000))
+        kv.pull("a")
+        kv.barrier()
+        return kv.stats()
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_stats_are_of_the_calls_of_this_process(type):
+    seconds = dict.fromkeys(["sum_seconds", "update_seconds", "copy_seconds"], 0.0)
+    a = {"pushes": 1, "pulls": 1, "bytes_pushed": 48, "bytes_pulled": 24}
+    b = {"pushes": 2, "pulls": 1, "bytes_pushed": 800_000, "bytes_pulled": 400_000}
+    for stats in ranks.run(count_calls, 2, type):
+        assert stats == {"a": {**a, **seconds}, "b": {**b, **seconds}}
