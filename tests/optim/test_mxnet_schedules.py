@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import torchkv
 from helpers import assert_same, bits, full, script, stored
@@ -237,8 +238,41 @@ def test_the_trainer_has_the_rate():
         trainer.step()
         rates.append(trainer.learning_rate)
     assert rates == [1, 0.5, 0.25]
-    with pytest.raises(ValueError, match="lr_scheduler"):
+    with pytest.raises(UserWarning, match="lr_scheduler"):
         trainer.set_learning_rate(0.1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize("how", ["trainer", "store", "dcp"])
+def test_state_dicts_continue_the_schedule(how, tmp_path):
+    def make():
+        model = torch.nn.Linear(2, 1, bias=False)
+        options = {"lr_scheduler": HALVES}
+        return model, torchkv.Trainer(model, "sgd", options, kvstore="local")
+
+    def steps(model, trainer, count):
+        for _ in range(count):
+            model(torch.ones(1, 2)).sum().backward()
+            trainer.step()
+
+    model, trainer = make()
+    steps(model, trainer, 2)
+    other, resumed = make()
+    if how == "trainer":
+        resumed.load_state_dict(trainer.state_dict())
+    elif how == "store":
+        resumed.kvstore.load_state_dict(trainer.kvstore.state_dict())
+        resumed.kvstore.pull("weight", out=other.weight.detach())
+    else:
+        dcp.save({"trainer": trainer}, checkpoint_id=tmp_path, no_dist=True)
+        dcp.load({"trainer": resumed}, checkpoint_id=tmp_path, no_dist=True)
+    assert resumed.optimizer.num_update == 2
+    assert resumed.learning_rate == trainer.learning_rate == 0.5
+    steps(model, trainer, 2)
+    steps(other, resumed, 2)
+    assert resumed.learning_rate == trainer.learning_rate == 0.125
+    assert torch.equal(other.weight, model.weight)
 
 
 def test_rows_of_sparse_gradients(kv):

@@ -165,6 +165,23 @@ def test_a_parameter_has_one_trainer_that_steps_it():
     assert torch.equal(model[2].bias, before["2.bias"] - 0.5 - 0.5)
 
 
+def test_each_parameter_is_stepped_by_its_latest_trainer():
+    model = make_model()
+    first = make_trainer(model, update_on_kvstore=False)
+    second = make_trainer(model[2])
+    third = make_trainer(model[0])
+    fill_gradients(model, 1.0)
+    before = weights(model)
+    del third
+    gc.collect()
+    for call in (first.step, first.update, first.allreduce_grads):
+        with pytest.raises(RuntimeError, match=r"no later Trainer has.*key '2\.(w|b)"):
+            call()
+    for name, weight in weights(model).items():
+        assert torch.equal(weight, before[name])
+    second.step()
+
+
 def test_a_trainer_may_replace_another():
     model = make_model()
     trainer = make_trainer(model)

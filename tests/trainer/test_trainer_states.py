@@ -30,6 +30,73 @@ def test_learning_rate():
     assert trainer.learning_rate == 0.25
 
 
+def test_learning_rates_of_groups():
+    """As MXNet's lr_mult, a rate of a group's own stays; all others follow."""
+    trainer = torchkv.Trainer(make_model(), torchkv.optim.Adam, {"lr": 0.5})
+    trainer.optimizer.set_param_groups(
+        [
+            {"keys": ["0.bias"], "weight_decay": 0.1},
+            {"keys": ["2.bias"], "lr": 0.125},
+        ]
+    )
+    trainer.set_learning_rate(0.25)
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [
+        *(0.25, 0.25, 0.125)
+    ]
+
+
+def compiled(model):
+    """Its parameters' names begin with `_orig_mod.`; nothing is compiled before a call.
+
+    Blocks compiled on their own have that in the middle.
+    """
+    model[0] = torch.compile(model[0])
+    return torch.compile(model)
+
+
+@pytest.mark.parametrize("how", ["state_dict", "states", "optimizer", "torch"])
+@pytest.mark.parametrize("first, second", [(True, False), (False, True)])
+def test_names_with_and_without_torch_compile_fit_each_other(
+    how, first, second, tmp_path
+):
+    def make(is_compiled):
+        model = make_model()
+        trained = compiled(model) if is_compiled else model
+        trainer = torchkv.Trainer(trained, torchkv.optim.Adam, {"lr": 0.5})
+        bias = next(
+            key
+            for key in trainer.optimizer.param_groups[0]["params"]
+            if key.endswith("0.bias") or key.endswith("0._orig_mod.bias")
+        )
+        trainer.optimizer.set_param_groups([{"keys": [bias], "lr": 0.25}])
+        if how != "torch":
+            trainer.optimizer.set_lr_mult({bias: 0.5})
+        return model, trainer
+
+    model, trainer = make(first)
+    fill_gradients(model, 1.0)
+    trainer.step()
+    other, resumed = make(second)
+    if how == "state_dict":
+        resumed.load_state_dict(trainer.state_dict())
+    else:
+        with torch.no_grad():
+            for a, b in zip(other.parameters(), model.parameters(), strict=True):
+                a.copy_(b)
+    if how == "states":
+        trainer.save_states(tmp_path / "states")
+        resumed.load_states(tmp_path / "states")
+    elif how == "optimizer":
+        resumed.optimizer.load_state_dict(trainer.optimizer.state_dict())
+    elif how == "torch":
+        resumed.optimizer.load_state_dict(trainer.optimizer.torch_state_dict())
+    for each, its_trainer in ((model, trainer), (other, resumed)):
+        fill_gradients(each, 2.0)
+        its_trainer.step()
+    for a, b in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("on_store", [True, False])
 @pytest.mark.parametrize(
     "make",

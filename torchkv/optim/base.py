@@ -364,7 +364,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 impl = self._store()
                 if impl is not None and is_torch_state(state_dict):
                     state_dict = from_torch(op, self, state_dict, impl.keys())
-                parts = check_parts(op, state_dict, self._name(), self.defaults)
+                known = {*self._later_keys, *(impl.keys() if impl else ())}
+                parts = check_parts(op, state_dict, self._name(), self.defaults, known)
                 if impl is None:
                     raise RuntimeError(
                         f"{op}: the optimizer is not set on a store; call "

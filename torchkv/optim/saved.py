@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchkv import _C
-from torchkv.arguments import StoreKey, as_keys, expect, listed, shown
+from torchkv.arguments import (
+    StoreKey,
+    as_keys,
+    expect,
+    listed,
+    name_among,
+    shown,
+)
 from torchkv.optim.groups import Settings, as_multipliers
 
 
 def check_parts(
-    op: str, state_dict: Any, name: str, options: Collection[str]
+    op: str,
+    state_dict: Any,
+    name: str,
+    options: Collection[str],
+    known: Iterable[StoreKey],
 ) -> dict[str, Any]:
     """The parts of a state dict of the optimizer `name`, whose groups have `options`.
+
+    Keys are those of `known` where only ``torch.compile`` makes the difference.
 
     Raises:
         ValueError, TypeError: another structure, or the state of another optimizer.
@@ -48,7 +61,36 @@ def check_parts(
     expect(op, parts["state"], Mapping, "a dict by key as 'state'")
     for key, state in parts["state"].items():
         expect(op, state, Mapping, f"a dict by name as the state of key {shown(key)}")
-    return parts
+    return _with_names_of(parts, known)
+
+
+def _with_names_of(
+    parts: Mapping[str, Any], names: Iterable[StoreKey]
+) -> dict[str, Any]:
+    own = name_among(names)
+
+    def first(rows: Any) -> Any:
+        if not isinstance(rows, list | tuple):
+            return rows
+        return [
+            (own(row[0]), *row[1:]) if isinstance(row, list | tuple) and row else row
+            for row in rows
+        ]
+
+    def keys_of(group: Mapping[str, Any]) -> Any:
+        keys = group["keys"]
+        return [own(key) for key in keys] if isinstance(keys, list | tuple) else keys
+
+    renamed = {
+        name: first(parts[name])
+        for name in ("lr_mult", "wd_mult", "state_names")
+        if name in parts
+    }
+    groups = [{**group, "keys": keys_of(group)} for group in parts["param_groups"]]
+    states = {own(key): state for key, state in parts["state"].items()}
+    if len(states) < len(parts["state"]):  # of two models
+        states = dict(parts["state"])
+    return {**parts, **renamed, "param_groups": groups, "state": states}
 
 
 def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:

@@ -62,7 +62,9 @@ class TorchInterface(torch.optim.Optimizer):
         ``group["params"]``: for a trainer with one group, ``model.parameters()``.
         :meth:`load_state_dict` takes what it saves: parameters by name if it was made
         from ``model.named_parameters()``, else in that order. Options of torch's
-        implementations, such as ``fused``, are left out.
+        implementations, such as ``fused``, are left out, and so is what a store does
+        with a gradient before the step, and the training loop with torch.optim:
+        ``max_norm``, ``clip_value``, ``skip_nonfinite`` and ``rescale_grad``.
 
         Raises:
             TypeError: the optimizer is a class of torch.optim, or has MXNet's formula.

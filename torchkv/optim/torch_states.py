@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchkv.arguments import StoreKey, expect, listed
+from torchkv.arguments import StoreKey, expect, listed, name_among
 
 if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer
@@ -96,7 +96,8 @@ def _keys_of(
 ) -> list[list[StoreKey]]:
     """The keys of each of torch.optim's groups."""
     counts = [len(group["params"]) for group in theirs]
-    names = [list(group.get("param_names", ())) for group in theirs]
+    own = name_among(present)
+    names = [[own(name) for name in group.get("param_names", ())] for group in theirs]
     if [len(group) for group in names] == counts and present and sum(counts):
         return names
     all_keys = [group["params"] for group in optimizer.param_groups]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchkv.arguments import StoreKey, listed
+from torchkv.arguments import StoreKey, listed, name_among, plain_name
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
@@ -46,7 +46,7 @@ class States:
                 :meth:`save_states`.
         """
         self._weights.store_changed(self._gradients.trained())
-        return renamed(self._store.state_dict(), _plain_name)
+        return renamed(self._store.state_dict(), plain_name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from what :meth:`state_dict` returned, bit for bit.
@@ -63,11 +63,7 @@ class States:
             TypeError: the optimizer is a class of ``torch.optim``.
         """
         self._weights.store_changed(self._gradients.trained())
-        keys: list[StoreKey] = list(self._store.keys())
-        own = {_plain_name(str(key)): str(key) for key in keys}
-        self._store.load_state_dict(
-            renamed(state_dict, lambda name: own.get(_plain_name(name), name))
-        )
+        self._store.load_state_dict(renamed(state_dict, name_among(self._store.keys())))
         self._weights.store_loaded()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -95,15 +91,11 @@ class States:
         state, optimizer = read_state(op, fname), self.optimizer
         self._weights.store_changed(self._gradients.trained())
         saved, trained = state.get("state"), set(self._store.keys())
-        if isinstance(saved, Mapping) and saved.keys() != trained:
-            some = listed(sorted(saved.keys() ^ trained, key=str))
+        names = {*map(name_among(trained), saved)} if isinstance(saved, Mapping) else ()
+        if isinstance(saved, Mapping) and names != trained:
+            some = listed(sorted(trained.symmetric_difference(names), key=str))
             raise ValueError(
                 f"{op}: expected the state of the trainer's {len(trained)} parameters, "
                 f"but got that of {len(saved)}; only one of them has {some}"
             )
         optimizer.load_state_dict(state)
-
-
-def _plain_name(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` adds to it."""
-    return name.replace("_orig_mod.", "")

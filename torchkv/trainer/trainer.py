@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from torchkv.arguments import StoreKey, check_known, expect, shown
+from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.torch_interface import Push
 from torchkv.registered import KVStoreBase
 from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
+from torchkv.trainer.ownership import Ownership
 from torchkv.trainer.parameters import Params, collected
 from torchkv.trainer.states import States
 from torchkv.trainer.weights import Weights
-
-# The trainer of each parameter: the latest one.
-_trainers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Trainer(States):
@@ -156,23 +152,7 @@ class Trainer(States):
         self._weights.store_changed(self._gradients.trained())
         self.optimizer._know(self._parameters, self.zero_grad)
         self._gradients.init(self._gradients.trained())
-        # A parameter that a later trainer has taken, and that trainer.
-        self._taken: tuple[StoreKey, weakref.ref[Trainer]] | None = None
-        self._take_parameters()
-
-    def _take_parameters(self) -> None:
-        this = weakref.ref(self)
-        for copies in self._parameters.values():
-            for parameter in copies:
-                other = _trainers[parameter]() if parameter in _trainers else None
-                if other is not None and other is not self:
-                    other._lose(parameter, this)
-                _trainers[parameter] = this
-
-    def _lose(self, parameter: Tensor, to: weakref.ref[Trainer]) -> None:
-        for key, copies in self._parameters.items():
-            if any(copy is parameter for copy in copies):
-                self._taken = key, to
+        self._ownership = Ownership(self._parameters)
 
     # -- attributes
 
@@ -214,11 +194,15 @@ class Trainer(States):
     def set_learning_rate(self, lr: float) -> None:
         """Sets :attr:`learning_rate`, from the next step on.
 
+        Groups with a learning rate of their own keep it.
+
         Raises:
             ValueError: a value that is negative, infinite or NaN. Nothing has changed.
             TypeError: a value that is not a number.
+            UserWarning: raised as an exception, as in MXNet: MXNet's optimizer has an
+                ``lr_scheduler``.
         """
-        self.optimizer.lr = lr
+        self.optimizer.set_learning_rate(lr)
 
     # -- training
 
@@ -239,6 +223,7 @@ class Trainer(States):
             NotImplementedError: a sparse gradient that the store does not take.
         """
         size = as_batch_size("step", batch_size)
+        self._ownership.check("step")
         gradients = self._gradients.fresh("step", ignore_stale_grad)
         if not self._update_on_kvstore:
             self._gradients.reduce(gradients)
@@ -251,9 +236,10 @@ class Trainer(States):
         followed by :meth:`update`. Replicas without a gradient are skipped.
 
         Raises:
-            RuntimeError: the optimizer runs on the store.
+            RuntimeError: the optimizer runs on the store, or as :meth:`step`.
         """
         self._check_local("allreduce_grads")
+        self._ownership.check("allreduce_grads")
         self._gradients.reduce(self._gradients.fresh("allreduce_grads", True))
 
     def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
@@ -271,6 +257,7 @@ class Trainer(States):
         """
         self._check_local("update")
         size = as_batch_size("update", batch_size)
+        self._ownership.check("update")
         self._step(self._gradients.fresh("update", ignore_stale_grad), size)
 
     def clip_grad_norm_(
@@ -344,11 +331,6 @@ class Trainer(States):
     def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
         if not gradients:
             return
-        if self._taken is not None and self._taken[1]() is not None:
-            raise RuntimeError(
-                "step: expected parameters that no later Trainer has, or both would "
-                f"step them, but got one that another has (key {shown(self._taken[0])})"
-            )
         keys = list(gradients)
         optimizer = self.optimizer
         self._weights.store_changed(keys)
@@ -372,14 +354,14 @@ class Trainer(States):
                 parameter.grad = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles without the trainer that has taken a parameter."""
-        return {**self.__dict__, "_taken": None}
+        """Copies and pickles without what other trainers have to do with it."""
+        return {k: v for k, v in self.__dict__.items() if k != "_ownership"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Declares the parameters to the copy's optimizer, as the constructor does."""
         self.__dict__.update(state)
         self.optimizer._know(self._parameters, self.zero_grad)
-        self._take_parameters()
+        self._ownership = Ownership(self._parameters)
 
 
 def _empty_store(
