@@ -24,7 +24,7 @@ bool RowSparseBackend::add(const Job& job) {
   if (!is_supported) {
     return false;
   }
-  if (job.is_norm || can_step_rows(job.step->rule)) {
+  if (job.is_norm || (job.step->is_lazy && can_step_rows(job.step->rule))) {
     add_to(sums_, job);
     return true;
   }

@@ -12,7 +12,7 @@ namespace torchkv {
 
 // Row-sparse values (core/row_sparse.h) and lists of these and dense ones, in
 // CPU memory, for contiguous results. Elementwise rules step the rows that were
-// pushed; other rules get a dense sum.
+// pushed, unless they are not lazy; other rules get a dense sum.
 class RowSparseBackend final : public Backend {
  public:
   explicit RowSparseBackend(Backends& backends) : backends_(backends) {}

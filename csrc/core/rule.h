@@ -113,6 +113,7 @@ struct RuleStep {
   RuleSpec rule;
   int64_t step = 1; // count of steps of the key, from 1
   bool is_first = true; // some of its state is new
+  bool is_lazy = true; // row-sparse gradients step only their rows
   double scale = 1; // of the sum
   double clip_value = 0; // then clipped to [-clip_value, clip_value]; 0 = off
   double last_scale = 1; // then scaled again

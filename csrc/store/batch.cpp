@@ -108,6 +108,7 @@ void Batch::plan(
     own->set_step(step, entry.key, entry.step);
     step.scale = gradient.rescale_grad;
     step.clip_value = gradient.clip_value;
+    step.is_lazy = gradient.lazy;
     item.step = &step;
     const bool steps_now = entry.num_accumulated + 1 >= gradient.accumulate;
     (steps_now ? stepping : accumulating).push_back(item);

@@ -40,14 +40,16 @@ GradientSpec make_gradient(const char* op, const NumbersByName& numbers) {
       gradient.max_norm = value;
     } else if (name == "skip_nonfinite") {
       gradient.skip_nonfinite = value != 0;
+    } else if (name == "lazy") {
+      gradient.lazy = value != 0;
     } else {
       TORCH_CHECK_VALUE(
           false,
           op,
           ": unknown gradient option ",
           quoted(name),
-          "; expected accumulate, rescale_grad, clip_value, max_norm or "
-          "skip_nonfinite");
+          "; expected accumulate, rescale_grad, clip_value, max_norm, "
+          "skip_nonfinite or lazy");
     }
   }
   return gradient;
@@ -59,7 +61,8 @@ NumbersByName numbers_of(const GradientSpec& gradient) {
       {"rescale_grad", gradient.rescale_grad},
       {"clip_value", gradient.clip_value},
       {"max_norm", gradient.max_norm},
-      {"skip_nonfinite", gradient.skip_nonfinite ? 1 : 0}};
+      {"skip_nonfinite", gradient.skip_nonfinite ? 1 : 0},
+      {"lazy", gradient.lazy ? 1 : 0}};
 }
 
 void set_shared_numbers(

@@ -24,6 +24,9 @@ struct GradientSpec {
   // nothing to what is accumulated; what was accumulated for steps that it
   // would have made is dropped.
   bool skip_nonfinite = false;
+  // Row-sparse gradients step only their rows, where the rule can; else they
+  // are dense ones with zeros.
+  bool lazy = true;
 };
 
 // Its numbers by name; ValueError for an unknown name.

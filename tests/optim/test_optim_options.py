@@ -280,7 +280,7 @@ def test_without_an_optimizer(kv, tmp_path):
             0.9, learning_rate=0.1, wd=1e-4)),
         ("sgd", {"lr": 0.1, "rescale_grad": 1 / 64, "clip_gradient": 2}, mxnet.SGD(
             learning_rate=0.1, rescale_grad=1 / 64, clip_gradient=2)),
-        ("sgd", {"clip_gradient": -1, "lazy_update": False}, mxnet.SGD()),
+        ("sgd", {"clip_gradient": -1, "multi_precision": True}, mxnet.SGD()),
         ("nag", {}, mxnet.NAG(learning_rate=0.01)),
         ("RMSProp", {}, mxnet.RMSProp(1e-3, 0.9)),
         ("adam", {"beta1": 0.8, "eps": 1e-6}, mxnet.Adam(beta1=0.8, epsilon=1e-6)),

@@ -331,3 +331,46 @@ def test_concurrent_pushes(kv):
     expected = torch.zeros(shape)
     expected[ids] = 400
     assert_same(stored(kv, 3), expected)
+
+
+NOT_LAZY = {
+    "SGD": lambda: optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.1, lazy=False),
+    "Adam": lambda: optim.Adam(lr=0.1, lazy=False),
+    "mxnet.SGD": lambda: optim.mxnet.SGD(momentum=0.9, lazy_update=False),
+    "mxnet.Ftrl": lambda: optim.mxnet.Ftrl(lazy=False),
+    "clipped": lambda: optim.Adagrad(lr=0.1, max_norm=0.5, lazy=False),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", NOT_LAZY)
+def test_without_lazy_all_rows_step(kv, name, dtype):
+    shape = (8, 5)
+    kv.init(3, numbers(shape, dtype))
+    kv.set_optimizer(NOT_LAZY[name]())
+    assert not kv.optimizer.lazy
+    dense = copy.deepcopy(kv)
+    for step in range(3):
+        values = [some_rows(shape, 3, dtype) for _ in range(2)]
+        total, _ = model_sum(values, shape, OPMATH.get(dtype, dtype))
+        kv.push(3, values)
+        dense.push(3, total)
+        assert_same(stored(kv, 3), stored(dense, 3), f"step {step}")
+
+
+def test_lazy_by_name_and_as_an_attribute(kv):
+    kv.init(3, torch.zeros(4, 2))
+    kv.set_optimizer("sgd", learning_rate=1.0, momentum=0.5, lazy_update=False)
+    rows = sparse([1], torch.ones(1, 2), (4, 2))
+    kv.push(3, rows)
+    kv.push(3, sparse([2], torch.ones(1, 2), (4, 2)))
+    assert stored(kv, 3)[:, 0].tolist() == [0, -1.5, -1, 0]
+    kv.optimizer.lazy = True
+    kv.push(3, sparse([2], torch.ones(1, 2), (4, 2)))
+    assert stored(kv, 3)[:, 0].tolist() == [0, -1.5, -2.5, 0]
+    assert copy.deepcopy(kv).optimizer.lazy
+    kv.set_optimizer("adamw", lazy_update=False)
+    assert not kv.optimizer.lazy
+    assert not copy.deepcopy(kv).optimizer.lazy
+    with pytest.raises(TypeError, match="True or False as lazy"):
+        kv.optimizer.lazy = 0.5

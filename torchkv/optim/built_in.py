@@ -49,6 +49,7 @@ class BuiltIn(StoreOptimizer):
     clip_value: float | None = _gradient_option("clip_value")
     max_norm: float | None = _gradient_option("max_norm")
     skip_nonfinite: bool = _gradient_option("skip_nonfinite")
+    lazy: bool = _gradient_option("lazy")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""

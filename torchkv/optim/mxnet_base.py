@@ -54,10 +54,6 @@ class MXNetOptions(OptionsBesidesRate, total=False):
     """The learning rate; MXNet's default is 0.01, if nothing else is said."""
 
 
-# Ignored as multi_precision; dense gradients update all rows.
-_IGNORED = ("multi_precision", "lazy_update")
-
-
 class MXNetOptimizer(BuiltIn):
     """Base class of the optimizers with MXNet's formulas."""
 
@@ -70,8 +66,9 @@ class MXNetOptimizer(BuiltIn):
         op = type(self).__name__
         given = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
         given.update(given.pop("options"))
-        for name in _IGNORED:
-            given.pop(name, None)
+        given.pop("multi_precision", None)
+        if "lazy_update" in given:
+            given["lazy"] = given.pop("lazy_update")
         if given.pop("sym", None) is not None:
             raise ValueError(f"{op}: expected None as sym; torchkv has no symbols")
         self._key_names = dict(_mapping(op, given, "param_idx2name"))

@@ -34,12 +34,16 @@ _ALIASES = {
     "wd": "weight_decay",
     "clip_gradient": "clip_value",
     "epsilon": "eps",
+    "lazy_update": "lazy",
 }
-_MXNET_ALIASES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
-
-# Always the case: a dense gradient updates all rows, and fp16 and bf16 have an fp32
-# master.
-_IGNORED = ("lazy_update", "multi_precision")
+_MXNET_ALIASES = {
+    "lr": "learning_rate",
+    "weight_decay": "wd",
+    "eps": "epsilon",
+    "lazy_update": "lazy",
+}
+# Always the case: values of fp16 and bf16 have an fp32 master.
+_IGNORED = ("multi_precision",)
 
 
 def by_name(name: str, options: dict[str, Any]) -> StoreOptimizer:

@@ -30,6 +30,9 @@ class GradientOptions(TypedDict, total=False):
     ``torch.nn.utils.clip_grad_norm_`` does, if not None."""
     skip_nonfinite: bool
     """Discards pushes whose gradients' norm is not finite."""
+    lazy: bool
+    """Whether sparse gradients step only the rows that they have (the default, as
+    MXNet's ``lazy_update``). If False, they are dense gradients with zeros."""
 
 
 GRADIENT_DEFAULTS: dict[str, Any] = {
@@ -38,6 +41,7 @@ GRADIENT_DEFAULTS: dict[str, Any] = {
     "clip_value": None,
     "max_norm": None,
     "skip_nonfinite": False,
+    "lazy": True,
 }
 
 
@@ -50,6 +54,7 @@ _SWITCHES = {
         "amsgrad",
         "centered",
         "skip_nonfinite",
+        "lazy",
         "bias_correction",
         "momentum_correction",
     )
