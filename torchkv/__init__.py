@@ -9,7 +9,7 @@ Importing the package registers the TorchScript class
 from importlib.metadata import PackageNotFoundError, version
 
 # The first of these is the first to be imported: it explains why the others may fail.
-from torchkv import _binaries, lr_scheduler, optim
+from torchkv import _binaries, distributed, lr_scheduler, optim
 from torchkv._C import Work
 from torchkv.errors import (
     RemoteError,
@@ -26,7 +26,7 @@ try:
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-del _binaries
+del _binaries, distributed
 
 __all__ = [
     "KVStore",

@@ -22,23 +22,16 @@ def _zeromq_library() -> str | None:
     return next((str(path) for path in sorted(folder.glob("libzmq-*.so*"))), None)
 
 
-def options_of(type: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a store, with the default process group's where none are given."""
-    if not isinstance(type, str) or not type.startswith("dist"):
-        return options
+def default_group() -> tuple[int, int, Any] | None:
+    """Rank, number of ranks and store of the default process group, if there is one.
+
+    Called by C++, for stores that get no ``store=``.
+    """
     distributed = torch.distributed
-    if (
-        "store" in options
-        or not distributed.is_available()
-        or not distributed.is_initialized()
-    ):
-        return options
-    return {
-        "rank": distributed.get_rank(),
-        "world_size": distributed.get_world_size(),
-        "store": distributed.distributed_c10d._get_default_store(),
-        **options,
-    }
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return distributed.get_rank(), distributed.get_world_size(), store
 
 
 def _close_at_exit(_: object) -> None:

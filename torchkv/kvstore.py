@@ -14,8 +14,8 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C, distributed, registered
-from torchkv.arguments import as_keys
+from torchkv import _C, registered
+from torchkv.arguments import as_keys, expect
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.rules import on_store
@@ -84,7 +84,8 @@ class KVStore(Stateful):
 
     def __init__(self, type: str = "local", **options: Any) -> None:
         """Makes an empty store; see :func:`create`."""
-        self._impl = _C.KVStore(type, distributed.options_of(type, options))
+        expect("create", type, str, "a str as type")
+        self._impl = _C.KVStore(type, options)
         self._optimizer: StoreOptimizer | None = None
 
     # -- what it is
@@ -596,9 +597,11 @@ def load(
         ImportError: a progress bar without tqdm.
     """
     content = folder.read(path, progress)
-    type = content.type if type is None else type
-    if not options and not type.startswith("dist"):
-        return KVStore._of(content.make(type), content.extras)
-    store = KVStore(type, **options)
+    of_store = content.type if type is None else type
+    if not options and not str(of_store).startswith("dist"):
+        if type is not None:
+            KVStore(type)  # raises what create() does
+        return KVStore._of(content.make(of_store), content.extras)
+    store = KVStore(of_store, **options)
     store._optimizer = content.replace(store._impl)
     return store

@@ -3,10 +3,12 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <chrono>
 #include <future>
 #include <utility>
 
 #include "../core/in_progress.h"
+#include "../core/signals.h"
 #include "errors.h"
 #include "within.h"
 
@@ -95,9 +97,18 @@ void Applier::forget_python(int64_t before) {
   }
 }
 
-void Applier::drain() {
+void Applier::drain(double timeout) {
+  using Clock = std::chrono::steady_clock;
+  const std::chrono::duration<double> longest(timeout);
+  const auto begin = Clock::now();
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return !busy_ && jobs_.empty(); });
+  const auto is_idle = [this] { return !busy_ && jobs_.empty(); };
+  while (!idle_.wait_for(lock, kSignalPeriod, is_idle) &&
+         Clock::now() - begin < longest) {
+    lock.unlock();
+    check_signals();
+    lock.lock();
+  }
 }
 
 std::optional<std::vector<Applier::Finished>> Applier::apply_now(

@@ -77,8 +77,9 @@ class Applier {
       double timeout);
   void set_script(int64_t epoch, std::shared_ptr<OpaqueUpdater> script);
   void forget_python(int64_t before);
-  // Blocks until what is queued has been done.
-  void drain();
+  // Waits until what is queued has been done, for at most `timeout` seconds.
+  // Throws what a signal handler raises.
+  void drain(double timeout);
   // The most steps of a key that is held.
   int64_t num_steps() {
     return store_.num_steps();

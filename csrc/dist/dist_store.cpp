@@ -18,6 +18,11 @@ std::string snapshot_key(const Config& config) {
   return c10::str("snapshot/", config.store);
 }
 
+std::shared_ptr<Node> join_node(const StoreOptions& given, double timeout) {
+  const StoreOptions options = with_default_group(given);
+  return Node::join(options, environment_launch(options), timeout);
+}
+
 } // namespace
 
 DistStore::DistStore(
@@ -29,7 +34,7 @@ DistStore::DistStore(
       num_forks_(fork_count()),
       timeout_(timeout_of(options)),
       is_sync_(policy.is_sync()),
-      node_(Node::join(options, environment_launch(options), timeout_)),
+      node_(join_node(options, timeout_)),
       staging_(runtime, node_->memory()),
       snapshots_(options),
       norms_(std::make_shared<NormReport>()),

@@ -168,6 +168,8 @@ WorkPtr DistStore::merge(const Call& call) {
     if (pending->is_finished()) {
       const auto& error = pending->wait().error;
       if (error && error->code == ErrorCode::kUnknown) {
+        // Of this call, not of a later one.
+        session_->deferred_error(&call.keys);
         throw_error(call.op, *error, rank(), timeout_);
       }
     }

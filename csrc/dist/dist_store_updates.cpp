@@ -322,9 +322,9 @@ void DistStore::check_same_updates(const char* op, const UpdateSpec& own) {
 }
 
 void DistStore::close() {
-  table_.close();
   {
     const auto calls = hold("close", gather_mutex_);
+    table_.close();
     if (exchange_ != nullptr) {
       exchange_->close();
     }

@@ -21,10 +21,20 @@ std::string on_key(const Error& error) {
   return text;
 }
 
+// " on rank 1"
+std::string on_server(const Error& error) {
+  return error.servers.empty() ? "" : " on " + listed_ranks(error.servers);
+}
+
 std::string timeout_text(const Error& error, double timeout) {
-  const std::string waited = !error.text.empty() ? error.text
-      : error.missing.empty()                    ? "the server has not answered"
-                              : "waited for " + listed_ranks(error.missing);
+  std::string waited = error.text;
+  if (waited.empty() && !error.missing.empty()) {
+    waited = "waited for " + listed_ranks(error.missing);
+  } else if (waited.empty()) {
+    waited = error.servers.size() > 1
+        ? "the servers on " + listed_ranks(error.servers) + " have not answered"
+        : "the server" + on_server(error) + " has not answered";
+  }
   return c10::str(
       "timed out after ",
       timeout,
@@ -72,7 +82,8 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
     case ErrorCode::kTimeout:
       return timeout_text(error, timeout);
     case ErrorCode::kUpdater:
-      return c10::str("the updater has raised ", error.text);
+      return c10::str(
+          "the updater", on_server(error), " has raised ", error.text);
     case ErrorCode::kWrite:
       return c10::str(who, " cannot write the snapshot: ", error.text);
     case ErrorCode::kTransfer:

@@ -27,6 +27,7 @@ struct Nodes {
   std::unordered_map<std::string, std::shared_ptr<Node>> by_token;
   uint64_t num_forks = fork_count();
   bool closes_at_exit = false;
+  bool is_interrupted = false; // in close_all
 
   static Nodes& get() {
     static auto* nodes = new Nodes();
@@ -277,11 +278,15 @@ void Node::close_all(double timeout) {
     return;
   }
   const std::lock_guard lock(nodes.mutex);
+  // A program that is interrupted while it ends does not wait again: Python,
+  // multiprocessing and the C library all call this.
+  const bool was_interrupted = std::exchange(nodes.is_interrupted, true);
   for (const auto& [token, node] : nodes.by_token) {
     if (node != nullptr) {
-      node->close(timeout);
+      node->close(was_interrupted ? 0 : timeout);
     }
   }
+  nodes.is_interrupted = was_interrupted;
 }
 
 void Node::close(double timeout) {
@@ -307,7 +312,8 @@ void Node::close(double timeout) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     if (session->closed()) {
-      session->applier().drain(); // what it frees may need Python
+      // What it frees may need Python.
+      session->applier().drain(std::max(end - now(), 0.0));
     }
   }
   std::this_thread::sleep_for(std::chrono::duration<double>(linger));

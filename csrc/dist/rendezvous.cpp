@@ -113,18 +113,29 @@ class BoundedRendezvous final : public Rendezvous {
     using Result = decltype(call(*rendezvous_));
     auto done = std::make_shared<std::promise<Result>>();
     auto result = done->get_future();
-    const bool is_stuck = is_stuck_ && *num_running_ != 0;
+    const auto has_ended = std::make_shared<std::atomic<bool>>(false);
+    const bool is_stuck = has_stuck_call();
     ++*num_running_;
     thread_->run([store = rendezvous_,
                   call = std::move(call),
                   done,
+                  has_ended,
                   num_running = num_running_] {
+      std::optional<Result> value;
+      std::exception_ptr error;
       try {
-        done->set_value(call(*store));
+        value = call(*store);
       } catch (...) {
-        done->set_exception(std::current_exception());
+        error = std::current_exception();
       }
+      // First: the caller may free the rendezvous as soon as it knows.
+      *has_ended = true;
       --*num_running;
+      if (error) {
+        done->set_exception(error);
+      } else {
+        done->set_value(std::move(*value));
+      }
     });
     try {
       wait_within(
@@ -137,8 +148,10 @@ class BoundedRendezvous final : public Rendezvous {
             return result.wait_for(duration) == std::future_status::ready;
           });
     } catch (...) { // also by a signal: what cleans up must not wait again
-      is_stuck_ = is_stuck ||
-          result.wait_for(kSignalPeriod) != std::future_status::ready;
+      if (result.wait_for(kSignalPeriod) != std::future_status::ready) {
+        const std::lock_guard lock(mutex_);
+        given_up_ = has_ended;
+      }
       throw;
     }
     return result.get();
@@ -176,10 +189,16 @@ class BoundedRendezvous final : public Rendezvous {
   }
 
  private:
+  bool has_stuck_call() {
+    const std::lock_guard lock(mutex_);
+    return given_up_ != nullptr && !*given_up_;
+  }
+
   const std::shared_ptr<Rendezvous> rendezvous_;
   const int64_t rank_;
   const double timeout_;
-  std::atomic<bool> is_stuck_{false}; // the last call was given up
+  std::mutex mutex_; // guards given_up_
+  std::shared_ptr<std::atomic<bool>> given_up_; // whether that call has ended
   const std::shared_ptr<std::atomic<int>> num_running_ =
       std::make_shared<std::atomic<int>>(0);
   std::unique_ptr<Background> thread_;
@@ -224,6 +243,45 @@ std::shared_ptr<Rendezvous> bounded(
       ? rendezvous
       : std::make_shared<BoundedRendezvous>(
             std::move(rendezvous), rank, timeout);
+}
+
+namespace {
+
+struct GroupHook {
+  std::mutex mutex; // guards get
+  GetGroup get;
+
+  static GroupHook& instance() {
+    // Leaked: used until the process ends.
+    static auto* hook = new GroupHook;
+    return *hook;
+  }
+};
+
+} // namespace
+
+void set_default_group(GetGroup get) {
+  GroupHook& hook = GroupHook::instance();
+  const std::lock_guard lock(hook.mutex);
+  hook.get = std::move(get);
+}
+
+StoreOptions with_default_group(StoreOptions options) {
+  GetGroup get;
+  {
+    GroupHook& hook = GroupHook::instance();
+    const std::lock_guard lock(hook.mutex);
+    get = hook.get;
+  }
+  if (options.rendezvous != nullptr || !get) {
+    return options;
+  }
+  if (auto group = get()) {
+    options.rank = options.rank.value_or(group->rank);
+    options.world_size = options.world_size.value_or(group->world_size);
+    options.rendezvous = std::move(group->rendezvous);
+  }
+  return options;
 }
 
 std::shared_ptr<Rendezvous> environment_rendezvous(

@@ -2,7 +2,9 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "../core/export.h"
@@ -18,10 +20,24 @@ TORCHKV_API std::shared_ptr<Rendezvous> make_rendezvous(
 // The same, with calls that end: StoreTimeoutError if one takes longer than
 // `timeout` seconds, and what a signal handler raises. c10d's stores wait
 // without an end for a host that is stopped.
-std::shared_ptr<Rendezvous> bounded(
+TORCHKV_API std::shared_ptr<Rendezvous> bounded(
     std::shared_ptr<Rendezvous> rendezvous,
     int64_t rank,
     double timeout);
+
+// What a language that embeds the library knows of the process's job.
+struct DefaultGroup {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::shared_ptr<Rendezvous> rendezvous;
+};
+// The Python binding has the default process group as the default, if there is
+// one. Called in each create of a store, on the caller's thread.
+using GetGroup = std::function<std::optional<DefaultGroup>()>;
+TORCHKV_API void set_default_group(GetGroup get);
+// With the rendezvous, and where they are not given rank and number of ranks,
+// of the default group, unless they have a rendezvous.
+StoreOptions with_default_group(StoreOptions options);
 
 // The TCPStore of MASTER_ADDR and MASTER_PORT: the launcher's if it has one
 // (TORCHELASTIC_USE_AGENT_STORE), else rank 0 hosts it. One per process.

@@ -376,9 +376,7 @@ void Session::perform_one(Return& action) {
 }
 
 void Session::end(const Watched& watched, Return result) {
-  // A key that another thread has deleted is the call's own error.
-  const bool is_own = result.error && result.error->code == ErrorCode::kUnknown;
-  if (result.error && watched.is_watched && !is_own) {
+  if (result.error && watched.is_watched) {
     deferred_.add(*result.error, watched.keys);
   }
   watched.pending->finish(std::move(result));

@@ -73,6 +73,35 @@ def test_the_default_process_groups_store_is_the_rendezvous():
     assert ranks.run(process_group, 2) == [(rank, 2, [2.0] * 3) for rank in range(2)]
 
 
+def process_group_in_two_bindings(rank, port):
+    """Of another group than the environment's."""
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=1 - rank, world_size=2
+    )
+    if rank == 0:
+        kv = torchkv.create("dist_sync", timeout=20)
+        kv.init("w", torch.zeros(3))
+        kv.push("w", torch.ones(3))
+        value = kv.pull("w")
+        kv.barrier()
+    else:
+        kv, value = push_and_pull("dist_sync", 0)
+        kv = torchkv.KVStore.from_script_object(kv)
+    result = kv.rank, value.tolist()
+    kv.close()
+    torch.distributed.destroy_process_group()
+    return result
+
+
+def test_all_bindings_find_the_default_process_group():
+    host = torch.distributed.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    results = ranks.run(process_group_in_two_bindings, 2, host.port)
+    assert results == [(1, [2.0] * 3), (0, [2.0] * 3)]
+
+
 def own_store(rank, port):
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     kv = torchkv.create("dist_sync", rank=1 - rank, world_size=2, store=store)

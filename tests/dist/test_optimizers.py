@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 
 import ranks
@@ -48,35 +49,35 @@ def start(kv, whole=False):
     kv.init(list(SIZES), [torch.ones(size) for size in SIZES.values()], whole=whole)
 
 
-def train(kv, pushed_at, change=None):
+def train(kv, push, change=None):
     """The values after some steps, which `change(step)` precedes."""
-    keys = list(SIZES)
     if kv.num_workers > 1:
         kv.barrier()
     for step in range(STEPS):
         if change is not None:
             change(step)
-        kv.push(keys, pushed_at(step))
-    return [bits(value) for value in kv.pull(keys)]
+        push(kv, step)
+    return [bits(value) for value in kv.pull(list(SIZES))]
 
 
-def mxnet(kv, pushed_at, name):
+def mxnet(kv, push, name):
     start(kv, name in NEED_WHOLE)
     kv.set_optimizer(name, learning_rate=0.1, **MXNET[name])
     if kv.optimizer.lr_scheduler is None:
         return train(
             kv,
-            pushed_at,
+            push,
             lambda step: kv.optimizer.set_learning_rate(0.1 / (1 + step)),
         )
-    values = train(kv, pushed_at)
+    values = train(kv, push)
     # Each server has a part of "sharded".
-    assert kv.optimizer.num_update == 1 + STEPS
-    assert kv.optimizer.learning_rate == 0.1 * 0.5**STEPS
+    updates = STEPS * (2 if push in (both_in_turn, push_in_turn) else 1)
+    assert kv.optimizer.num_update == 1 + updates
+    assert kv.optimizer.learning_rate == 0.1 * 0.5**updates
     return values
 
 
-def groups_and_multipliers(kv, pushed_at):
+def groups_and_multipliers(kv, push):
     start(kv)
     kv.set_optimizer(torchkv.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.1))
     kv.set_param_groups(GROUPS)
@@ -87,10 +88,10 @@ def groups_and_multipliers(kv, pushed_at):
             kv.set_wd_mult({"w": 0.5})
         kv.optimizer.param_groups[2]["lr"] = 0.5 / (1 + step)
 
-    return train(kv, pushed_at, change)
+    return train(kv, push, change)
 
 
-def pytorch(kv, pushed_at, name):
+def pytorch(kv, push, name):
     """A class of torch.optim: in Python, on whole values."""
     kv.set_optimizer(getattr(torch.optim, name), lr=0.1, **PYTORCH[name])
     start(kv)
@@ -99,7 +100,7 @@ def pytorch(kv, pushed_at, name):
     def change(step):
         kv.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
 
-    return train(kv, pushed_at, change)
+    return train(kv, push, change)
 
 
 CASES = {
@@ -109,27 +110,54 @@ CASES = {
 }
 
 
-def train_on_servers(rank):
+# How a step's gradients are pushed: all of a round together, or rank after rank.
+
+
+def push_own(kv, step):
+    kv.push(list(SIZES), gradients(kv.rank, step))
+
+
+def both_together(kv, step):
+    pairs = zip(gradients(0, step), gradients(1, step), strict=True)
+    kv.push(list(SIZES), [list(pair) for pair in pairs])
+
+
+def push_in_turn(kv, step):
+    kv.barrier()  # both have changed the options: Python's optimizers have their own
+    for rank in range(2):
+        if kv.rank == rank:
+            push_own(kv, step)
+        kv.barrier()
+
+
+def both_in_turn(kv, step):
+    for rank in range(2):
+        kv.push(list(SIZES), gradients(rank, step))
+
+
+def train_on_servers(rank, type, push):
     results = {}
     for name, case in CASES.items():
-        with torchkv.create("dist_sync", name=name) as kv:
-            results[name] = case(kv, functools.partial(gradients, rank))
+        with torchkv.create(type, name=name) as kv:
+            results[name] = case(kv, push)
             kv.barrier()
     return results
 
 
-def of_two_replicas(step):
-    return [
-        list(pair) for pair in zip(gradients(0, step), gradients(1, step), strict=True)
-    ]
-
-
-def test_the_bits_of_one_machine_with_two_replicas():
+@pytest.mark.parametrize(
+    ("type", "push", "on_one_machine"),
+    [
+        ("dist_sync", push_own, both_together),
+        ("dist_async", push_in_turn, both_in_turn),
+    ],
+    ids=["dist_sync", "dist_async"],
+)
+def test_the_bits_of_one_machine_with_two_replicas(type, push, on_one_machine):
     expected = {}
     for name, case in CASES.items():
         with torchkv.create() as kv:
-            expected[name] = case(kv, of_two_replicas)
-    for results in ranks.run(train_on_servers, 2):
+            expected[name] = case(kv, on_one_machine)
+    for results in ranks.run(train_on_servers, 2, type, push):
         assert results.keys() == expected.keys()
         for name, values in expected.items():
             assert results[name] == values, name

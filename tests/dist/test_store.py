@@ -143,7 +143,8 @@ def test_an_updater_that_raises_reaches_all_pushers():
         assert value == 2.0, rank
         for number, result in enumerate(results, 1):
             assert result[0] == "RemoteError"
-            assert "ZeroDivisionError: no w" in result[1]
+            assert "the updater on rank " in result[1]
+            assert "has raised ZeroDivisionError: no w" in result[1]
             assert f"(key 'w', round {number})" in result[1]
 
 

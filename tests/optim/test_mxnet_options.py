@@ -92,6 +92,21 @@ def test_lars_scales_weights_only(kv):
     assert changes[1] == changes[2] == changes[3] == 0.5
 
 
+# mxnet.optimizer.Optimizer.opt_registry of MXNet 1.9.1.
+REGISTRY = (
+    "adadelta adagrad adam adamax ccsgd dcasgd ftml ftrl groupadagrad lamb lars lbsgd "
+    "nadam nag rmsprop sgd sgld signum test"
+).split()
+
+
+def test_all_names_of_mxnet_make_its_optimizers(kv):
+    for name in REGISTRY:
+        kv.set_optimizer(name)
+        assert isinstance(kv.optimizer, mxnet.MXNetOptimizer), name
+    names = {cls.__name__.lower() for cls in mxnet.ALL}
+    assert names | {"ccsgd"} == {*REGISTRY}
+
+
 @pytest.mark.parametrize("cls", mxnet.ALL, ids=lambda cls: cls.__name__)
 def test_options_and_state_are_copied_pickled_and_loaded(cls):
     torch.manual_seed(1)

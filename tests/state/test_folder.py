@@ -339,3 +339,14 @@ def test_very_many_keys(tmp_path, count, monkeypatch):
         other = torchkv.load(tmp_path)
         assert other.keys() == list(range(count))
         assert torch.equal(torch.stack(other.pull(list(range(count)))), values)
+
+
+def test_the_type_of_a_loaded_store(tmp_path):
+    with torchkv.create("local") as kv:
+        kv.init("w", torch.ones(2))
+        kv.save(tmp_path)
+    assert torchkv.load(tmp_path, type="device").type == "device"
+    with pytest.raises(ValueError, match="^create: unknown store type 'devise'"):
+        torchkv.load(tmp_path, type="devise")
+    with pytest.raises(TypeError, match="^create: "):
+        torchkv.load(tmp_path, type=3)

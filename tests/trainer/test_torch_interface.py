@@ -182,6 +182,22 @@ def test_each_parameter_is_stepped_by_its_latest_trainer():
     second.step()
 
 
+def test_a_trainer_hears_of_all_that_come_later():
+    model = make_model()
+    first = make_trainer(model)
+    second = make_trainer(model)
+    del second
+    gc.collect()
+    third = make_trainer(model)
+    fourth = make_trainer(model[2])
+    del fourth
+    gc.collect()
+    fill_gradients(model, 1.0)
+    with pytest.raises(RuntimeError, match="no later Trainer has"):
+        first.step()
+    third.step()
+
+
 def test_a_trainer_may_replace_another():
     model = make_model()
     trainer = make_trainer(model)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Written:
 
     keys: list[int | str]
     begins: list[int]
+    sizes: list[int]  # of the values, or their parts, in elements
     numbers: dict[str, list[int]]  # by field of the manifest, in the order of the keys
     strides: dict[str, list[int]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
@@ -56,15 +57,22 @@ def join_written(
     """The fields of the manifest of what all processes have written.
 
     Args:
-        keys: the store's keys, in their order.
+        keys: the store's keys, in their order; those of which nothing was written have
+            come since.
         shape_of: of the whole value of a key.
         written: of all processes.
+
+    Raises:
+        RuntimeError: the processes have not written the same keys, or a key has gone.
     """
     numbers: dict[str, list[int]] = {name: [] for name in written[0].numbers}
-    at: dict[int | str, list[tuple[int, Written, int]]] = {key: [] for key in keys}
+    at: dict[int | str, list[tuple[int, Written, int]]] = {}
     for one in written:
         for i, (key, begin) in enumerate(zip(one.keys, one.begins, strict=True)):
-            at[key].append((begin, one, i))
+            at.setdefault(key, []).append((begin, one, i))
+    keys = [key for key in keys if key in at]
+    if len(keys) != len(at):
+        _raise_changed(next(key for key in at if key not in {*keys}))
     parts = {}
     for key in keys:
         of_key = sorted(at[key], key=lambda part: part[0])
@@ -72,8 +80,11 @@ def join_written(
         for name, column in numbers.items():
             column.append(first.numbers[name][i])
         if begin >= 0:
-            begins = [begin for begin, *_ in of_key]
-            parts[str(key)] = {"shape": list(shape_of(key)), "begins": begins}
+            begins, shape = [begin for begin, *_ in of_key], shape_of(key)
+            ends = itertools.accumulate(one.sizes[i] for _, one, i in of_key)
+            if [0, *ends] != [*begins, math.prod(shape)]:
+                _raise_changed(key)
+            parts[str(key)] = {"shape": list(shape), "begins": begins}
     return {
         "keys": keys,
         **numbers,
@@ -82,6 +93,13 @@ def join_written(
         "dtypes": {k: v for one in written for k, v in one.dtypes.items()},
         "files": [file for one in written for file in one.files],
     }
+
+
+def _raise_changed(key: int | str) -> NoReturn:
+    raise RuntimeError(
+        "save: expected the same keys on all ranks until it ends, but another thread "
+        f"has initialised or deleted one (key {shown(key)})"
+    )
 
 
 def join_tensors(tensors: dict[str, Tensor], parts: dict[str, Any]) -> None:

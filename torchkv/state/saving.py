@@ -107,6 +107,7 @@ def _write_data(
     written = Written(
         list(content.keys),
         begins,
+        [key.value.numel() for key in keys],
         {
             "versions": [key.version for key in keys],
             "steps": [key.step for key in keys],

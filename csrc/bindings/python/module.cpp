@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "../../core/text.h"
 #include "../../dist/byte_counts.h"
 #include "../../dist/node.h"
+#include "../../dist/rendezvous.h"
 #include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"
 #include "../../store/registry.h"
@@ -55,6 +57,24 @@ bool raise_script_error(const torch::jit::JITException& error) {
 void set_remote_error(const char* name, const RemoteError& error) {
   const py::object type = py::module_::import("torchkv.errors").attr(name);
   PyErr_SetString(type.ptr(), error.what_without_backtrace());
+}
+
+// That of PyTorch's default process group, which torchkv.distributed knows.
+std::optional<dist::DefaultGroup> default_group() {
+  if (Py_IsInitialized() == 0) {
+    return std::nullopt;
+  }
+  const py::gil_scoped_acquire gil;
+  const py::object found =
+      py::module_::import("torchkv.distributed").attr("default_group")();
+  if (found.is_none()) {
+    return std::nullopt;
+  }
+  const auto group = found.cast<py::tuple>();
+  return dist::DefaultGroup{
+      group[0].cast<int64_t>(),
+      group[1].cast<int64_t>(),
+      dist::make_rendezvous(group[2].cast<c10::intrusive_ptr<c10d::Store>>())};
 }
 
 // Ctrl-C, while the main thread waits for other processes.
@@ -231,6 +251,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("did_you_mean", &did_you_mean);
   m.def("register_store", &register_python_store);
   m.def("set_zeromq_library", &dist::set_zeromq_library);
+  dist::set_default_group(&default_group);
   m.def(
       "close_all",
       [] { dist::Node::close_all(dist::Node::kExitTimeout); },

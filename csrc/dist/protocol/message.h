@@ -89,9 +89,12 @@ struct Error {
   std::optional<SliceId> slice;
   std::string text; // of what was thrown: type and message, for the drivers
   std::vector<int32_t> missing; // of kTimeout: the ranks that were waited for
-  int64_t round = 0; // of the worker's push or pull; not in messages
+  // Only the worker's driver has the rest, which is in no message:
+  int64_t round = 0; // of its push or pull
+  // That the error comes from; of kTimeout, those that have not answered.
+  std::vector<int32_t> servers{};
 };
-// But for the round.
+// But for the round and the servers.
 TORCHKV_API bool operator==(const Error& a, const Error& b);
 // By code, who, slice, text.
 TORCHKV_API bool operator<(const Error& a, const Error& b);

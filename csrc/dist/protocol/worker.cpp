@@ -120,15 +120,16 @@ void Worker::time_out(CallId id) {
       error.round = operation.request.round;
     }
     is_first = false;
+    error.servers.push_back(operation.table->server);
     error.missing.insert(
         error.missing.end(),
         operation.missing.begin(),
         operation.missing.end());
   }
-  std::sort(error.missing.begin(), error.missing.end());
-  error.missing.erase(
-      std::unique(error.missing.begin(), error.missing.end()),
-      error.missing.end());
+  for (auto* const ranks : {&error.missing, &error.servers}) {
+    std::sort(ranks->begin(), ranks->end());
+    ranks->erase(std::unique(ranks->begin(), ranks->end()), ranks->end());
+  }
   end(id, std::move(error));
 }
 

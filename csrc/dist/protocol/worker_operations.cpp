@@ -211,8 +211,11 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
   auto& of_link = link_of(table.server).outstanding;
   of_link.erase(std::lower_bound(of_link.begin(), of_link.end(), opno));
   SliceResult& result = answer.result;
-  if (result.error && result.error->slice == table.slice) {
-    result.error->round = operation.request.round;
+  if (result.error) {
+    result.error->servers = {table.server};
+    if (result.error->slice == table.slice) {
+      result.error->round = operation.request.round;
+    }
   }
   const std::optional<Error> error = result.error;
   if (operation.region) {
