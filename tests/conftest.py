@@ -102,6 +102,18 @@ def restored_rng():
     torch.set_rng_state(state)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(request):
+    """Tests with several processes leave no processes and no sockets."""
+    if request.path.parent.name != "dist":
+        yield
+        return
+    import leftovers  # which only these need
+
+    with leftovers.none():
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """For training small models: synchronizing threads would take most of the time."""

@@ -70,7 +70,7 @@ class TORCHKV_API Work final : public torch::CustomClassHolder {
   // As c10d's Work::getFuture: completed, perhaps with an error, when the work
   // is done and the outs are written, and callbacks then run on another thread;
   // on accelerators completed at once, with the call's tensors there as its
-  // value: as with wait(), the current streams of who asks for it wait.
+  // value (none after wait()): the current streams of who asks for it wait.
   c10::intrusive_ptr<c10::ivalue::Future> get_future();
 
   // "Work(is_completed=True)"

@@ -1,5 +1,6 @@
 #include "dist_store.h"
 
+#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -113,11 +114,13 @@ DistStore::~DistStore() {
 // -- calls
 
 // Not in create: ranks may create stores in different orders.
-void DistStore::join(const char* op) const {
+double DistStore::join(const char* op) const {
+  const Time end = Node::now() + timeout_;
   session_->join(op, timeout_);
   if (const auto error = session_->fatal()) {
     throw_error(op, *error, rank(), timeout_);
   }
+  return std::max(end - Node::now(), 0.0);
 }
 
 PendingPtr DistStore::begin(
@@ -125,16 +128,16 @@ PendingPtr DistStore::begin(
     Request request,
     bool is_watched,
     Session::Complete complete) const {
-  join(op);
+  const double left = join(op);
   return session_->call(
-      std::move(request), timeout_, is_watched, std::move(complete));
+      std::move(request), left, is_watched, std::move(complete));
 }
 
 std::vector<PendingPtr> DistStore::begin_all(
     const char* op,
     std::vector<Request> requests) const {
-  join(op);
-  return session_->call_all(std::move(requests), timeout_);
+  const double left = join(op);
+  return session_->call_all(std::move(requests), left);
 }
 
 const Return& DistStore::wait(const char* op, Pending& pending) const {

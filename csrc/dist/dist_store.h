@@ -112,7 +112,8 @@ class DistStore final : public Store {
   std::unique_lock<std::timed_mutex> hold(
       const char* op,
       std::timed_mutex& mutex) const;
-  void join(const char* op) const;
+  // Waits for the other ranks' stores; returns what is left of the time-out.
+  double join(const char* op) const;
   PendingPtr begin(
       const char* op,
       Request request,

@@ -119,8 +119,8 @@ void Worker::time_out(CallId id) {
       error.slice = operation.table->slice;
       error.round = operation.request.round;
     }
-    is_first = false;
     error.servers.push_back(operation.table->server);
+    is_first = false;
     error.missing.insert(
         error.missing.end(),
         operation.missing.begin(),

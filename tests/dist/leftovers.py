@@ -1,13 +1,12 @@
-"""No test leaves processes or sockets behind."""
+"""What tests with several processes must not leave behind: processes and sockets."""
 
+import contextlib
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import tempfile
 import time
 from pathlib import Path
-
-import pytest
 
 import ranks
 
@@ -36,8 +35,9 @@ def processes():
     return found
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left():
+@contextlib.contextmanager
+def none():
+    """AssertionError if what runs within leaves any."""
     before = processes()
     num_killed = ranks.num_killed
     yield
