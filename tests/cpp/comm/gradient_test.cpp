@@ -34,7 +34,8 @@ TEST(GradientTest, NumbersRoundTripAndErrors) {
       {"rescale_grad", -0.5},
       {"clip_value", 2},
       {"max_norm", 4},
-      {"skip_nonfinite", 1}};
+      {"skip_nonfinite", 1},
+      {"lazy", 0}};
   EXPECT_EQ(numbers_of(make_gradient("test", numbers)), numbers);
   const auto refusal = [](const NumbersByName& gradient) {
     return error_text([&] {
