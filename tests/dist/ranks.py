@@ -164,11 +164,17 @@ class Hosts:
     def limit(self, host: int, rate: str) -> None:
         """The host's link in both directions, such as to "100mbit".
 
-        Its queues are short, so that packets are lost where TCP sends faster.
+        Its queues are short, so that packets are lost where TCP sends faster. Raises
+        NoHosts where the system has no such queues.
         """
         shape = ("root", "tbf", "rate", rate, "burst", "32kb", "latency", "5ms")
         for where, device in ((self.ROUTER, f"to{host}"), (host, "eth0")):
-            self.command(where, "tc", "qdisc", "replace", "dev", device, *shape)
+            try:
+                self.command(where, "tc", "qdisc", "replace", "dev", device, *shape)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise NoHosts(
+                    f"cannot limit links: {getattr(error, 'stderr', None) or error}"
+                ) from error
 
     def num_lost(self, host: int) -> int:
         """Packets that the limited link has lost."""
