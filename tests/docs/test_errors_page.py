@@ -100,6 +100,15 @@ def step_of_the_earlier_trainer():
         later.step()
 
 
+def scale_the_optimizer():
+    trainer = trainer_of(nn.Linear(2, 2))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    with pytest.raises(AssertionError):
+        scaler.unscale_(trainer.optimizer)
+    scaler.step(trainer.optimizer)
+
+
 OF_THE_TRAINER = {
     "`UserWarning`, raised": lambda: trainer_of(nn.Linear(2, 2)).step(),
     "`RuntimeError`: a later Trainer has the parameter": step_of_the_earlier_trainer,
@@ -109,6 +118,11 @@ OF_THE_TRAINER = {
     "`RuntimeError`: the optimizer's `step()`": lambda: trainer_of(
         nn.Linear(2, 2)
     ).optimizer.step(),
+    "`TypeError`: Trainer is not an Optimizer": lambda: torch.optim.lr_scheduler.StepLR(
+        trainer_of(nn.Linear(2, 2)), 1
+    ),
+    "`RuntimeError`: the scaler expected the trainer (or `AssertionError`, of "
+    "`unscale_`)": scale_the_optimizer,
     "`ValueError`: a store with keys": lambda: trainer_of(
         nn.Linear(2, 2), kvstore=store_with()
     ),
