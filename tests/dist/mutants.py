@@ -1,6 +1,7 @@
 """Plants bugs in the cores of the distributed store, and tells which are noticed.
 
-    python tests/dist/mutants.py [--only TEXT] [--runs N] [--seconds S] [--tests]
+    python tests/dist/mutants.py [--only TEXT] [--part I/N] [--runs N] [--seconds S]
+        [--tests]
 
 Each bug is a change of a few lines of the sources, in tests/dist/mutants/*.txt. The
 changed sources are compiled into the simulation (tests/cpp/dist/simulation), which runs
@@ -247,6 +248,7 @@ def main() -> int:
     """Runs the mutants that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants with this in their name")
+    parser.add_argument("--part", default="0/1", help="I/N: part I, from 0, of N")
     parser.add_argument("--runs", type=int, default=2000, help="of each cell, at most")
     parser.add_argument("--seconds", type=float, default=60, help="for each, at most")
     parser.add_argument("--tests", action="store_true", help="the unit tests, too")
@@ -254,7 +256,9 @@ def main() -> int:
     arguments = parser.parse_args()
     files = sorted(Path(__file__).with_name("mutants").glob("*.txt"))
     mutants = [mutant for path in files for mutant in read(path)]
+    part, count = map(int, arguments.part.split("/"))
     chosen = [mutant for mutant in mutants if arguments.only in mutant.name]
+    chosen = chosen[part::count]
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="mutants"))
     folder.mkdir(parents=True, exist_ok=True)
     builder = Builder(folder, arguments.tests)
