@@ -121,6 +121,8 @@ def test_dist_async_goes_on_for_keys_elsewhere(tmp_path):
 
 
 def hang(rank):
+    with torchkv.create("dist_sync", name="both are here", timeout=60) as first:
+        first.barrier()
     kv = torchkv.create("dist_sync", timeout=1.0)
     kv.init("w", full(0))
     result = None
