@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import numbers
 import reprlib
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -67,27 +67,6 @@ def as_keys(op: str, keys: Any) -> list[StoreKey]:
     if not isinstance(keys, list | tuple):
         keys = [keys]
     return [_C.KVStore.key_of(op, key) for key in keys]
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` adds to it."""
-    return name.replace("_orig_mod.", "")
-
-
-def name_among(names: Iterable[Any]) -> Callable[[Any], Any]:
-    """Maps a parameter's name to that one of `names` which is the same but for this.
-
-    All other objects are returned as they are.
-    """
-    exact = {name for name in names if isinstance(name, str)}
-    by_plain_name = {plain_name(name): name for name in exact}
-
-    def find(name: Any) -> Any:
-        if not isinstance(name, str) or name in exact:
-            return name
-        return by_plain_name.get(plain_name(name), name)
-
-    return find
 
 
 def check_known(op: str, keys: Iterable[StoreKey], known: Set[StoreKey]) -> None:

@@ -596,9 +596,10 @@ def load(
         ValueError: it holds no store, or a damaged one; or :func:`create` raises it.
         ImportError: a progress bar without tqdm.
     """
+    expect("load", type, str | None, "a str as type")
     content = folder.read(path, progress)
     of_store = content.type if type is None else type
-    if not options and not str(of_store).startswith("dist"):
+    if not options and not of_store.startswith("dist"):
         if type is not None:
             KVStore(type)  # raises what create() does
         return KVStore._of(content.make(of_store), content.extras)

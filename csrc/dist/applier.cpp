@@ -102,13 +102,18 @@ void Applier::drain(double timeout) {
   const std::chrono::duration<double> longest(timeout);
   const auto begin = Clock::now();
   std::unique_lock lock(mutex_);
-  const auto is_idle = [this] { return !busy_ && jobs_.empty(); };
-  while (!idle_.wait_for(lock, kSignalPeriod, is_idle) &&
-         Clock::now() - begin < longest) {
+  while (!idle_.wait_for(lock, kSignalPeriod, [this] {
+    return !busy_ && jobs_.empty();
+  }) && Clock::now() - begin < longest) {
     lock.unlock();
     check_signals();
     lock.lock();
   }
+}
+
+bool Applier::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return !busy_ && jobs_.empty();
 }
 
 std::optional<std::vector<Applier::Finished>> Applier::apply_now(

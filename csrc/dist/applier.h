@@ -80,6 +80,7 @@ class Applier {
   // Waits until what is queued has been done, for at most `timeout` seconds.
   // Throws what a signal handler raises.
   void drain(double timeout);
+  bool is_idle();
   // The most steps of a key that is held.
   int64_t num_steps() {
     return store_.num_steps();

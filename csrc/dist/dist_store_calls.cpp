@@ -168,9 +168,7 @@ WorkPtr DistStore::merge(const Call& call) {
     if (pending->is_finished()) {
       const auto& error = pending->wait().error;
       if (error && error->code == ErrorCode::kUnknown) {
-        // Of this call, not of a later one.
-        session_->deferred_error(&call.keys);
-        throw_error(call.op, *error, rank(), timeout_);
+        raise_deferred(call.op, &call.keys); // of this call, not of a later one
       }
     }
     return nullptr;

@@ -257,7 +257,9 @@ void Node::loop() {
       transport_->reclaim();
       for (auto it = sessions_.begin(); it != sessions_.end();) {
         it->second->on_timer(time);
-        if (it->second->is_closed() && it->second.use_count() == 1) {
+        // An updater that never returns keeps nobody but its session.
+        if (it->second->is_closed() && it->second.use_count() == 1 &&
+            it->second->applier().is_idle()) {
           closed.push_back(std::move(it->second));
           it = sessions_.erase(it);
         } else {
@@ -329,6 +331,7 @@ void Node::close(double timeout) {
   sessions.clear();
   // Freed without the mutex: their appliers may need it to end. Those of stores
   // that still exist are leaked: another thread may free these at any time.
+  // Those whose updater has not returned are, too.
   decltype(sessions_) ended;
   {
     const std::lock_guard lock(mutex_);
@@ -336,7 +339,7 @@ void Node::close(double timeout) {
     transport_->close();
   }
   for (auto& [id, session] : ended) {
-    if (session.use_count() > 1) {
+    if (session.use_count() > 1 || !session->applier().is_idle()) {
       // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): a few bytes
       new std::shared_ptr<Session>(std::move(session));
     }

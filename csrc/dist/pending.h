@@ -74,19 +74,21 @@ class Pending {
     std::unique_lock lock(mutex_);
     while (true) {
       finished_.wait_for(lock, kSignalPeriod, [this] { return !!result_; });
-      if (!result_ && begins_until_ && Clock::now() > *begins_until_) {
-        result_.emplace();
-        result_->error = Error{
+      if (result_) {
+        return *result_; // not written again
+      }
+      const bool is_late = begins_until_ && Clock::now() > *begins_until_;
+      lock.unlock();
+      if (is_late) {
+        Return result;
+        result.error = Error{
             ErrorCode::kTimeout,
             -1,
             {},
             "the values have not left their device",
             {}};
+        finish(std::move(result));
       }
-      if (result_) {
-        return *result_; // not written again
-      }
-      lock.unlock();
       check_signals();
       lock.lock();
     }

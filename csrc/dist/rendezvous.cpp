@@ -204,6 +204,17 @@ class BoundedRendezvous final : public Rendezvous {
   std::unique_ptr<Background> thread_;
 };
 
+struct GroupHook {
+  std::mutex mutex; // guards get
+  GetGroup get;
+
+  static GroupHook& instance() {
+    // Leaked: used until the process ends.
+    static auto* hook = new GroupHook;
+    return *hook;
+  }
+};
+
 const char* variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
@@ -244,21 +255,6 @@ std::shared_ptr<Rendezvous> bounded(
       : std::make_shared<BoundedRendezvous>(
             std::move(rendezvous), rank, timeout);
 }
-
-namespace {
-
-struct GroupHook {
-  std::mutex mutex; // guards get
-  GetGroup get;
-
-  static GroupHook& instance() {
-    // Leaked: used until the process ends.
-    static auto* hook = new GroupHook;
-    return *hook;
-  }
-};
-
-} // namespace
 
 void set_default_group(GetGroup get) {
   GroupHook& hook = GroupHook::instance();

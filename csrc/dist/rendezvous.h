@@ -25,7 +25,7 @@ TORCHKV_API std::shared_ptr<Rendezvous> bounded(
     int64_t rank,
     double timeout);
 
-// What a language that embeds the library knows of the process's job.
+// This process in a job, as the program that uses the library knows it.
 struct DefaultGroup {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -35,8 +35,8 @@ struct DefaultGroup {
 // one. Called in each create of a store, on the caller's thread.
 using GetGroup = std::function<std::optional<DefaultGroup>()>;
 TORCHKV_API void set_default_group(GetGroup get);
-// With the rendezvous, and where they are not given rank and number of ranks,
-// of the default group, unless they have a rendezvous.
+// Options without a rendezvous get that of the default group, and its rank and
+// number of ranks where they have none.
 StoreOptions with_default_group(StoreOptions options);
 
 // The TCPStore of MASTER_ADDR and MASTER_PORT: the launcher's if it has one

@@ -18,7 +18,7 @@ os.environ["XDG_RUNTIME_DIR"] = _folder.name
 
 
 def processes():
-    """The children of this process and of the server that forks ranks, but that."""
+    """Children of this process and of its fork server, but for the server itself."""
     servers = {
         multiprocessing.forkserver._forkserver._forkserver_pid,
         multiprocessing.resource_tracker._resource_tracker._pid,

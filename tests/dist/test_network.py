@@ -95,7 +95,7 @@ def create(rank, options):
     return result
 
 
-def create_two_trusting(rank, folder):
+def create_two_stores(rank, folder):
     path = os.path.join(folder, str(rank))
     with open(path, "w") as file:
         os.dup2(file.fileno(), 2)
@@ -107,7 +107,7 @@ def create_two_trusting(rank, folder):
 
 
 def test_a_trusted_network_is_a_warning_once(hosts, tmp_path):
-    texts = ranks.run(create_two_trusting, 2, str(tmp_path), hosts=hosts)
+    texts = ranks.run(create_two_stores, 2, str(tmp_path), hosts=hosts)
     for text in texts:
         assert text.count("can read what the ranks exchange") == 1, text
 

@@ -19,8 +19,8 @@ def train(rank):
     return value
 
 
-def end_without_a_word(rank, folder):
-    """As a job that torchrun ends, to start it again."""
+def end_without_closing(rank, folder):
+    """As when torchrun ends a job to restart it."""
     kv = torchkv.create("dist_sync", timeout=20)
     kv.init("w", torch.full((3,), 7.0))
     kv.push("w", torch.ones(3))
@@ -28,9 +28,9 @@ def end_without_a_word(rank, folder):
     os._exit(1)
 
 
-def test_a_job_that_torchrun_restarts_takes_nothing_for_its_own(tmp_path):
+def test_a_restarted_job_reads_nothing_of_the_first_start(tmp_path):
     """Both starts have one TCPStore, which keeps what the first has written."""
-    with ranks.Ranks(end_without_a_word, 2, str(tmp_path)) as first:
+    with ranks.Ranks(end_without_closing, 2, str(tmp_path)) as first:
         first.collect()
         port = {"MASTER_PORT": str(first.store.port)}
         assert ranks.run(train, 2, environment=port, restart=1) == [[2.0] * 3] * 2

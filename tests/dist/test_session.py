@@ -1,6 +1,9 @@
 """Stores of several processes are created, matched, closed, copied and forked."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -117,6 +120,42 @@ def test_copies_are_refused_with_a_hint():
 
 def test_a_store_need_not_be_closed():
     assert ranks.run(without_close, 2) == [2.0, 2.0]
+
+
+STUCK = """
+import gc, signal, time
+import torch, torchkv
+signal.signal(signal.SIGINT, signal.default_int_handler)
+store = torch.distributed.HashStore()
+kv = torchkv.create("dist_sync", rank=0, world_size=1, store=store)
+kv.init("w", torch.zeros(2))
+def update(key, input, stored):
+    print("updating", flush=True)
+    time.sleep(1000)
+kv.set_updater(update)
+kv.push("w", torch.ones(2))
+if FREES:
+    del kv, update
+    gc.collect()
+"""
+
+
+@pytest.mark.parametrize("frees", [False, True])
+def test_ctrl_c_ends_a_process_whose_updater_does_not_return(frees):
+    program = subprocess.Popen(
+        [sys.executable, "-c", STUCK.replace("FREES", str(frees))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with program:
+        assert program.stdout.readline() == "updating\n"
+        time.sleep(1)  # until it waits in its exit
+        program.send_signal(signal.SIGINT)
+        try:
+            program.wait(20)
+        finally:
+            program.kill()
 
 
 def late(rank):

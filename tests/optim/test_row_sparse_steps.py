@@ -374,3 +374,17 @@ def test_lazy_by_name_and_as_an_attribute(kv):
     assert not copy.deepcopy(kv).optimizer.lazy
     with pytest.raises(TypeError, match="True or False as lazy"):
         kv.optimizer.lazy = 0.5
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_lazy_and_lazy_update_are_one_option(kv, by_name):
+    def make(**options):
+        kv.set_optimizer(*(["sgd"] if by_name else [optim.mxnet.SGD]), **options)
+        return kv.optimizer
+
+    assert make().lazy
+    assert not make(lazy=False).lazy
+    assert not make(lazy_update=False).lazy
+    with pytest.raises(ValueError, match="'lazy' or 'lazy_update'.*got both"):
+        make(lazy=True, lazy_update=False)
+    assert not kv.optimizer.lazy

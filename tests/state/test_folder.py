@@ -348,5 +348,5 @@ def test_the_type_of_a_loaded_store(tmp_path):
     assert torchkv.load(tmp_path, type="device").type == "device"
     with pytest.raises(ValueError, match="^create: unknown store type 'devise'"):
         torchkv.load(tmp_path, type="devise")
-    with pytest.raises(TypeError, match="^create: "):
+    with pytest.raises(TypeError, match="^load: expected a str as type, but got int"):
         torchkv.load(tmp_path, type=3)

@@ -182,7 +182,7 @@ def test_each_parameter_is_stepped_by_its_latest_trainer():
     second.step()
 
 
-def test_a_trainer_hears_of_all_that_come_later():
+def test_a_trainer_knows_all_later_trainers():
     model = make_model()
     first = make_trainer(model)
     second = make_trainer(model)

@@ -67,8 +67,13 @@ class MXNetOptimizer(BuiltIn):
         given = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
         given.update(given.pop("options"))
         given.pop("multi_precision", None)
-        if "lazy_update" in given:
-            given["lazy"] = given.pop("lazy_update")
+        lazy_update = given.pop("lazy_update", True)
+        if "lazy" in given and lazy_update is not True:
+            raise ValueError(
+                f"{op}: expected 'lazy' or 'lazy_update', which are the same option, "
+                "but got both"
+            )
+        given.setdefault("lazy", lazy_update)
         if given.pop("sym", None) is not None:
             raise ValueError(f"{op}: expected None as sym; torchkv has no symbols")
         self._key_names = dict(_mapping(op, given, "param_idx2name"))

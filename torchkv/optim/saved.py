@@ -6,15 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchkv import _C
-from torchkv.arguments import (
-    StoreKey,
-    as_keys,
-    expect,
-    listed,
-    name_among,
-    shown,
-)
+from torchkv.arguments import StoreKey, as_keys, expect, listed, shown
 from torchkv.optim.groups import Settings, as_multipliers
+from torchkv.parameter_names import name_among, renamed_rows
 
 
 def check_parts(
@@ -69,20 +63,12 @@ def _with_names_of(
 ) -> dict[str, Any]:
     own = name_among(names)
 
-    def first(rows: Any) -> Any:
-        if not isinstance(rows, list | tuple):
-            return rows
-        return [
-            (own(row[0]), *row[1:]) if isinstance(row, list | tuple) and row else row
-            for row in rows
-        ]
-
     def keys_of(group: Mapping[str, Any]) -> Any:
         keys = group["keys"]
         return [own(key) for key in keys] if isinstance(keys, list | tuple) else keys
 
     renamed = {
-        name: first(parts[name])
+        name: renamed_rows(parts[name], own)
         for name in ("lr_mult", "wd_mult", "state_names")
         if name in parts
     }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchkv.arguments import StoreKey, expect, listed, name_among
+from torchkv.arguments import StoreKey, expect, listed
+from torchkv.parameter_names import name_among
 
 if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer

@@ -71,8 +71,8 @@ def join_written(
         for i, (key, begin) in enumerate(zip(one.keys, one.begins, strict=True)):
             at.setdefault(key, []).append((begin, one, i))
     keys = [key for key in keys if key in at]
-    if len(keys) != len(at):
-        _raise_changed(next(key for key in at if key not in {*keys}))
+    if deleted := at.keys() - keys:
+        _raise_changed(min(deleted, key=str))
     parts = {}
     for key in keys:
         of_key = sorted(at[key], key=lambda part: part[0])

@@ -27,6 +27,7 @@ from torch import Tensor
 from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.built_in import BuiltIn
+from torchkv.parameter_names import renamed_rows
 from torchkv.state.content import Content, KeyContent
 from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
@@ -104,25 +105,17 @@ def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
 
     What is invalid is left as it is, for :func:`load_state_dict` to refuse.
     """
-
-    def first(row: Any) -> Any:
-        is_row = isinstance(row, list) and row and isinstance(row[0], str)
-        return [rename(row[0]), *row[1:]] if is_row else row
-
-    def all_first(rows: Any) -> Any:
-        return [first(row) for row in rows] if isinstance(rows, list) else rows
-
     if not isinstance(state, dict) or state.get("key_kind") != "str":
         return state
     keys, optimizer = state.get("keys"), state.get("optimizer")
-    result = {**state, "absent": all_first(state.get("absent"))}
+    result = {**state, "absent": renamed_rows(state.get("absent"), rename)}
     if isinstance(keys, dict):
         names = {key: rename(key) if isinstance(key, str) else key for key in keys}
         if len(set(names.values())) < len(names):
             return state
         result["keys"] = {names[key]: item for key, item in keys.items()}
     if isinstance(optimizer, dict) and "options" in optimizer:
-        options = all_first(optimizer["options"])
+        options = renamed_rows(optimizer["options"], rename)
         result["optimizer"] = {**optimizer, "options": options}
     return result
 

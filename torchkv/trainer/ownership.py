@@ -15,11 +15,15 @@ _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Ownership:
-    """A trainer's of its parameters. It lives as long as the trainer, its only user."""
+    """Of a trainer, which alone holds it: whether others step its parameters."""
 
     def __init__(self, parameters: Mapping[StoreKey, list[Tensor]]) -> None:
         """Takes the parameters, from trainers that have them."""
-        self._parameters = parameters
+        self._key_of = {
+            id(parameter): key
+            for key, copies in parameters.items()
+            for parameter in copies
+        }
         # The later owners of parameters that these have taken. A step looks here, as
         # most trainers lose none.
         self._taken: list[tuple[StoreKey, weakref.ref[Ownership]]] = []
@@ -27,23 +31,21 @@ class Ownership:
         for copies in parameters.values():
             for parameter in copies:
                 known = _owners[parameter] if parameter in _owners else []
-                owners = [ref for ref in known if ref() is not None]
-                for ref in owners:
-                    owner = ref()
-                    if owner is not None:
+                owners = [owner for ref in known if (owner := ref()) is not None]
+                for owner in owners:
+                    if owner is not self:
                         owner._lose(parameter, this)
-                _owners[parameter] = [*owners, this]
+                _owners[parameter] = [*map(weakref.ref, owners), this]
 
     def _lose(self, parameter: Tensor, to: weakref.ref[Ownership]) -> None:
-        for key, copies in self._parameters.items():
-            if any(copy is parameter for copy in copies):
-                self._taken.append((key, to))
+        self._taken.append((self._key_of[id(parameter)], to))
 
     def check(self, op: str) -> None:
         """RuntimeError if a later trainer that exists has one of the parameters."""
-        for key, owner in self._taken:
-            if owner() is not None:
-                raise RuntimeError(
-                    f"{op}: expected parameters that no later Trainer has, or both "
-                    f"would step them, but got one that another has (key {shown(key)})"
-                )
+        self._taken = [taken for taken in self._taken if taken[1]() is not None]
+        if self._taken:
+            key = self._taken[0][0]
+            raise RuntimeError(
+                f"{op}: expected parameters that no later Trainer has, or both would "
+                f"step them, but got one that another has (key {shown(key)})"
+            )

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchkv.arguments import StoreKey, listed, name_among, plain_name
+from torchkv.arguments import StoreKey, listed
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
+from torchkv.parameter_names import name_among, plain_name
 from torchkv.state.state_dict import renamed
 from torchkv.trainer.gradients import Gradients
 from torchkv.trainer.weights import Weights

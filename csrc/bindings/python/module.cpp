@@ -77,11 +77,11 @@ std::optional<dist::DefaultGroup> default_group() {
       dist::make_rendezvous(group[2].cast<c10::intrusive_ptr<c10d::Store>>())};
 }
 
-// Ctrl-C, while the main thread waits for other processes.
 // As PyThread_get_thread_ident. Python runs signal handlers on this thread.
 unsigned long main_thread = 0;
 
-// Other threads do not need the GIL for it, which may be held for long.
+// Ctrl-C, while the main thread waits for other processes. Other threads do not
+// acquire the GIL for it, which may be held for long.
 void raise_signals() {
   if (Py_IsInitialized() == 0 || PyThread_get_thread_ident() != main_thread) {
     return;
