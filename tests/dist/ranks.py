@@ -184,7 +184,7 @@ class Hosts:
         ]
         return sum(int(n) for text in texts for n in re.findall(r"dropped (\d+)", text))
 
-    def unlimit(self, host: int) -> None:
+    def remove_limit(self, host: int) -> None:
         for where, device in ((self.ROUTER, f"to{host}"), (host, "eth0")):
             self.command(where, "tc", "qdisc", "del", "dev", device, "root")
 

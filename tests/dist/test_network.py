@@ -344,7 +344,7 @@ def test_a_slow_link_that_loses_packets_delays_and_changes_nothing(hosts, securi
         )
         assert hosts.num_lost(1) > 0
     finally:
-        hosts.unlimit(1)
+        hosts.remove_limit(1)
     total, expected = 0.0, []
     for step in range(4):
         total -= gradient(step, 0) + gradient(step, 1)
