@@ -7,9 +7,13 @@ so that a broken GPU runner cannot pass silently.
 import ctypes
 import faulthandler
 import os
+import signal
 import zlib
 
 import pytest
+
+# A shell ignores SIGINT for its background jobs, and subprocesses inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # OpenMP's threads spin for a while when they run out of work, by default. On a machine
 # with other load, or with less than a core for each, that makes the tests several

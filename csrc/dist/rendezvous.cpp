@@ -148,7 +148,8 @@ class BoundedRendezvous final : public Rendezvous {
             return result.wait_for(duration) == std::future_status::ready;
           });
     } catch (...) { // also by a signal: what cleans up must not wait again
-      if (result.wait_for(kSignalPeriod) != std::future_status::ready) {
+      if (!is_stuck &&
+          result.wait_for(kSignalPeriod) != std::future_status::ready) {
         const std::lock_guard lock(mutex_);
         given_up_ = has_ended;
       }

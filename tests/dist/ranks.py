@@ -210,8 +210,6 @@ def _enter(
     args: tuple[Any, ...],
 ) -> None:
     os.environ.update(environment)
-    # A shell starts background jobs, perhaps these tests, with Ctrl-C ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if host is not None:
             enter_host(host)
