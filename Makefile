@@ -16,7 +16,7 @@ PYTEST_JOBS ?= 3
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_OUT ?= build/bench
-# Within 10 minutes; the others are optimizers, sparse, checkpoint, distributed
+# Within 10 minutes; the others are optimizers, sparse, compression, checkpoint, distributed
 # and distributed_sizes.
 BENCHMARKS ?= overhead reduce model
 

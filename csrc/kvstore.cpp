@@ -253,6 +253,23 @@ void KVStore::set_optimizer_states(
   usable("set_optimizer_states").set_optimizer_states(keys, states);
 }
 
+void KVStore::set_gradient_compression(const Compression& compression) {
+  usable("set_gradient_compression").set_compression(compression);
+}
+
+void KVStore::set_gradient_compression(
+    const std::string& type,
+    const NumbersByName& numbers) {
+  set_gradient_compression(
+      Compression{{make_codec("set_gradient_compression", type, numbers)}, {}});
+}
+
+Compression KVStore::gradient_compression() const {
+  status("gradient_compression"); // which refuses a closed store
+  const CompressionPtr compression = store_->compression();
+  return compression == nullptr ? Compression() : *compression;
+}
+
 int64_t KVStore::rank() const {
   return store_->rank();
 }

@@ -18,6 +18,7 @@
 #include "memory/key_state.h"
 #include "memory/key_stats.h"
 #include "store/arguments.h"
+#include "store/compression.h"
 #include "store/options.h"
 #include "store/state.h"
 #include "update/updater.h"
@@ -224,6 +225,24 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   void set_optimizer_states(
       const Keys& keys,
       const std::vector<KeyState>& states);
+
+  // Compresses pushed values from now on, each value of a key's list by itself:
+  // what the codec sends of it, and of the residual that earlier pushes at its
+  // position have left, is added up. What init stores and pull returns is not
+  // compressed, nor is a key's list with a row-sparse value. Residuals stay
+  // from one codec with error feedback to another, and are freed by others. A
+  // push in flight keeps using the old compression. ValueError in a store of
+  // type local, unless it is none, and for invalid parts; UnknownKeyError for a
+  // key of a group that is not in the store or, in a store without keys, as
+  // expect_keys. From then on, by push, TypeError for a key whose dtype is not
+  // floating-point, NotImplementedError for values on accelerators.
+  void set_gradient_compression(const Compression& compression);
+  // The same for all keys, by name; see make_codec.
+  void set_gradient_compression(
+      const std::string& type,
+      const NumbersByName& numbers = {});
+  // Without groups if values are pushed as they are.
+  Compression gradient_compression() const;
 
   // Of the processes that share the store, this one's number from 0, and how
   // many they are; 0 and 1 on one machine. Never throw.

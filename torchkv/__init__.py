@@ -9,7 +9,7 @@ Importing the package registers the TorchScript class
 from importlib.metadata import PackageNotFoundError, version
 
 # The first of these is the first to be imported: it explains why the others may fail.
-from torchkv import _binaries, distributed, lr_scheduler, optim
+from torchkv import _binaries, compression, distributed, lr_scheduler, optim
 from torchkv._C import Work
 from torchkv.errors import (
     RemoteError,
@@ -38,6 +38,7 @@ __all__ = [
     "Trainer",
     "Work",
     "WorkerLostError",
+    "compression",
     "create",
     "load",
     "lr_scheduler",

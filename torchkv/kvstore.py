@@ -14,8 +14,9 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 # The C++ libraries link against those that this import has loaded.
 import torch
 
-from torchkv import _C, registered
+from torchkv import _C, compression, registered
 from torchkv.arguments import as_keys, expect
+from torchkv.compression import Compression
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.rules import on_store
@@ -452,9 +453,40 @@ class KVStore(Stateful):
         """Multiplies the weight decay of keys, as :meth:`set_lr_mult`."""
         self._required_optimizer("set_wd_mult").set_wd_mult(multipliers)
 
-    def set_gradient_compression(self, compression_params: Any) -> None:
-        """Compresses communication; NotImplementedError, not supported yet."""
-        raise NotImplementedError("set_gradient_compression: not supported yet")
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """Compresses what is pushed: each value of a key's list by itself.
+
+        What a scheme sends of a value is added up instead of it. With error feedback it
+        is what it sends of the value plus the residual, what earlier pushes at the same
+        position of the list have not sent, which is kept by key and position, and saved
+        with the store. ``init`` and what ``pull`` returns are not compressed, nor are
+        the values of a key of which one is sparse. The docs have a page on it.
+
+        May be called at any time. Residuals stay where one scheme with error feedback
+        follows another, and are dropped by others.
+
+        Args:
+            compression_params: a scheme of :mod:`torchkv.compression`, as
+                ``TwoBit(threshold=0.5)``; MXNet's dict of it, as ``{"type": "2bit",
+                "threshold": 0.5}``; a list of dicts with ``"keys"``, for groups of
+                keys; or None.
+
+        Raises:
+            ValueError: a store of type ``local``, where nothing is sent; an unknown
+                scheme or option, an invalid number, a key in two groups.
+            KeyError: a group has a key that the store does not have; raised by the
+                first push if the store has no keys yet.
+            TypeError: an argument of another type. :meth:`push` raises it for keys
+                whose dtype is not floating-point.
+            NotImplementedError: a ``dist`` store. :meth:`push` raises it for values on
+                accelerators.
+        """
+        self._impl.set_gradient_compression(*compression.parse(compression_params))
+
+    @property
+    def gradient_compression(self) -> Compression:
+        """What :meth:`set_gradient_compression` has set; None without compression."""
+        return compression.shown_as(*self._impl.gradient_compression())
 
     # -- workers
 

@@ -117,6 +117,13 @@ void set_optimizer(
   self->set_optimizer(rule, from_dict(numbers));
 }
 
+void set_gradient_compression(
+    const Self& self,
+    const std::string& type,
+    const StoreState::Numbers& options) {
+  self->set_gradient_compression(type, from_dict(options));
+}
+
 // What torch.jit.save writes: PyTorch's reader does not compare the archive's
 // own checksums.
 using Archive = std::tuple<StoreState::Tuple, int64_t>;
@@ -208,6 +215,11 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__str__", &KVStore::repr)
       .def("set_updater", &set_updater, "", {arg("updater")})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
+      .def(
+          "set_gradient_compression",
+          &set_gradient_compression,
+          "",
+          {arg("type"), arg("options")})
       .def("rank", &KVStore::rank)
       .def("num_workers", &KVStore::num_workers)
       .def("num_dead_node", &KVStore::num_dead_node)

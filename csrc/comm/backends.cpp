@@ -6,7 +6,9 @@
 #include <map>
 #include <mutex>
 
+#include "../core/compressed.h"
 #include "../core/row_sparse.h"
+#include "compressed_backend.h"
 #include "row_sparse_backend.h"
 
 namespace torchkv {
@@ -18,8 +20,10 @@ struct Registry {
 
   static Registry& get() {
     // Leaked: used until the process ends.
-    static auto* registry =
-        new Registry{{}, {{kRowSparse, &RowSparseBackend::make}}};
+    static auto* registry = new Registry{
+        {},
+        {{kRowSparse, &RowSparseBackend::make},
+         {kCompressed, &CompressedBackend::make}}};
     return *registry;
   }
 };
@@ -68,6 +72,7 @@ Backend& Backends::of_form(const char* form) {
 // The only place that dispatches by the form of values.
 void Backends::add(const Job& job) {
   const bool is_done = !job.is_norm && job.values.size() == 1 &&
+      job.values[0].dense() != nullptr &&
       job.values[0].data->is_same(*job.result);
   if (job.result->numel() == 0 || is_done) {
     return;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "../core/key.h"
 #include "../core/place.h"
@@ -110,6 +111,10 @@ struct Entry : c10::intrusive_ptr_target {
   uint64_t generation = 0;
   int64_t step = 0; // steps of that optimizer
   int64_t num_accumulated = 0; // pushes in `accumulated`
+  // What compression has not sent yet of the values pushed at each position of
+  // a list, in CPU memory with the layout of the whole value; undefined: zeros.
+  std::vector<at::Tensor> residuals;
+  int64_t num_compressed = 0; // pushes whose values were compressed
   KeyStats stats;
 };
 

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "../memory/layout.h"
+#include "compressed_values.h"
+
 namespace torchkv {
 namespace {
 
@@ -27,8 +30,13 @@ bool has_repeats(const Entries& entries) {
 
 } // namespace
 
-Groups::Groups(Entries entries, const Tensors& tensors)
-    : entries_(std::move(entries)), tensors_(tensors) {
+Groups::Groups(
+    Entries entries,
+    const Tensors& tensors,
+    CompressionPtr compression)
+    : entries_(std::move(entries)),
+      tensors_(tensors),
+      compression_(std::move(compression)) {
   if (has_repeats(entries_)) {
     merge();
   }
@@ -65,7 +73,8 @@ void Groups::merge() {
 
 // Fills the arrays member by member: copies of whole structs that have just
 // been written would wait for these writes.
-Batch::Batch(const Groups& groups, size_t begin, size_t end) {
+Batch::Batch(const Groups& groups, size_t begin, size_t end)
+    : compression_(groups.compression()) {
   const Tensors& tensors = groups.tensors();
   auto index = static_cast<size_t>(tensors.begin(static_cast<int64_t>(begin)));
   items.resize(end - begin);
@@ -82,6 +91,46 @@ Batch::Batch(const Groups& groups, size_t begin, size_t end) {
       }
     }
     item.values = c10::ArrayRef<Value>(own, value);
+  }
+}
+
+void Batch::compress(Slices& slices) {
+  Value* value = values_.data();
+  for (const Item& item : items) {
+    Entry& entry = *item.entry;
+    Value* const own = value;
+    value += item.values.size();
+    const Codec codec =
+        compression_ == nullptr ? Codec() : compression_->codec_of(entry.key);
+    if (!codec.has_feedback() && !entry.residuals.empty()) {
+      entry.residuals.clear();
+    }
+    if (codec.id == Codec::Id::kNone ||
+        std::any_of(own, value, [](const Value& pushed) {
+          return pushed.dense() == nullptr;
+        })) {
+      continue;
+    }
+    for (Value* pushed = own; pushed != value; ++pushed) {
+      if (!has_layout_of(entry, *pushed->data)) {
+        pushed->data =
+            &laid_out_.emplace_back(slices.laid_out_as(entry, *pushed->data));
+      }
+      const auto position = static_cast<size_t>(pushed - own);
+      pushed->encoding = &compressed_.emplace_back(
+          torchkv::compress(codec, entry, position, *pushed->data, slices));
+    }
+  }
+}
+
+void Batch::count_compressed() {
+  if (compressed_.empty()) {
+    return;
+  }
+  for (const Item& item : items) {
+    const auto* const compressed =
+        dynamic_cast<const Compressed*>(item.values[0].encoding);
+    item.entry->num_compressed += compressed != nullptr ? 1 : 0;
   }
 }
 

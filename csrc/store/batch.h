@@ -5,14 +5,17 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstddef>
+#include <deque>
 #include <optional>
 #include <vector>
 
+#include "../core/compressed.h"
 #include "../core/export.h"
 #include "../memory/parts.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
 #include "arguments.h"
+#include "compression.h"
 
 namespace torchkv {
 
@@ -21,8 +24,12 @@ namespace torchkv {
 // has the tensors of all its appearances in the order given.
 class TORCHKV_API Groups {
  public:
+  // Without a compression, values are pushed as they are.
   // REQUIRES: entries.size() == tensors.size(); the tensors outlive this.
-  Groups(Entries entries, const Tensors& tensors);
+  Groups(
+      Entries entries,
+      const Tensors& tensors,
+      CompressionPtr compression = nullptr);
   C10_DISABLE_COPY_AND_ASSIGN(Groups);
 
   const Entries& entries() const {
@@ -31,12 +38,16 @@ class TORCHKV_API Groups {
   const Tensors& tensors() const {
     return merged_ ? *merged_ : tensors_;
   }
+  const Compression* compression() const {
+    return compression_.get();
+  }
 
  private:
   void merge();
 
   Entries entries_;
   const Tensors& tensors_;
+  const CompressionPtr compression_;
   std::optional<Tensors> merged_; // if an entry repeats
 };
 
@@ -56,13 +67,24 @@ class TORCHKV_API Batch {
       c10::function_ref<OptimizerPtr()> current,
       Slices& slices);
 
+  // Replaces values by what the groups' compression sends of them, except those
+  // of keys with an encoded value. Frees residuals of keys without error
+  // feedback. REQUIRES: check_compressible.
+  void compress(Slices& slices);
+  // After compressed values have been added up.
+  void count_compressed();
+
   c10::SmallVector<Item, 1> items;
   std::vector<RuleStep> steps; // of all items
   std::vector<Item> stepping;
   std::vector<Item> accumulating;
 
  private:
+  const Compression* const compression_;
   c10::SmallVector<Value, 4> values_;
+  // What compressed values point to.
+  std::deque<Compressed> compressed_;
+  std::deque<at::Tensor> laid_out_;
 };
 
 } // namespace torchkv

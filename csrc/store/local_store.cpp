@@ -7,6 +7,7 @@
 #include "../comm/nccl_collective.h"
 #include "../core/in_progress.h"
 #include "check.h"
+#include "compressed_values.h"
 #include "count_calls.h"
 #include "locked_ranges.h"
 #include "row_values.h"
@@ -178,9 +179,13 @@ WorkPtr LocalStore::apply(const Call& given, const Updater& updater) {
   Call call = given;
   call.values = rows ? &*rows : given.values;
   check(call, entries, updater);
+  const CompressionPtr compression = this->compression();
+  if (compression != nullptr) {
+    check_compressible(call, entries, *compression);
+  }
   check_expected_keys(call.op);
   Entries of_outs = call.outs == nullptr ? Entries() : entries;
-  const Groups values(std::move(entries), *call.values);
+  const Groups values(std::move(entries), *call.values, compression);
   enter(scope, call, values.entries());
   update(values, updater);
   if (call.outs != nullptr) {
@@ -226,12 +231,14 @@ void LocalStore::update(const Groups& values, const Updater& updater) {
 void LocalStore::assign_sums(const Groups& values) {
   for_each_locked(values, [&](size_t begin, size_t end) {
     const Stopwatch watch;
-    const Batch batch(values, begin, end);
+    Batch batch(values, begin, end);
     placement_.place(batch.items, /*may_shard=*/true);
+    batch.compress(slices_);
     for (const auto& item : batch.items) {
       slices_.end_leases(*item.entry);
     }
     reducer_.update(batch.items);
+    batch.count_compressed();
     for (const auto& item : batch.items) {
       ++item.entry->version;
     }
@@ -248,10 +255,12 @@ void LocalStore::update_one_by_one(
     const std::lock_guard lock(entry.mutex);
     const Stopwatch watch;
     double update_seconds = 0;
-    const Batch batch(values, i, i + 1);
+    Batch batch(values, i, i + 1);
     placement_.place(batch.items, /*may_shard=*/false);
+    batch.compress(slices_);
     slices_.end_leases(entry);
     reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
+      batch.count_compressed(); // also if the updater throws
       const InProgress<Store> updating(this);
       const Stopwatch updater_watch;
       apply_updater(opaque, entry.key, input, stored, entry.is_shared);

@@ -62,6 +62,8 @@ class TORCHKV_API LocalStore final : public Store {
   StoreStatus status() const override;
   Updater updater() const override;
 
+  void set_compression(const Compression& compression) override;
+  CompressionPtr compression() const override;
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
@@ -135,6 +137,10 @@ class TORCHKV_API LocalStore final : public Store {
   void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
+  // If the state has a compression. REQUIRES: the entry's mutex.
+  void save_residuals(const Entry& entry, StoreState& state) const;
+  // In a new store with these keys.
+  void load_compression(const StoreState& state, const Keys& keys);
 
   const bool only_cpu_; // where values live
   std::atomic<bool> has_shared_{false}; // whether a value was ever shared
@@ -151,6 +157,8 @@ class TORCHKV_API LocalStore final : public Store {
   // the table. Taken before the table's lock.
   mutable std::mutex updater_mutex_;
   Updater updater_;
+  CompressionPtr compression_; // guarded by updater_mutex_; null: none
+  std::atomic<bool> compresses_{false}; // whether it is not null
   std::vector<Key> expected_keys_; // guarded by updater_mutex_
   std::atomic<bool> expects_keys_{false}; // whether there are any
   std::atomic<bool> may_shard_{true}; // is_elementwise(updater_)

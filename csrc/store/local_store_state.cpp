@@ -157,6 +157,9 @@ StoreState LocalStore::state(bool with_keys) const {
   const Updater updater = this->updater();
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   StoreState state;
+  if (const CompressionPtr compression = this->compression()) {
+    state.compression = *compression;
+  }
   const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
   table_.check_open(op);
   if (const auto kind = table_.summary().kind) {
@@ -180,6 +183,7 @@ StoreState LocalStore::state(bool with_keys) const {
     if (optimizer != nullptr) {
       state.states.push_back(state_of(*entry, **optimizer));
     }
+    save_residuals(*entry, state);
   }
   if (optimizer != nullptr) {
     state.optimizer = **optimizer;
@@ -281,6 +285,9 @@ void LocalStore::share(const Call& call, const Entries& entries) {
       entry.slices[0].value = next.slices[0].value;
       entry.slices[0].is_leased = false;
     } else {
+      for (auto& residual : entry.residuals) {
+        residual = slices_.laid_out_as(next, residual);
+      }
       entry.slices = std::move(next.slices);
       entry.strides = next.strides;
       entry.device = next.device;
@@ -344,6 +351,7 @@ void LocalStore::load(StoreState state) {
   if (const auto kind = state.kind()) {
     table_.fix_kind(*kind);
   }
+  load_compression(state, keys);
   if (!state.updater.empty()) {
     set_updater(ScriptUpdater::load(state.updater[0]));
   }
@@ -382,6 +390,8 @@ void LocalStore::take(Store& other_store) {
     may_shard_ = is_elementwise(updater);
     updater_.swap(updater);
     set_expected_keys(std::move(taken.expected_keys));
+    compression_ = other.compression();
+    compresses_ = compression_ != nullptr;
     optimizer_step_.take(other.optimizer_step_);
   }
   other.close();

@@ -50,6 +50,9 @@ double OptimizerStep::squared_norm(
   double squared = 0;
   for_each_batch(push, [&](Batch& batch) {
     const Stopwatch watch;
+    if (!of_all) { // compression would hide an infinity
+      batch.compress(slices_);
+    }
     for (auto& step : batch.steps) {
       step.clip_value = clip_value;
     }
@@ -134,7 +137,8 @@ void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {
   }
   if (gradient.max_norm != 0 && !skip) {
     const bool is_measured = gradient.skip_nonfinite &&
-        gradient.clip_value == 0 && gradient.accumulate == 1;
+        gradient.clip_value == 0 && gradient.accumulate == 1 &&
+        values.compression() == nullptr;
     norm = is_measured ? norm
                        : measure(push, gradient.clip_value, /*of_all=*/false);
     // As torch.nn.utils.clip_grad_norm_.
@@ -157,6 +161,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
   for_each_batch(push, [&](Batch& batch) {
     const Stopwatch watch;
     if (!skip) {
+      batch.compress(slices_);
       reducer_.accumulate(batch.accumulating);
       for (const auto& item : batch.accumulating) {
         ++item.entry->num_accumulated;
@@ -168,6 +173,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
         slices_.end_leases(*item.entry);
       }
       reducer_.update(batch.stepping);
+      batch.count_compressed();
     }
     for (const auto& item : batch.stepping) {
       item.entry->num_accumulated = 0;

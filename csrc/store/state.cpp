@@ -14,7 +14,7 @@
 namespace torchkv {
 namespace {
 
-constexpr int64_t kFormat = 2;
+constexpr int64_t kFormat = 3;
 
 StoreState::Numbers to_dict(const NumbersByName& numbers) {
   StoreState::Numbers result;
@@ -93,6 +93,65 @@ Optimizer to_optimizer(const StoreState::OptimizerTuple& tuple) {
   return optimizer;
 }
 
+StoreState::CompressionTuple to_tuple(
+    const Compression& compression,
+    std::vector<std::vector<at::Tensor>> all_residuals,
+    std::vector<int64_t> all_counts) {
+  StoreState::CompressionTuple tuple;
+  auto& [names, numbers, int_keys, str_keys, group_of, residuals, counts] =
+      tuple;
+  for (const auto& codec : compression.groups) {
+    names.emplace_back(name_of(codec));
+    numbers.push_back(to_dict(numbers_of(codec)));
+  }
+  for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
+    for (const auto& [key, group] : compression.keys) {
+      if (key.kind() != kind) {
+        continue;
+      }
+      if (kind == KeyKind::kInt) {
+        int_keys.push_back(key.id());
+      } else {
+        str_keys.push_back(key.text());
+      }
+      group_of.push_back(static_cast<int64_t>(group));
+    }
+  }
+  residuals = std::move(all_residuals);
+  counts = std::move(all_counts);
+  return tuple;
+}
+
+Compression to_compression(const StoreState::CompressionTuple& tuple) {
+  const auto& [names, numbers, int_keys, str_keys, group_of, residuals, counts] =
+      tuple;
+  const size_t num_keys = int_keys.size() + str_keys.size();
+  TORCH_CHECK_VALUE(
+      names.size() == numbers.size() && group_of.size() == num_keys,
+      "load: expected options of each compression and a group for each of its "
+      "keys, but got ",
+      names.size(),
+      " compressions, ",
+      numbers.size(),
+      " options, ",
+      num_keys,
+      " keys and ",
+      group_of.size(),
+      " groups");
+  Compression compression;
+  for (size_t i = 0; i < names.size(); ++i) {
+    compression.groups.push_back(
+        make_codec("load", names[i], from_dict(numbers[i])));
+  }
+  for (size_t i = 0; i < num_keys; ++i) {
+    const Key key = i < int_keys.size() ? Key(int_keys[i])
+                                        : Key(str_keys[i - int_keys.size()]);
+    compression.keys[key] = static_cast<size_t>(group_of[i]);
+  }
+  check_compression("load", compression);
+  return compression;
+}
+
 class Checksum {
  public:
   uint32_t value() const {
@@ -142,21 +201,24 @@ class Checksum {
       add(tensor);
     }
   }
+  void add(const Compression& compression) {
+    for (const auto& codec : compression.groups) {
+      add(std::string(name_of(codec)));
+      add(numbers_of(codec));
+    }
+    for (const auto& [key, group] : by_key(compression.keys)) {
+      add(key);
+      add(group);
+    }
+  }
   void add(const Optimizer& optimizer) {
     add(std::string(name_of(optimizer.groups[0])));
     for (const auto& rule : optimizer.groups) {
       add(numbers_of(rule));
     }
     add(shared_numbers(optimizer));
-    // Hash tables of equal content may differ in order.
-    std::map<std::pair<int64_t, std::string>, KeyOptions> by_key;
-    for (const auto& [key, options] : optimizer.keys) {
-      const bool is_int = key.kind() == KeyKind::kInt;
-      by_key[{is_int ? key.id() : 0, is_int ? "" : key.text()}] = options;
-    }
-    for (const auto& [key, options] : by_key) {
-      add(key.first);
-      add(key.second);
+    for (const auto& [key, options] : by_key(optimizer.keys)) {
+      add(key);
       add(options.group);
       add(options.lr_mult);
       add(options.wd_mult);
@@ -164,6 +226,24 @@ class Checksum {
   }
 
  private:
+  using KeyParts = std::pair<int64_t, std::string>;
+
+  void add(const KeyParts& key) {
+    add(key.first);
+    add(key.second);
+  }
+  // Hash tables of equal content may differ in order.
+  template <class T>
+  static std::map<KeyParts, T> by_key(
+      const ska::flat_hash_map<Key, T, KeyHash>& items) {
+    std::map<KeyParts, T> result;
+    for (const auto& [key, item] : items) {
+      const bool is_int = key.kind() == KeyKind::kInt;
+      result[{is_int ? key.id() : 0, is_int ? "" : key.text()}] = item;
+    }
+    return result;
+  }
+
   uint32_t crc_ = 0;
 };
 
@@ -195,7 +275,11 @@ StoreState::Tuple StoreState::to_tuple() && {
       std::move(versions),
       std::move(updater),
       optimizer ? torchkv::to_tuple(*optimizer, std::move(states))
-                : OptimizerTuple()};
+                : OptimizerTuple(),
+      compression
+          ? torchkv::to_tuple(
+                *compression, std::move(residuals), std::move(num_compressed))
+          : CompressionTuple()};
 }
 
 StoreState StoreState::from_tuple(Tuple tuple) {
@@ -238,6 +322,19 @@ StoreState StoreState::from_tuple(Tuple tuple) {
       state.states.push_back(std::move(key_state));
     }
   }
+  auto& compression = std::get<9>(tuple);
+  if (!std::get<0>(compression).empty()) {
+    state.compression = to_compression(compression);
+    state.residuals = std::move(std::get<5>(compression));
+    state.num_compressed = std::move(std::get<6>(compression));
+    TORCH_CHECK_VALUE(
+        state.residuals.size() == state.values.size() &&
+            state.num_compressed.size() == state.values.size(),
+        "load: expected residuals of ",
+        state.values.size(),
+        " keys, but got ",
+        state.residuals.size());
+  }
   const bool is_int = state.key_kind == name(KeyKind::kInt);
   const bool is_str = state.key_kind == name(KeyKind::kStr);
   const size_t num_keys = state.int_keys.size() + state.str_keys.size();
@@ -278,6 +375,11 @@ int64_t StoreState::checksum() const {
   if (optimizer) {
     sum.add(*optimizer);
     sum.add(states);
+  }
+  if (compression) {
+    sum.add(*compression);
+    sum.add(residuals);
+    sum.add(num_compressed);
   }
   return sum.value();
 }

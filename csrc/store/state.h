@@ -13,6 +13,7 @@
 #include "../core/key.h"
 #include "../memory/key_state.h"
 #include "../update/optimizer.h"
+#include "compression.h"
 
 namespace torchkv {
 
@@ -34,8 +35,19 @@ struct TORCHKV_API StoreState {
       std::vector<int64_t>,
       std::vector<int64_t>,
       std::vector<Tensors>>;
+  using CompressionTuple = std::tuple<
+      // Of each group: a codec and its options. No group = no compression.
+      std::vector<std::string>,
+      std::vector<Numbers>,
+      // Keys of groups after the first: int or str, group.
+      std::vector<int64_t>,
+      std::vector<std::string>,
+      std::vector<int64_t>,
+      // In the order of all keys: residuals by position, compressed pushes.
+      std::vector<std::vector<at::Tensor>>,
+      std::vector<int64_t>>;
   using Tuple = std::tuple<
-      int64_t, // format, 2
+      int64_t, // format, 3
       std::string, // store type
       std::string, // kind of the keys: "int", "str", or "" before any init
       std::vector<int64_t>, // int keys, in order of init
@@ -43,7 +55,8 @@ struct TORCHKV_API StoreState {
       std::vector<at::Tensor>, // the stored values, in the order of the keys
       std::vector<int64_t>, // number of updates of each key
       std::vector<at::Tensor>, // an opaque updater as bytes, or none
-      OptimizerTuple>;
+      OptimizerTuple,
+      CompressionTuple>;
 
   std::string type;
   std::string key_kind;
@@ -54,6 +67,10 @@ struct TORCHKV_API StoreState {
   std::vector<at::Tensor> updater;
   std::optional<Optimizer> optimizer; // without a generation
   std::vector<KeyState> states; // if there is an optimizer
+  std::optional<Compression> compression = std::nullopt;
+  // If there is a compression, by key.
+  std::vector<std::vector<at::Tensor>> residuals = {};
+  std::vector<int64_t> num_compressed = {};
 
   std::optional<KeyKind> kind() const; // of the keys
 

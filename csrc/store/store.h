@@ -17,6 +17,7 @@
 #include "../memory/meta.h"
 #include "../update/updater.h"
 #include "arguments.h"
+#include "compression.h"
 #include "row_pull.h"
 #include "state.h"
 
@@ -87,6 +88,17 @@ class TORCHKV_API Store {
       bool keep_state,
       bool check_keys) = 0;
   virtual void expect_keys(const Keys& keys) = 0;
+  // NotImplementedError unless overridden.
+  virtual void set_compression(const Compression& /*compression*/) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "set_gradient_compression: expected a store of type 'device' or 'nccl', "
+        "but got one that does not compress");
+  }
+  // Null: values are pushed as they are.
+  virtual CompressionPtr compression() const {
+    return nullptr;
+  }
   virtual std::vector<KeyState> optimizer_states(const Keys& keys) = 0;
   virtual void set_optimizer_states(
       const Keys& keys,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -133,6 +135,16 @@ inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
   clipped.clip_value = 0.5;
   clipped.last_scale = 0.3;
   return {first, later, scaled, clipped};
+}
+
+inline std::vector<RuleCase> elementwise_rule_cases() {
+  std::vector<RuleCase> cases;
+  std::copy_if(
+      rule_cases().begin(),
+      rule_cases().end(),
+      std::back_inserter(cases),
+      [](const RuleCase& rule) { return is_elementwise(rule.rule); });
+  return cases;
 }
 
 } // namespace torchkv::testing

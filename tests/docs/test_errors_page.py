@@ -54,6 +54,13 @@ def call_under_a_tracer():
     torch.jit.trace(lambda x: store.pull("a") + x, torch.ones(2))
 
 
+def push_compressed_integers():
+    store = torchkv.create("device")
+    store.init("a", torch.zeros(2, dtype=torch.int64))
+    store.set_gradient_compression({"type": "2bit"})
+    store.push("a", torch.ones(2, dtype=torch.int64))
+
+
 ON_ONE_MACHINE = {
     "`KeyError` (`IndexError` in TorchScript and C++)": lambda: store_with().pull("b"),
     "`ValueError`: key already initialized": lambda: store_with().init(
@@ -63,6 +70,10 @@ ON_ONE_MACHINE = {
         "a", torch.ones(3)
     ),
     "`ValueError`: overlaps with memory that a key shares": call_with_shared_memory,
+    "`ValueError`: a store of type 'device' or 'nccl'": lambda: (
+        store_with().set_gradient_compression({"type": "2bit"})
+    ),
+    "`TypeError`: floating-point dtype": push_compressed_integers,
     "`IndexError`: row ids": lambda: store_with().push(
         "a",
         torch.sparse_coo_tensor([[9]], [1.0], (2,), check_invariants=False),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import torchkv
 from helpers import assert_same, run_program
+from torchkv.compression import BF16, FP8, FP16, Int4, OneBit, TopK, TwoBit
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 NUM_REPLICAS = 4
@@ -346,3 +347,33 @@ def test_default_devices_are_all_gpus_or_four_times_the_cpu(monkeypatch):
     assert digits.parse_devices(digits.default_devices()) == [
         torch.device("cuda", index) for index in range(3)
     ]
+
+
+COMPRESSIONS = [
+    OneBit(0.0),
+    TwoBit(1.0),
+    FP16(),
+    BF16(),
+    FP8(),
+    Int4(),
+    TopK(ratio=0.05),
+]
+
+
+@functools.cache
+def accuracy_with(compression):
+    """On the held-out digits, of 4 replicas whose gradients are compressed."""
+    data = digits.load_data()
+    replicas = torchkv.replicate(digits.make_model(SEED), ["cpu"] * NUM_REPLICAS)
+    options = {"learning_rate": 0.05, "momentum": MOMENTUM}
+    trainer = torchkv.Trainer(replicas, "sgd", options, compression_params=compression)
+    *_, last = digits.train(
+        replicas, trainer, data, epochs=30, batch_size=BATCH_SIZE, lr=0.05, seed=SEED
+    )
+    return last.accuracy
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=str)
+def test_compressed_gradients_train_as_well(compression):
+    assert accuracy_with(None) > 0.96
+    assert accuracy_with(compression) >= accuracy_with(None) - 0.01

@@ -124,10 +124,3 @@ def test_is_capable(kv):
     assert kv.is_capable("optimizer") is True
     with pytest.raises(ValueError, match="optimizer"):
         kv.is_capable("optimiser")
-
-
-def test_planned_methods_are_not_implemented(kv):
-    kv.init(3, full(1))
-    with pytest.raises(NotImplementedError):
-        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    assert_same(stored(kv, 3), full(1))

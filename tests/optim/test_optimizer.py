@@ -387,6 +387,7 @@ def load(state):
     return torchkv.KVStore._of(torchkv._C.KVStore.from_state(tuple(state)))
 
 
+OPTIMIZER = 8  # in StoreState::Tuple
 # Parts of a saved optimizer: see StoreState::OptimizerTuple.
 (
     NAME,
@@ -434,10 +435,10 @@ def test_a_damaged_optimizer_is_rejected(kv, place, damage):
     kv.set_optimizer("sgd", learning_rate=0.5, wd=0.25, momentum=0.5)
     kv.push(3, full(0))
     state = list(kv._impl.state())
-    saved = list(state[-1])
+    saved = list(state[OPTIMIZER])
     load(state)
     saved[place] = damage(saved[place])
-    state[-1] = tuple(saved)
+    state[OPTIMIZER] = tuple(saved)
     before = snapshot(kv)
     with pytest.raises((ValueError, NotImplementedError), match=": (expected|un).+"):
         load(state)

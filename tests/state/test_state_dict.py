@@ -232,7 +232,7 @@ def test_invalid_parts_are_refused():
             ("64|int", {"keys": {str(2**70): state["keys"]["3"]}}),
         ]:
             refuses(store, {**state, **fields}, match)
-        for field in state:
+        for field in state.keys() - {"compression"}:  # which earlier versions lack
             rest = {name: part for name, part in state.items() if name != field}
             refuses(store, rest, f"'{field}'")
         refuses(store, {}, "'format'")

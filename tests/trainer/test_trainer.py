@@ -302,7 +302,23 @@ def cases():
     return [
         (options(optimizer_params="device"), TypeError, "kvstore=..."),
         (options(optimizer_params={"rate": 1}), ValueError, "'rate'"),
-        (options(compression_params={}), NotImplementedError, "compression_params"),
+        (options(compression_params={}), ValueError, "missing 'type'"),
+        (options(compression_params="2bit"), TypeError, "but got str"),
+        (
+            options(compression_params={"type": "2bit"}, kvstore="local"),
+            ValueError,
+            "'device' or 'nccl', but got 'local'",
+        ),
+        (
+            options(compression_params={"type": "2bit"}, kvstore=None),
+            ValueError,
+            "need a store of torchkv's, but got None",
+        ),
+        (
+            options(compression_params=[{"keys": "0.weights", "type": "2bit"}]),
+            KeyError,
+            "'0.weights'.*mean '0.weight'",
+        ),
         (options(kvstore=3), TypeError, "as kvstore, but got int"),
         (options(kvstore="LOCAL"), ValueError, "local"),
         (

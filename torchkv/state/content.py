@@ -17,7 +17,7 @@ from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.rules import after_load
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
 
-_FORMAT = 2  # of the C++ store's tuple
+_FORMAT = 3  # of the C++ store's tuple
 
 _OPTIMIZER_FORM = {
     "name": str,
@@ -28,15 +28,20 @@ _OPTIMIZER_FORM = {
 }
 
 
+_COMPRESSION_FORM = {"groups": [{str: str | float}], "keys": [(int | str, int)]}
+
+
 @dataclass(slots=True)
 class KeyContent:
-    """One key: its value, and the optimizer's state of it."""
+    """One key: its value, the optimizer's state of it, and residuals by position."""
 
     value: Tensor
     version: int = 0
     step: int = 0
     num_accumulated: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
+    residuals: list[Tensor] = field(default_factory=list)
+    num_compressed: int = 0
 
 
 @dataclass
@@ -79,6 +84,35 @@ class Optimizer:
 
 
 @dataclass
+class Compression:
+    """The gradient compression, in the form in which it is saved."""
+
+    groups: list[dict[str, Any]]  # "type", and the options of this codec
+    keys: list[list[Any]]  # key, group
+
+    @staticmethod
+    def parse(saved: object) -> Compression | None:
+        """The fields as saved, or None; ValueError if invalid."""
+        if saved is None:
+            return None
+        compression = Compression(**parse(saved, _COMPRESSION_FORM, "'compression'"))
+        if not compression.groups:
+            raise ValueError("load: expected at least one group in 'compression'")
+        for group in compression.groups:
+            for name, value in group.items():
+                parse(value, str if name == "type" else float, repr(name))
+            if "type" not in group:
+                raise ValueError("load: missing 'type' in 'compression'")
+        check_distinct([key for key, _ in compression.keys], "compression of the key")
+        return compression
+
+    def has_feedback(self, key: int | str) -> bool:
+        """Whether the key has residuals."""
+        group = next((group for name, group in self.keys if name == key), 0)
+        return self.groups[group]["type"] not in ("none", "int4")
+
+
+@dataclass
 class Content:
     """A store; in `keys` the order is that of ``init``."""
 
@@ -87,6 +121,7 @@ class Content:
     keys: dict[int | str, KeyContent]
     updater: Tensor | None  # a TorchScript module, as bytes
     optimizer: Optimizer | None
+    compression: Compression | None = None
 
     @staticmethod
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
@@ -105,9 +140,10 @@ class Content:
 
     @staticmethod
     def _of(impl: _C.KVStore, state: tuple[Any, ...]) -> Content:
-        format, type, kind, int_keys, str_keys, values, versions, updater, rest = state
+        format, type, kind, int_keys, str_keys, values, versions, *rest = state
         assert format == _FORMAT
-        name, groups, gradient, *keyed, steps, accumulated, states = rest
+        updater, of_optimizer, of_compression = rest
+        name, groups, gradient, *keyed, steps, accumulated, states = of_optimizer
         optimizer = None
         columns = [values, versions]
         if name:
@@ -126,27 +162,46 @@ class Content:
             key: KeyContent(*parts)
             for key, *parts in zip([*int_keys, *str_keys], *columns, strict=True)
         }
-        return Content(type, kind, keys, updater[0] if updater else None, optimizer)
+        compression = None
+        names, numbers, ints, strs, group_of, residuals, counts = of_compression
+        if names:
+            compression = Compression(
+                [{"type": x, **y} for x, y in zip(names, numbers, strict=True)],
+                [[*pair] for pair in zip([*ints, *strs], group_of, strict=True)],
+            )
+            of_keys = zip(keys.values(), residuals, counts, strict=True)
+            for item, tensors, count in of_keys:
+                item.residuals, item.num_compressed = tensors, count
+        updater = updater[0] if updater else None
+        return Content(type, kind, keys, updater, optimizer, compression)
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> Content:
         """What :meth:`fields` returned, still without keys and updater."""
         kind = parse_kind(fields["key_kind"])
         optimizer = Optimizer.parse(fields["optimizer"], kind)
-        return Content(parse_type(fields["type"]), kind, {}, None, optimizer)
+        compression = Compression.parse(fields["compression"])
+        type = parse_type(fields["type"])
+        return Content(type, kind, {}, None, optimizer, compression)
 
     def fields(self) -> dict[str, Any]:
         """What all saved forms have in common: everything but keys and updater."""
-        optimizer = self.optimizer
+        optimizer, compression = self.optimizer, self.compression
         return {
             "type": self.type,
             "key_kind": self.key_kind,
             "optimizer": None if optimizer is None else vars(optimizer),
+            "compression": None if compression is None else vars(compression),
         }
 
     def make(self, type: str) -> _C.KVStore:
         """A new store of a type; ValueError if the parts are inconsistent."""
         for key, item in self.keys.items():
+            if item.residuals and self.compression is None:
+                raise ValueError(
+                    "load: unexpected residuals of a store without compression (key "
+                    f"{shown(key)})"
+                )
             for name, state in item.state.items():
                 if not (state.is_floating_point() or state.is_complex()):
                     raise ValueError(
@@ -170,6 +225,12 @@ class Content:
         impl.barrier()
         before = impl.optimizer()
         if impl.type.startswith("dist"):
+            if self.compression is not None:
+                raise NotImplementedError(
+                    "load: expected a store without gradient compression, as those of "
+                    "several processes do not compress; call "
+                    "set_gradient_compression(None) before saving"
+                )
             # Refuses what is inconsistent, before the store's keys are deleted.
             replace(self, updater=None).make("local")
             impl.load(self._as_tuple(impl.type))
@@ -187,6 +248,8 @@ class Content:
         optimizer = self.optimizer or Optimizer("", [], {}, [], [])
         options = optimizer.options
         stepped = [] if self.optimizer is None else keys
+        compression = self.compression or Compression([], [])
+        compressed = [] if self.compression is None else keys
         return (
             _FORMAT,
             type,
@@ -205,6 +268,17 @@ class Content:
                 [key.step for key in stepped],
                 [key.num_accumulated for key in stepped],
                 [key.state for key in stepped],
+            ),
+            (
+                [group["type"] for group in compression.groups],
+                [
+                    {name: value for name, value in group.items() if name != "type"}
+                    for group in compression.groups
+                ],
+                *_by_kind([key for key, _ in compression.keys]),
+                [group for _, group in compression.keys],
+                [key.residuals for key in compressed],
+                [key.num_compressed for key in compressed],
             ),
         )
 

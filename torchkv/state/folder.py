@@ -1,7 +1,8 @@
 """Stores on disk: a folder of safetensors files and a manifest.
 
     manifest.json                      everything but the tensors, and which files
-    data-<save>-00001.safetensors      "value/<key>", "<state>/<key>", "updater"
+    data-<save>-00001.safetensors      "value/<key>", "<state>/<key>",
+                                       "residual.<position>/<key>", "updater"
     data-<save>-1-00001.safetensors    what rank 1 holds
 
 The manifest is JSON that begins with a checksum of what follows, and has the size and
@@ -45,13 +46,13 @@ from torchkv.state.tensor_files import Originals, distinct
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-PER_KEY = ("versions", "steps", "accumulated")
+PER_KEY = ("versions", "steps", "accumulated", "compressed")
 _DATA_FILE = re.compile(r"data-[0-9a-f]{16}-([0-9]+-)?[0-9]{5,}\.safetensors")
 
 _FORM = {
     **{"format": int, "torchkv": str, "type": str, "key_kind": str, "keys": list},
     **dict.fromkeys(PER_KEY, list),
-    **{"optimizer": object, "parts": FORM},
+    **{"optimizer": object, "compression": object, "parts": FORM},
     **{"strides": {str: [int]}, "dtypes": {str: str}},
     "files": [{"name": str, "size": int, "crc32": int}],
 }
@@ -116,7 +117,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"load: expected a store saved in format {FORMAT}, but got format "
             f"{manifest.get('format')}; a newer torchkv may read it"
         )
-    manifest = dict(parse({"parts": {}, **manifest}, _FORM, "the manifest"))
+    # Earlier versions of torchkv write no compression.
+    absent: dict[str, Any] = {"parts": {}, "compression": None, "compressed": []}
+    manifest = dict(parse({**absent, **manifest}, _FORM, "the manifest"))
+    if manifest["compression"] is None:
+        manifest["compressed"] = [0] * len(manifest["keys"])
     names = [item["name"] for item in manifest["files"]]
     for name in names:
         if not _DATA_FILE.fullmatch(name):  # not a path that leads out of the folder
@@ -196,13 +201,18 @@ def _fill(
         value = tensors.pop(f"value/{key}", None)
         if value is None:
             raise ValueError(f"load: missing value (key {shown(key)})")
-        content.keys[key] = KeyContent(value, *numbers)
+        version, step, num_accumulated, num_compressed = numbers
+        item = KeyContent(value, version, step, num_accumulated, {}, [], num_compressed)
+        content.keys[key] = item
+        while f"residual.{len(item.residuals)}/{key}" in tensors:
+            name = f"residual.{len(item.residuals)}/{key}"
+            item.residuals.append(tensors.pop(name))
     content.updater = tensors.pop("updater", None)
     by_text = {str(key): item for key, item in content.keys.items()}
     for name, tensor in tensors.items():
         role, _, text = name.partition("/")
         if text not in by_text:
             raise ValueError(f"load: unexpected tensor {shown(name)}")
-        if content.optimizer is None:
+        if content.optimizer is None or role.startswith("residual."):
             raise ValueError("load: unexpected state of a store without an optimizer")
         by_text[text].state[role] = tensor

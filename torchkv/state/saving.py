@@ -90,7 +90,7 @@ def _num_bytes(content: Content) -> int:
     """The bytes of the tensors."""
     tensors = [] if content.updater is None else [content.updater]
     for item in content.keys.values():
-        tensors += [item.value, *item.state.values()]
+        tensors += [item.value, *item.state.values(), *item.residuals]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -112,6 +112,7 @@ def _write_data(
             "versions": [key.version for key in keys],
             "steps": [key.step for key in keys],
             "accumulated": [key.num_accumulated for key in keys],
+            "compressed": [key.num_compressed for key in keys],
         },
     )
     of_rank = f"{impl.rank()}-" if impl.rank() else ""
@@ -194,7 +195,8 @@ def _drained(
         yield "updater", originals.to_stored("updater", content.updater)
     for key, begin in zip(list(content.keys), begins, strict=True):
         item = content.keys.pop(key)
-        for role, tensor in {"value": item.value, **item.state}.items():
+        residuals = {f"residual.{i}": x for i, x in enumerate(item.residuals)}
+        for role, tensor in {"value": item.value, **item.state, **residuals}.items():
             name = tensor_name(role, key, begin)
             yield name, originals.to_stored(name, tensor)
 

@@ -3,15 +3,18 @@
     {"format": 1, "type": "local", "key_kind": "int",
      "updater": None or the TorchScript module as base64,
      "optimizer": None or {"name", "groups", "gradient", "options", "extras"},
+     "compression": None or {"groups", "keys"},
      "keys": {"3": {"value": tensor, "version": 4,
-                    "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor}}},
+                    "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor},
+                    "residuals": [tensor], "num_compressed": 4}},
      "absent": [[3, "momentum_buffer"]]}
 
 It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
 str, because torch.distributed.checkpoint converts all others. That tool fills the
 tensors of a dict that it is given, so each key has tensors for everything that its
 optimizer will keep, zeros before the first step. "absent" names the zeros that a key
-has after its first step, such as for a momentum that was switched on later.
+has after its first step, such as for a momentum that was switched on later. The last
+two items of a key are there if the store compresses.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.built_in import BuiltIn
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import Content, KeyContent
+from torchkv.state.content import Compression, Content, KeyContent
 from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
@@ -38,9 +41,10 @@ _KEY_FORM = {
     **{"value": Tensor, "version": int, "step": int, "num_accumulated": int},
     "state": {str: Tensor},
 }
+_OF_COMPRESSED = {"residuals": [Tensor], "num_compressed": int}
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
-    **{"updater": str | None, "optimizer": object},
+    **{"updater": str | None, "optimizer": object, "compression": object},
     **{"keys": dict, "absent": [(int | str, str)]},
 }
 
@@ -50,6 +54,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     _check_updater("state_dict", impl)
     content = Content.of(impl)
     states = _states(content)
+    compressed = () if content.compression is None else tuple(_OF_COMPRESSED)
     return {
         "format": FORMAT,
         **content.fields(),
@@ -58,6 +63,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
             str(key): {
                 **{name: getattr(item, name) for name in _KEY_FORM},
                 "state": states[key],
+                **{name: getattr(item, name) for name in compressed},
             }
             for key, item in content.keys.items()
         },
@@ -108,6 +114,7 @@ def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
     if not isinstance(state, dict) or state.get("key_kind") != "str":
         return state
     keys, optimizer = state.get("keys"), state.get("optimizer")
+    compression = state.get("compression")
     result = {**state, "absent": renamed_rows(state.get("absent"), rename)}
     if isinstance(keys, dict):
         names = {key: rename(key) if isinstance(key, str) else key for key in keys}
@@ -117,7 +124,32 @@ def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
     if isinstance(optimizer, dict) and "options" in optimizer:
         options = renamed_rows(optimizer["options"], rename)
         result["optimizer"] = {**optimizer, "options": options}
+    if isinstance(compression, dict) and "keys" in compression:
+        of_keys = renamed_rows(compression["keys"], rename)
+        result["compression"] = {**compression, "keys": of_keys}
     return result
+
+
+def with_residuals(state: dict[str, Any], num_positions: int) -> dict[str, Any]:
+    """The state dict with zeros as residuals of keys that have none yet.
+
+    As for the optimizer's state: torch.distributed.checkpoint fills what is there.
+    """
+    compression = Compression.parse(state["compression"])
+    for text, item in state["keys"].items():
+        value = item["value"]
+        if (
+            compression is not None
+            and compression.has_feedback(_parse_key(text, state["key_kind"]))
+            and value.is_floating_point()
+            and not item["residuals"]
+        ):
+            dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+            item["residuals"] = [
+                torch.zeros_like(value, dtype=dtype, device="cpu")
+                for _ in range(num_positions)
+            ]
+    return state
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -167,6 +199,7 @@ def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
 
 
 def _parse(state: object) -> Content:
+    state = {"compression": None, **parse(state, dict, "the state")}
     fields = parse(state, _FORM, "the state")
     if fields["format"] != FORMAT:
         raise ValueError(
@@ -177,7 +210,9 @@ def _parse(state: object) -> Content:
     keys, kind = content.keys, content.key_kind
     for text, saved in fields["keys"].items():
         key = _parse_key(text, kind)
-        item = KeyContent(**parse(saved, _KEY_FORM, f"key {shown(key)}"))
+        what = f"key {shown(key)}"
+        saved = {"residuals": [], "num_compressed": 0, **parse(saved, dict, what)}
+        item = KeyContent(**parse(saved, {**_KEY_FORM, **_OF_COMPRESSED}, what))
         item.state = {k: v for k, v in item.state.items() if _has_begun(item, k)}
         keys[key] = item
     for key, state_name in fields["absent"]:

@@ -128,7 +128,11 @@ class Gradients:
         """Replaces each replica's gradients by the sum of all."""
         if self._store is not None and fresh:
             num_replicas = len(self._parameters[next(iter(fresh))])
-            if num_replicas * self._store.num_workers > 1:
+            compresses = (
+                isinstance(self._store, KVStore)
+                and self._store.gradient_compression is not None
+            )
+            if num_replicas * self._store.num_workers > 1 or compresses:
                 self.init(fresh)
                 self._store.pushpull(list(fresh), list(fresh.values()))
         self._reduced = _firsts(fresh)

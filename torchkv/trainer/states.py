@@ -13,7 +13,7 @@ from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.parameter_names import name_among, plain_name
-from torchkv.state.state_dict import renamed
+from torchkv.state.state_dict import renamed, with_residuals
 from torchkv.trainer.gradients import Gradients
 from torchkv.trainer.weights import Weights
 
@@ -47,7 +47,9 @@ class States:
                 :meth:`save_states`.
         """
         self._weights.store_changed(self._gradients.trained())
-        return renamed(self._store.state_dict(), plain_name)
+        num_replicas = len(next(iter(self._parameters.values())))
+        state = with_residuals(self._store.state_dict(), num_replicas)
+        return renamed(state, plain_name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from what :meth:`state_dict` returned, bit for bit.

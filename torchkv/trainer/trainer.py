@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchkv import compression
 from torchkv.arguments import StoreKey, check_known, expect
+from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.torch_interface import Push
@@ -72,7 +74,7 @@ class Trainer(States):
         optimizer: str | StoreOptimizer | type[torch.optim.Optimizer],
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: str | KVStore | KVStoreBase | None = "device",
-        compression_params: Mapping[str, Any] | None = None,
+        compression_params: Compression = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
         """Arguments in gluon's order, with gluon's defaults.
@@ -90,7 +92,8 @@ class Trainer(States):
                 trainer may use. None is only valid for one replica, and implies
                 ``update_on_kvstore=False``; so does a store of a third party
                 (:func:`torchkv.register`).
-            compression_params: not supported yet.
+            compression_params: compresses each replica's gradients; as in
+                :meth:`torchkv.KVStore.set_gradient_compression` of `kvstore`.
             update_on_kvstore: None or True: the optimizer runs on `kvstore`. False:
                 `kvstore` only sums gradients, which :meth:`allreduce_grads` writes
                 back. :meth:`update` then steps once, on a local store of the trainer,
@@ -101,10 +104,11 @@ class Trainer(States):
                 initialised, a repeated name, replicas that differ or share a parameter,
                 only some of several replicas, a store with keys or an optimizer, or as
                 ``set_optimizer``.
-            KeyError: groups or multipliers of the optimizer name unknown parameters.
+            KeyError: groups or multipliers of the optimizer, or groups of
+                ``compression_params``, name unknown parameters.
             TypeError: an argument of the wrong type.
-            NotImplementedError: ``compression_params``, or a store type that is not
-                supported yet.
+            NotImplementedError: a store type that is not supported yet, or does not
+                support ``compression_params``.
         """
         if optimizer_params is not None and not isinstance(optimizer_params, Mapping):
             raise TypeError(
@@ -112,8 +116,6 @@ class Trainer(States):
                 f"{type(optimizer_params).__name__}; pass the store by keyword: "
                 "Trainer(params, optimizer, kvstore=...)"
             )
-        if compression_params is not None:
-            raise NotImplementedError("Trainer: compression_params not supported yet")
         self._parameters = collected(params)
         self._num_replicas = len(next(iter(self._parameters.values())))
         if kvstore is None and (update_on_kvstore or self._num_replicas > 1):
@@ -143,6 +145,8 @@ class Trainer(States):
             named = optimizer._settings().names()
             check_known("Trainer", named, self._parameters.keys())  # also frozen ones
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
+        if compression_params is not None:
+            _compress(self._kvstore, compression_params, self._parameters)
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
         # A store of a third party has sent rank 0's weights.
@@ -362,6 +366,19 @@ class Trainer(States):
         self.__dict__.update(state)
         self.optimizer._know(self._parameters, self.zero_grad)
         self._ownership = Ownership(self._parameters)
+
+
+def _compress(
+    kvstore: KVStore | KVStoreBase | None,
+    compression_params: Compression,
+    parameters: Mapping[StoreKey, list[Tensor]],
+) -> None:
+    if not isinstance(kvstore, KVStore):
+        what = "Trainer: compression_params need a store of torchkv's"
+        raise ValueError(f"{what}, but got {kvstore!r}")
+    _, keys = compression.parse(compression_params)
+    check_known("Trainer", keys, parameters.keys())
+    kvstore.set_gradient_compression(compression_params)
 
 
 def _empty_store(

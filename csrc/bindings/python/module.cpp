@@ -20,6 +20,7 @@
 #include "../../dist/transport/zeromq.h"
 #include "../../kvstore.h"
 #include "../../store/registry.h"
+#include "compression.h"
 #include "objects.h"
 #include "optimizer.h"
 #include "state.h"
@@ -338,6 +339,14 @@ PYBIND11_MODULE(_C, m) {
           "weak",
           [](const BoundStore& self) {
             return c10::make_intrusive<WeakStore>(self);
+          })
+      .def("set_gradient_compression", &set_gradient_compression)
+      .def("gradient_compression", &gradient_compression)
+      .def_static(
+          "check_codec",
+          [](const std::string& name, const NumbersByName& numbers) {
+            return numbers_of(
+                make_codec("set_gradient_compression", name, numbers));
           })
       .def("stats", &stats)
       .def("barrier", &released<&KVStore::barrier>)

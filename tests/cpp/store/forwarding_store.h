@@ -67,6 +67,12 @@ class ForwardingStore final : public Store {
     return forward([&] { return inner_->updater(); });
   }
 
+  void set_compression(const Compression& compression) override {
+    forward([&] { inner_->set_compression(compression); });
+  }
+  CompressionPtr compression() const override {
+    return forward([&] { return inner_->compression(); });
+  }
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override {
     forward([&] { inner_->set_updater(std::move(updater)); });
   }

@@ -29,7 +29,10 @@ StoreState make_state() {
       {4, 5},
       {},
       optimizer,
-      {state, KeyState()}};
+      {state, KeyState()},
+      Compression{{make_codec("op", "2bit", {}), Codec()}, {{Key(2), 1}}},
+      {{at::ones(3)}, {}},
+      {7, 0}};
 }
 
 TEST(ChecksumTest, EqualStatesHaveEqualChecksums) {
@@ -58,6 +61,7 @@ TEST(ChecksumTest, OneFlippedBitChangesIt) {
   };
   flip_each([](auto& state) { return state.values[0]; });
   flip_each([](auto& state) { return state.values[1]; });
+  flip_each([](auto& state) { return state.residuals[0][0]; });
   flip_each([](auto& state) { return state.states[0].tensors.at("exp_avg"); });
 }
 
@@ -73,6 +77,12 @@ TEST(ChecksumTest, EveryOtherPartChangesIt) {
   EXPECT_TRUE(differs([](auto& s) { s.int_keys = {1, 3}; }));
   EXPECT_TRUE(differs([](auto& s) { s.str_keys = {"a"}; }));
   EXPECT_TRUE(differs([](auto& s) { s.versions[0] = 5; }));
+  EXPECT_TRUE(differs([](auto& s) { s.compression.reset(); }));
+  EXPECT_TRUE(differs([](auto& s) { s.compression->groups[0].threshold = 1; }));
+  EXPECT_TRUE(differs([](auto& s) { s.compression->keys[Key(2)] = 0; }));
+  EXPECT_TRUE(differs([](auto& s) { s.num_compressed[1] = 1; }));
+  EXPECT_TRUE(
+      differs([](auto& s) { std::swap(s.residuals[0], s.residuals[1]); }));
   EXPECT_TRUE(differs([](auto& s) { std::swap(s.values[0], s.values[1]); }));
   EXPECT_TRUE(differs([](auto& s) { s.values[1] = s.values[1].view(6); }));
   EXPECT_TRUE(

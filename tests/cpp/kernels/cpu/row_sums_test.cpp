@@ -237,20 +237,10 @@ TEST_P(RowSumsOfRule, StepsPushedRowsOnly) {
   }
 }
 
-std::vector<testing::RuleCase> elementwise_rules() {
-  std::vector<testing::RuleCase> rules;
-  std::copy_if(
-      testing::rule_cases().begin(),
-      testing::rule_cases().end(),
-      std::back_inserter(rules),
-      [](const auto& rule) { return is_elementwise(rule.rule); });
-  return rules;
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Rules,
     RowSumsOfRule,
-    ::testing::ValuesIn(elementwise_rules()),
+    ::testing::ValuesIn(testing::elementwise_rule_cases()),
     [](const auto& info) { return info.param.name; });
 
 TEST(RowSumsTest, AssignSetsOtherRowsToZero) {

@@ -1,0 +1,331 @@
+#include "compressed_tile.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "../../core/errors.h"
+#include "../../core/mixed_bits.h"
+#include "../codecs.h"
+#include "access.h"
+#include "cache_line.h"
+#include "clones.h"
+#include "parallel.h"
+
+namespace torchkv::kernels::cpu {
+namespace {
+
+using Id = Codec::Id;
+
+// What each codec sends of a number, which is element `i` of a tile.
+
+template <typename T>
+struct OneBit {
+  T threshold;
+  TORCHKV_CODEC T operator()(T value, int64_t /*i*/) const {
+    return codecs::sent_1bit(value, threshold);
+  }
+};
+template <typename T>
+struct TwoBit {
+  T threshold;
+  TORCHKV_CODEC T operator()(T value, int64_t /*i*/) const {
+    return codecs::sent_2bit(value, threshold);
+  }
+};
+template <typename T>
+struct Fp16 {
+  TORCHKV_CODEC T operator()(T value, int64_t /*i*/) const {
+    return codecs::sent_fp16(value);
+  }
+};
+template <typename T>
+struct Bf16 {
+  TORCHKV_CODEC T operator()(T value, int64_t /*i*/) const {
+    return codecs::sent_bf16(value);
+  }
+};
+template <typename T>
+struct Fp8 {
+  codecs::Scale<T> scale;
+  TORCHKV_CODEC T operator()(T value, int64_t /*i*/) const {
+    return codecs::sent_fp8(value, scale);
+  }
+};
+template <typename T>
+struct Int4 {
+  codecs::Scale<T> scale;
+  uint32_t stream; // of the block
+  TORCHKV_CODEC T operator()(T value, int64_t i) const {
+    return codecs::sent_int4(
+        value, scale, codecs::uniform(stream + static_cast<uint32_t>(i)));
+  }
+};
+template <typename T>
+struct TopK {
+  codecs::bits_t<T> least;
+  int64_t num_ties; // before which element of the tile ties are sent
+  TORCHKV_CODEC T operator()(T value, int64_t i) const {
+    return codecs::sent_topk(value, least, i, num_ties);
+  }
+};
+
+template <class Code, typename T>
+constexpr bool kIsMxnet =
+    std::is_same_v<Code, OneBit<T>> || std::is_same_v<Code, TwoBit<T>>;
+
+// Adds what a codec sends to the total, or makes it the total. The numbers are
+// values + residuals or, without kSum, the values.
+template <bool kAdd, bool kSum, class Code, typename T>
+TORCHKV_CLONES void send(
+    Code code,
+    const T* values,
+    const T* residuals,
+    T* kept,
+    T* total,
+    int64_t size) {
+  for (int64_t i = 0; i < size; ++i) {
+    const T value = kSum ? values[i] + residuals[i] : values[i];
+    const T sent = code(value, i);
+    // As MXNet: a number that is not finite stays.
+    kept[i] =
+        kIsMxnet<Code, T> ? value - sent : codecs::residual_of(value, sent);
+    total[i] = kAdd ? total[i] + sent : sent;
+  }
+}
+
+// The same of a codec without error feedback.
+template <bool kAdd, class Code, typename T>
+TORCHKV_CLONES void send_once(
+    Code code,
+    const T* values,
+    T* total,
+    int64_t size) {
+  for (int64_t i = 0; i < size; ++i) {
+    const T sent = code(values[i], i);
+    total[i] = kAdd ? total[i] + sent : sent;
+  }
+}
+
+// The greatest finite magnitude of a block of values.
+template <typename T>
+TORCHKV_CLONES T largest_of(const T* values, int64_t size) {
+  codecs::bits_t<T> largest = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const T finite =
+        codecs::either(codecs::is_finite(values[i]), values[i], T(0));
+    largest = std::max(largest, codecs::magnitude_bits(finite));
+  }
+  return codecs::from_bits<T>(largest);
+}
+
+// Calls `visit(i, size, block, index, scale)` for the blocks in a tile: `size`
+// elements from element `i` of the tile and `index` of the block on.
+template <typename T, class Visit>
+void for_each_block(
+    const T* values,
+    int64_t num_elements,
+    int64_t first, // element of the value
+    const char* largest, // of the value's blocks, or null
+    int64_t block_size,
+    float most,
+    Visit visit) {
+  for (int64_t i = 0; i < num_elements;) {
+    const int64_t block = (first + i) / block_size;
+    const int64_t index = (first + i) % block_size;
+    const int64_t size = std::min(block_size - index, num_elements - i);
+    const T magnitude = largest == nullptr
+        ? largest_of(values + i, size)
+        : reinterpret_cast<const T*>(largest)[block];
+    visit(i, size, block, index, codecs::scale_of(magnitude, most));
+    i += size;
+  }
+}
+
+// The elements of a tile from `i` on.
+template <typename T>
+CompressedTile<T> part_of(
+    const CompressedTile<T>& tile,
+    int64_t i,
+    int64_t size) {
+  CompressedTile<T> part = tile;
+  part.data += i * tile.stride;
+  part.residual += i;
+  part.kept += i;
+  part.buffer += i;
+  part.total += i;
+  part.size = size;
+  return part;
+}
+
+// The values plus residuals, in the buffer.
+template <typename T>
+const T* load(const CompressedTile<T>& tile, c10::ScalarType dtype) {
+  const bool is_add = tile.residual != nullptr;
+  if (is_add) {
+    std::memcpy(tile.buffer, tile.residual, tile.size * sizeof(T));
+  }
+  access<T>(dtype).load(tile.data, tile.stride, is_add, tile.buffer, tile.size);
+  return tile.buffer;
+}
+
+template <class Code, typename T>
+void add_loaded(const CompressedTile<T>& tile, Code code, const T* values) {
+  const auto send_all =
+      tile.is_add ? &send<true, false, Code, T> : &send<false, false, Code, T>;
+  send_all(code, values, tile.residual, tile.kept, tile.total, tile.size);
+}
+
+// Whether the values can be read where they are.
+template <typename T>
+bool in_place(const CompressedTile<T>& tile, c10::ScalarType dtype) {
+  return dtype == c10::CppTypeToScalarType<T>::value &&
+      reinterpret_cast<uintptr_t>(tile.data) % alignof(T) == 0;
+}
+
+template <class Code, typename T>
+void add(const CompressedTile<T>& tile, Code code, c10::ScalarType dtype) {
+  if (!in_place(tile, dtype)) {
+    add_loaded(tile, code, load(tile, dtype));
+    return;
+  }
+  const auto send_all =
+      tile.is_add ? &send<true, true, Code, T> : &send<false, true, Code, T>;
+  const auto* const values = reinterpret_cast<const T*>(tile.data);
+  send_all(code, values, tile.residual, tile.kept, tile.total, tile.size);
+}
+
+} // namespace
+
+// Adds what the codec of a source sends of a tile, whose first element is
+// number `index` of the value.
+template <typename T>
+void add_sent(
+    const CompressedSource& source,
+    const CompressedTile<T>& tile,
+    int64_t index) {
+  const Codec& codec = source.codec;
+  const auto threshold = static_cast<T>(codec.threshold);
+  switch (codec.id) {
+    case Id::k1Bit:
+      return add(tile, OneBit<T>{threshold}, source.dtype);
+    case Id::k2Bit:
+      return add(tile, TwoBit<T>{threshold}, source.dtype);
+    case Id::kFp16:
+      return add(tile, Fp16<T>{}, source.dtype);
+    case Id::kBf16:
+      return add(tile, Bf16<T>{}, source.dtype);
+    case Id::kTopK:
+      return add(
+          tile,
+          TopK<T>{
+              static_cast<codecs::bits_t<T>>(source.least_bits),
+              source.ties_end - index},
+          source.dtype);
+    case Id::kFp8: {
+      const T* const values = load(tile, source.dtype);
+      return for_each_block(
+          values,
+          tile.size,
+          index,
+          source.largest,
+          codec.block_size(),
+          codecs::kFp8Max,
+          [&](int64_t i,
+              int64_t size,
+              int64_t /*block*/,
+              int64_t /*begin*/,
+              codecs::Scale<T> scale) {
+            add_loaded(part_of(tile, i, size), Fp8<T>{scale}, values + i);
+          });
+    }
+    case Id::kInt4: {
+      const T* const values = in_place(tile, source.dtype)
+          ? reinterpret_cast<const T*>(tile.data)
+          : load(tile, source.dtype);
+      return for_each_block(
+          values,
+          tile.size,
+          index,
+          source.largest,
+          codec.block_size(),
+          codecs::kInt4Max,
+          [&](int64_t i,
+              int64_t size,
+              int64_t block,
+              int64_t begin,
+              codecs::Scale<T> scale) {
+            const uint64_t bits =
+                mixed_bits(source.stream + static_cast<uint64_t>(block));
+            const Int4<T> code{
+                scale,
+                static_cast<uint32_t>(bits) + static_cast<uint32_t>(begin)};
+            (tile.is_add ? &send_once<true, Int4<T>, T>
+                         : &send_once<false, Int4<T>, T>)(code,
+                                                          values + i,
+                                                          tile.total + i,
+                                                          size);
+          });
+    }
+    case Id::kNone:
+      break;
+  }
+}
+
+template void add_sent<float>(
+    const CompressedSource& source,
+    const CompressedTile<float>& tile,
+    int64_t index);
+template void add_sent<double>(
+    const CompressedSource& source,
+    const CompressedTile<double>& tile,
+    int64_t index);
+
+void block_magnitudes(
+    const char* value,
+    c10::ScalarType dtype,
+    const char* residual,
+    c10::ScalarType residual_dtype,
+    int64_t num_elements,
+    int64_t block_size,
+    char* largest) {
+  const auto find = [&](auto zero) {
+    using T = decltype(zero);
+    TORCHKV_INTERNAL_ASSERT(block_size <= kTile);
+    parallel_spans(
+        1,
+        [&](int64_t /*job*/) {
+          return Work{
+              (num_elements + block_size - 1) / block_size,
+              block_size *
+                  (static_cast<int64_t>(c10::elementSize(dtype)) +
+                   static_cast<int64_t>(c10::elementSize(residual_dtype))),
+              /*cut=*/1};
+        },
+        [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
+          alignas(kCacheLine) T buffer[kTile];
+          for (int64_t block = begin; block < end; ++block) {
+            const int64_t first = block * block_size;
+            const int64_t size = std::min(block_size, num_elements - first);
+            CompressedTile<T> tile{};
+            tile.stride = static_cast<int64_t>(c10::elementSize(dtype));
+            tile.data = value + first * tile.stride;
+            // Which is only read.
+            tile.residual = residual == nullptr
+                ? nullptr
+                : const_cast<T*>(reinterpret_cast<const T*>(residual)) + first;
+            tile.buffer = buffer;
+            tile.size = size;
+            reinterpret_cast<T*>(largest)[block] =
+                largest_of(load(tile, dtype), size);
+          }
+        });
+  };
+  if (residual_dtype == c10::kDouble) {
+    find(double());
+  } else {
+    find(float());
+  }
+}
+
+} // namespace torchkv::kernels::cpu
