@@ -1,7 +1,8 @@
 """Gradient compression: pushes of four replicas with each codec, and single codecs.
 
-A push with a codec is compared with one without; ``topk`` with PyTorch's operators,
-which keep the residual as well; ``int4`` with ``torch.add``, by the bytes they read.
+A push with a codec is compared with one without; ``2bit`` with MXNet's; ``topk`` with
+PyTorch's operators, which keep the residual as well; ``int4`` with ``torch.add``, by
+the bytes they read.
 
     python benchmarks/compression.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -15,7 +16,11 @@ import torch
 from torch import Tensor
 
 import torchkv
+from contestants import filled
 from harness import Contestant, Plan, Times, measure, median_ratio, timed
+from mxnet_peer import NAME as MXNET
+from mxnet_peer import Case, MXNet, measure_beside
+from peers.pattern import replica_pattern, sign_pattern
 from report import (
     Target,
     contestants_table,
@@ -24,6 +29,7 @@ from report import (
     finish,
     parser,
     plan_for,
+    start_mxnet,
 )
 from torchkv.compression import BF16, FP8, FP16, Codec, Int4, OneBit, TopK, TwoBit
 
@@ -43,9 +49,11 @@ TORCH = "torch"
 OURS = "torchkv push"
 
 TWO_BIT_TARGET = 1.5
+MXNET_TARGET = 4.0
 INT4_TARGET = 0.5
 
 PUSHES = "4 replicas"
+ONE_TWO_BIT = "2bit, one replica"
 ONE_TOPK = "topk of 1 %, one replica"
 ONE_INT4 = "int4, one replica"
 
@@ -98,8 +106,26 @@ def push_of(codec: Codec | None, values: list[Tensor]) -> Contestant:
     )
 
 
+def measure_two_bit(
+    num_elements: int, plan: Plan, mxnet: MXNet | None
+) -> dict[str, Any]:
+    """A push of one replica with 2bit, beside MXNet's."""
+    threshold, shape = 1.0, (num_elements,)
+    value = filled(shape, torch.float32, replica_pattern(0, 0))
+    store = store_with(TwoBit(threshold), num_elements)
+    ours = Contestant(
+        timed(lambda: store.push("w", value)),
+        lambda: torch.equal(
+            store.pull("w"), filled(shape, torch.float32, sign_pattern(0, 1))
+        ),
+    )
+    compression = {"type": "2bit", "threshold": threshold}
+    case = Case([shape], "float32", replicas=1, outs=0, compression=compression)
+    return measure_beside(mxnet, case, {OURS: ours}, plan)
+
+
 def measure_all(num_elements: int, plan: Plan) -> dict[str, Times]:
-    """The times of each table."""
+    """The times of the other tables."""
     values = [torch.randn(num_elements) for _ in range(REPLICAS)]
     pushes: dict[str, Contestant] = {PLAIN: push_of(None, values)}
     pushes |= {codec.type: push_of(codec, values) for codec in CODECS}
@@ -128,9 +154,10 @@ def measure_all(num_elements: int, plan: Plan) -> dict[str, Times]:
     return result
 
 
-def targets_of(seconds: dict[str, Times]) -> list[Target]:
+def targets_of(seconds: dict[str, Times], two_bit: Times) -> list[Target]:
     """Of all tables."""
     pushes = seconds[PUSHES]
+    faster = median_ratio(two_bit[MXNET], two_bit[OURS]) if MXNET in two_bit else None
     topk, int4 = seconds[ONE_TOPK], seconds[ONE_INT4]
     # torch.add reads two tensors, int4 one.
     bytes_ratio = median_ratio(int4[TORCH], int4[OURS]) / 2
@@ -141,6 +168,7 @@ def targets_of(seconds: dict[str, Times]) -> list[Target]:
             TWO_BIT_TARGET,
             at_least=False,
         ),
+        Target("2bit, faster than MXNet", faster, MXNET_TARGET),
         Target("topk, faster than torch", median_ratio(topk[TORCH], topk[OURS]), 1.0),
         Target("int4, bytes read against torch.add", bytes_ratio, INT4_TARGET),
     ]
@@ -150,19 +178,24 @@ def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
     plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=10)
-    facts: dict[str, Any] = environment(None)
     torch.manual_seed(0)
     num_elements = SMOKE if options.smoke else FULL
+    with start_mxnet(options) as mxnet:
+        facts: dict[str, Any] = environment(mxnet)
+        two_bit = measure_two_bit(num_elements, plan, mxnet)
     seconds = measure_all(num_elements, plan)
     names = {PUSHES: PLAIN, ONE_TOPK: OURS, ONE_INT4: OURS}
     finish(
         options,
-        {**facts, "elements": num_elements, "cases": seconds},
+        {**facts, "elements": num_elements, "two_bit": two_bit, "cases": seconds},
         [
-            contestants_table(title, {"seconds": times}, names[title])
-            for title, times in seconds.items()
+            contestants_table(ONE_TWO_BIT, two_bit, OURS),
+            *(
+                contestants_table(title, {"seconds": times}, names[title])
+                for title, times in seconds.items()
+            ),
         ],
-        targets_of(seconds),
+        targets_of(seconds, two_bit["seconds"]),
         lambda figure: draw_times(figure, {PUSHES: seconds[PUSHES]}, PLAIN),
     )
 

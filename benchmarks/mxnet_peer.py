@@ -72,6 +72,8 @@ class Case(NamedTuple):
     optimizer: dict[str, Any] | None = None  # its "name" and arguments
     # With an optimizer: how each key's weights, which were zero, begin after a step.
     first_step: Sequence[Sequence[float]] = ()
+    # The parameters of 2bit, with a threshold of at most 1.
+    compression: dict[str, Any] | None = None
 
 
 class Choice(NamedTuple):
@@ -178,7 +180,8 @@ class MXNet:
             self.drop()
             worker.ask("prepare", **case._asdict())
             time.sleep(SETTLE_S)
-            for store in ("local", "device"):
+            # Type local does not compress.
+            for store in ("device",) if case.compression else ("local", "device"):
                 for way in ways:
                     choice = Choice(engine, store, way)
                     seconds[choice] = self._try(choice)

@@ -4,7 +4,7 @@ Each line of stdin is a command, each line of stdout its answer or ``{"error": .
 
     {"do": "versions"}                              -> {"mxnet": "1.9.1", ...}
     {"do": "prepare", "shapes": [[2, 3]], "dtype": "float32", "replicas": 4, "outs": 4,
-     "optimizer": null, "first_step": []}
+     "optimizer": null, "first_step": [], "compression": null}
     {"do": "run", "store": "local", "way": "push, pull", "calls": 3,
      "wake_s": 0.01}                                -> {"seconds": ...}
     {"do": "check", "store": "local"}               -> {"agrees": true}
@@ -27,7 +27,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from pattern import replica_pattern, sum_pattern
+from pattern import replica_pattern, sign_pattern, sum_pattern
 
 
 class Case:
@@ -41,9 +41,11 @@ class Case:
         outs: int,
         optimizer: dict[str, Any] | None = None,
         first_step: Sequence[list[float]] = (),
+        compression: dict[str, Any] | None = None,
     ) -> None:
         """Makes and touches all arrays."""
         self.optimizer, self.first_step = optimizer, first_step
+        self.compression = compression
         self.keys = list(range(len(shapes)))
         self.shapes, self.dtype, self.replicas = shapes, dtype, replicas
         self.values = [
@@ -70,6 +72,8 @@ class Case:
         """The store of that type, with the case's keys initialized."""
         if store_type not in self.stores:
             store = mx.kv.create(store_type)
+            if self.compression:
+                store.set_gradient_compression(self.compression)
             if self.optimizer:
                 arguments = dict(self.optimizer)
                 store.init(self.keys, [mx.nd.zeros(tuple(s)) for s in self.shapes])
@@ -128,11 +132,16 @@ class Case:
                     for out in outs
                 )
             }
+        expected = [sum_pattern(key, self.replicas) for key in self.keys]
+        if self.compression:
+            threshold = self.compression["threshold"]
+            signs = [sign_pattern(key, self.replicas) for key in self.keys]
+            expected = [[threshold * x for x in pattern] for pattern in signs]
         return {
             "agrees": all(
                 np.array_equal(
                     out.asnumpy(),
-                    self.numpy_array(key, sum_pattern(key, self.replicas)),
+                    self.numpy_array(key, expected[key]),
                 )
                 for key, outs in enumerate(results)
                 for out in outs

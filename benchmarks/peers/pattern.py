@@ -19,3 +19,14 @@ def sum_pattern(key: int, replicas: int) -> list[int]:
     """The values that the sum of a key's replicas repeats."""
     patterns = [replica_pattern(key, replica) for replica in range(replicas)]
     return [sum(column) for column in zip(*patterns)]  # noqa: B905 - Python 3.8
+
+
+def sign_pattern(key: int, replicas: int) -> list[int]:
+    """The sum of the signs of a key's replicas.
+
+    2bit sends them times a threshold of at most 1, in every push: what is left of a
+    number has its sign and grows, and a zero leaves nothing.
+    """
+    patterns = [replica_pattern(key, replica) for replica in range(replicas)]
+    signs = [[(x > 0) - (x < 0) for x in pattern] for pattern in patterns]
+    return [sum(column) for column in zip(*signs)]  # noqa: B905 - Python 3.8

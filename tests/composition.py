@@ -1,0 +1,211 @@
+"""Which updaters, dtypes, forms of values, schemes of compression and types compose.
+
+A cell of the table pushes twice and compares the stored value with a model. Printed by
+
+    python tests/composition.py > docs/composition.md
+"""
+
+import sys
+import warnings
+from typing import NamedTuple
+
+import torch
+
+import torchkv
+from compression_model import Model
+from helpers import script
+from torchkv import optim
+from torchkv.compression import BF16, FP8, FP16, Int4, OneBit, TopK, TwoBit
+
+SHAPE = (6, 4)
+RATE = 0.0625
+TYPES = ["local", "device"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+VALUES = ["dense", "row-sparse", "mixed"]
+CODECS = [None, OneBit(), TwoBit(), FP16(), BF16(), FP8(), Int4(), TopK(k=5)]
+
+
+def python_updater(key, input, stored):
+    stored.add_(input, alpha=0.5)
+
+
+def script_updater(key: str, input: torch.Tensor, stored: torch.Tensor):
+    stored.add_(input, alpha=0.5)
+
+
+def _optimizers():
+    for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Lion", "LAMB"):
+        yield (
+            f"`optim.{name}`",
+            lambda kv, n=name: kv.set_optimizer(getattr(optim, n)(lr=RATE)),
+        )
+    for cls in optim.mxnet.ALL:
+        yield f"`optim.mxnet.{cls.__name__}`", lambda kv, c=cls: kv.set_optimizer(c())
+
+
+UPDATERS = {
+    "none (ASSIGN)": lambda kv: None,
+    "a Python function": lambda kv: kv.set_updater(python_updater),
+    "a TorchScript function": lambda kv: kv.set_updater(script(script_updater)),
+    "`torch.optim.SGD`": lambda kv: kv.set_optimizer(torch.optim.SGD, lr=RATE),
+    **dict(_optimizers()),
+}
+
+
+class Cell(NamedTuple):
+    """A combination."""
+
+    updater: str
+    dtype: torch.dtype
+    values: str
+    codec: object
+    type: str
+
+
+def cells(updater):
+    """All combinations with an updater."""
+    return [
+        Cell(updater, dtype, values, codec, type)
+        for dtype in DTYPES
+        for values in VALUES
+        for codec in CODECS
+        for type in TYPES
+    ]
+
+
+def _some_values(form, generator):
+    """Three replicas; sparse ones have all rows, some twice, in random order."""
+
+    def numbers(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    def rows():
+        ids = torch.cat(
+            [torch.randperm(SHAPE[0], generator=generator), torch.tensor([3, 0])]
+        )
+        return torch.sparse_coo_tensor(
+            ids[None], numbers(len(ids), SHAPE[1]), SHAPE, check_invariants=False
+        )
+
+    forms = {
+        "dense": [False, False, False],
+        "row-sparse": [True, True, True],
+        "mixed": [True, False, True],
+    }
+    return [rows() if is_sparse else numbers(*SHAPE) for is_sparse in forms[form]]
+
+
+class _Sums:
+    """What the values of a cell's pushes add up to, in fp32."""
+
+    def __init__(self, cell):
+        self.cell = cell
+        self.is_compressed = cell.codec is not None and cell.values == "dense"
+        if not self.is_compressed:
+            return
+        if isinstance(cell.codec, Int4):  # whose random numbers no model repeats
+            self.store = torchkv.create("device")
+            self.store.init("w", torch.zeros(SHAPE))
+            self.store.set_gradient_compression(cell.codec)
+        else:
+            self.model = Model(cell.codec, SHAPE)
+
+    def of(self, values):
+        """The sum of one push."""
+        if not self.is_compressed:
+            return sum(value.to_dense() for value in values)
+        if isinstance(self.cell.codec, Int4):
+            self.store.push("w", values)
+            return self.store.pull("w")
+        return self.model.sum(values)
+
+
+def refusal(cell):
+    """None if the cell agrees with its model, or the error that refuses it.
+
+    Raises:
+        AssertionError: it does neither.
+    """
+    generator = torch.Generator().manual_seed(1)
+    first = torch.rand(SHAPE, generator=generator).to(cell.dtype)
+    kv, plain = torchkv.create(cell.type), torchkv.create("local")
+    kv.init("w", first)
+    # With an optimizer, half precision has an fp32 master, as this value is one.
+    is_opaque = cell.updater in (*list(UPDATERS)[:4],)
+    plain.init("w", first if is_opaque else first.float())
+    for store in (kv, plain):
+        UPDATERS[cell.updater](store)
+    try:
+        kv.set_gradient_compression(cell.codec)
+    except ValueError as error:
+        return str(error)
+    sums = _Sums(cell)
+    for step in range(2):
+        values = _some_values(cell.values, generator)
+        torch.manual_seed(step)  # of SGLD
+        kv.push("w", values)
+        total = sums.of(values)
+        torch.manual_seed(step)
+        plain.push("w", total)
+    actual, expected = kv.pull("w").float(), plain.pull("w").to(cell.dtype).float()
+    # One unit in the last place: sparse rows are added up in another order.
+    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[cell.dtype]
+    assert torch.allclose(actual, expected, rtol=most, atol=most), (
+        f"{cell}: {(actual - expected).abs().max()}"
+    )
+    return None
+
+
+def page():
+    """The page of the documentation."""
+    columns = [("local", None), *(("device", codec) for codec in CODECS)]
+    names = [f"`{t}`" if c is None else f"`device`, `{c.type}`" for t, c in columns]
+    lines = [f"| updater | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for updater in UPDATERS:
+        row = []
+        for column in columns:
+            found = {
+                refusal(cell)
+                for cell in cells(updater)
+                if (cell.type, cell.codec) == column
+            }
+            assert len(found) == 1, (updater, column, found)
+            row.append("yes" if found == {None} else "no")
+        lines.append(f"| {updater} | {' | '.join(row)} |")
+    errors = {
+        refusal(Cell("none (ASSIGN)", dtype, values, codec, "local"))
+        for dtype in DTYPES
+        for values in VALUES
+        for codec in CODECS[1:]
+    }
+    (error,) = errors
+    return TEXT.format(table="\n".join(lines), error=error)
+
+
+TEXT = """\
+# What composes
+
+Which updaters work with which types of stores and schemes of
+[compression](compression.md). Each cell stands for fp32, bf16 and fp16 values, and for
+three replicas that are dense, [row-sparse](updaters.md#sparse-gradients), or mixed: the
+tests push each combination twice and compare the stored value with a model.
+(`tests/composition.py` generates this page.) If one of a key's values is row-sparse,
+the key is not compressed.
+
+{table}
+
+A `local` store refuses every scheme of compression, in words:
+
+```text
+{error}
+```
+
+Type `nccl` needs GPUs. On these, and in stores of several processes, row-sparse and
+compressed values are a NotImplementedError.
+"""
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    sys.stdout.write(page())

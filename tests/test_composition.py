@@ -1,0 +1,28 @@
+"""Every combination agrees with its model or is refused; the page has all of them."""
+
+from pathlib import Path
+
+import pytest
+
+import composition
+
+PAGE = Path(__file__).parents[1] / "docs" / "composition.md"
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+]
+
+
+@pytest.mark.parametrize("updater", composition.UPDATERS)
+def test_each_cell_agrees_or_is_refused(updater):
+    for cell in composition.cells(updater):
+        text = composition.refusal(cell)
+        if cell.type == "local" and cell.codec is not None:
+            assert text is not None and "but got 'local'" in text
+        else:
+            assert text is None, cell
+
+
+def test_the_page_is_that_of_the_tests():
+    assert PAGE.read_text() == composition.page()
