@@ -267,7 +267,7 @@ void KVStore::set_gradient_compression(
 Compression KVStore::gradient_compression() const {
   status("gradient_compression"); // which refuses a closed store
   const CompressionPtr compression = store_->compression();
-  return compression == nullptr ? Compression() : *compression;
+  return compression == nullptr ? Compression() : compression->get();
 }
 
 int64_t KVStore::rank() const {

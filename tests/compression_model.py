@@ -1,5 +1,7 @@
 """What each codec sends, by its definition, with PyTorch's operators."""
 
+import math
+
 import torch
 
 from torchkv.compression import BF16, FP8, FP16, Int4, OneBit, TopK, TwoBit
@@ -48,7 +50,7 @@ def num_sent(codec, num_elements):
     if codec.k is not None:
         return min(codec.k, num_elements)
     ratio = 0.01 if codec.ratio is None else codec.ratio
-    return max(1, -int(-ratio * num_elements // 1))
+    return max(1, math.ceil(ratio * num_elements * (1 - 1e-12)))
 
 
 def _by_block(value, size, function):

@@ -25,10 +25,10 @@ _OP = "set_gradient_compression"
 
 @dataclass(frozen=True)
 class Codec:
-    """A scheme of compression; its subclasses can be used."""
+    """A scheme of compression: the base of all."""
 
     type: ClassVar[str] = ""
-    """MXNet's name, or a name in its manner."""
+    """The name in a dict."""
 
     def __post_init__(self) -> None:
         """ValueError or TypeError for an option that is not valid."""
@@ -109,7 +109,8 @@ class Int4(Codec):
 class TopK(Codec):
     """Sends the elements of greatest magnitude of each value, the others as 0.
 
-    With error feedback. Of equal magnitudes, those of lower index are sent.
+    With error feedback. Of equal magnitudes, those that come first in the memory of the
+    stored value are sent.
 
     Args:
         k: the number of elements.
@@ -138,6 +139,8 @@ Groups: TypeAlias = list[tuple[str, dict[str, float]]]
 
 def parse(compression: Compression) -> tuple[Groups, dict[StoreKey, int]]:
     """The codec of each group, the first for keys of no other, and groups by key."""
+    if isinstance(compression, Mapping) and "keys" in compression:
+        raise ValueError(f"{_OP}: expected a list of groups, but got one with 'keys'")
     if compression is None or isinstance(compression, Codec | Mapping):
         return [_codec(compression)], {}
     expect(
@@ -204,7 +207,11 @@ def _codec(given: object) -> tuple[str, dict[str, float]]:
                 f"{name!r}, which has its own"
             )
         return name.type, name._numbers()
+    if name is None and not options:
+        return "none", {}
     expect(_OP, name, str, "a str or a torchkv.compression.Codec as 'type'")
+    for option in options:
+        expect(_OP, option, str, "the names of options as str")
     numbers = {key: as_number(_OP, str(key), value) for key, value in options.items()}
     return name, _C.KVStore.check_codec(name, numbers)
 

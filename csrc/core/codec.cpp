@@ -78,8 +78,9 @@ void check_option(
 } // namespace
 
 int64_t Codec::num_sent(int64_t num_elements) const {
+  // 0.07 * 100 is a little more than 7.
   const auto share = static_cast<int64_t>(
-      std::ceil(ratio * static_cast<double>(num_elements)));
+      std::ceil(ratio * static_cast<double>(num_elements) * (1 - 1e-12)));
   return std::min(std::max(k == 0 ? share : k, int64_t{1}), num_elements);
 }
 

@@ -23,7 +23,7 @@ void throw_unknown_option_key(
       {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
       c10::str(
           op,
-          ": expected the optimizer's options to name keys of the store, but got ",
+          ": expected options of keys of the store, but got ",
           key,
           ", which was never initialised",
           suggestion,

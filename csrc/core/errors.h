@@ -33,8 +33,8 @@ class TORCHKV_API StoreTimeoutError : public RemoteError {
 // Throws UnknownKeyError: "<op>: expected a key of the store, but got ...".
 [[noreturn]] TORCHKV_API void throw_unknown_key(const char* op, const Key& key);
 
-// Throws UnknownKeyError for a key in an optimizer's options. `suggestion` is a
-// result of did_you_mean.
+// Throws UnknownKeyError for a key with options, of an optimizer or
+// compression. `suggestion` is a result of did_you_mean.
 [[noreturn]] TORCHKV_API void throw_unknown_option_key(
     const char* op,
     const Key& key,

@@ -156,18 +156,20 @@ TORCHKV_CODEC uint32_t mixed(uint32_t bits) {
   bits = (bits ^ (bits >> 15U)) * 0x846CA68BU;
   return bits ^ (bits >> 16U);
 }
-// A random number in [0, 1) of 24 bits.
+// A random number in [0, 1) of 20 bits: floats from 8 to 16 are multiples of
+// 2^-20.
 TORCHKV_CODEC float uniform(uint32_t bits) {
-  return static_cast<float>(static_cast<int32_t>(mixed(bits) >> 8U)) * 0x1p-24F;
+  return static_cast<float>(static_cast<int32_t>(mixed(bits) >> 12U)) *
+      0x1p-20F;
 }
-// Rounded up with the probability that makes the mean right.
+// Rounded up with the probability that makes the mean right; a whole number of
+// scales is sent as it is, because both sums are then exact. They are from 1
+// on, so that truncating is rounding down.
 template <typename T>
 TORCHKV_CODEC T sent_int4(T value, Scale<T> scale, float random) {
-  // From 1 on, so that truncating is rounding down.
-  // NaN is no integer.
-  const T finite = either(is_finite(value), value, T(0));
+  const T finite = either(is_finite(value), value, T(0)); // NaN is no integer
   const T shifted =
-      within(finite * scale.inverse + T(random) + T(8), T(1), T(15));
+      within((finite * scale.inverse + T(8)) + T(random), T(1), T(15));
   const T code = T(static_cast<int32_t>(shifted) - 8);
   return either(
       is_finite(value),

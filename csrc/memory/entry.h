@@ -114,6 +114,7 @@ struct Entry : c10::intrusive_ptr_target {
   // What compression has not sent yet of the values pushed at each position of
   // a list, in CPU memory with the layout of the whole value; undefined: zeros.
   std::vector<at::Tensor> residuals;
+  uint64_t residual_generation = 0; // of the latest compression that made them
   int64_t num_compressed = 0; // pushes whose values were compressed
   KeyStats stats;
 };

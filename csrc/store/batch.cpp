@@ -95,14 +95,19 @@ Batch::Batch(const Groups& groups, size_t begin, size_t end)
 }
 
 void Batch::compress(Slices& slices) {
+  if (compression_ == nullptr) {
+    return;
+  }
+  const uint64_t generation = compression_->generation();
   Value* value = values_.data();
   for (const Item& item : items) {
     Entry& entry = *item.entry;
     Value* const own = value;
     value += item.values.size();
-    const Codec codec =
-        compression_ == nullptr ? Codec() : compression_->codec_of(entry.key);
-    if (!codec.has_feedback() && !entry.residuals.empty()) {
+    const Codec& codec = compression_->get().codec_of(entry.key);
+    // Not those of a later compression, which this call does not know.
+    if (entry.residual_generation < compression_->since(entry.key) ||
+        (!codec.has_feedback() && entry.residual_generation <= generation)) {
       entry.residuals.clear();
     }
     if (codec.id == Codec::Id::kNone ||
@@ -110,6 +115,10 @@ void Batch::compress(Slices& slices) {
           return pushed.dense() == nullptr;
         })) {
       continue;
+    }
+    if (codec.has_feedback()) {
+      entry.residual_generation =
+          std::max(entry.residual_generation, generation);
     }
     for (Value* pushed = own; pushed != value; ++pushed) {
       if (!has_layout_of(entry, *pushed->data)) {

@@ -38,7 +38,7 @@ class TORCHKV_API Groups {
   const Tensors& tensors() const {
     return merged_ ? *merged_ : tensors_;
   }
-  const Compression* compression() const {
+  const StoreCompression* compression() const {
     return compression_.get();
   }
 
@@ -68,8 +68,8 @@ class TORCHKV_API Batch {
       Slices& slices);
 
   // Replaces values by what the groups' compression sends of them, except those
-  // of keys with an encoded value. Frees residuals of keys without error
-  // feedback. REQUIRES: check_compressible.
+  // of keys with an encoded value. Frees stale residuals. REQUIRES:
+  // check_compressible.
   void compress(Slices& slices);
   // After compressed values have been added up.
   void count_compressed();
@@ -80,7 +80,7 @@ class TORCHKV_API Batch {
   std::vector<Item> accumulating;
 
  private:
-  const Compression* const compression_;
+  const StoreCompression* const compression_;
   c10::SmallVector<Value, 4> values_;
   // What compressed values point to.
   std::deque<Compressed> compressed_;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <utility>
 
 #include "../core/checksum.h"
 #include "../core/errors.h"
@@ -86,15 +87,12 @@ Compressed compress(
   result.dtype = residual_dtype(entry.meta);
   result.codec = codec;
   if (codec.has_feedback()) {
-    if (entry.residuals.size() <= position) {
-      entry.residuals.resize(position + 1);
+    if (entry.residuals.size() == position) {
+      at::Tensor zeros = slices.empty_like(entry, result.dtype, c10::kCPU);
+      std::memset(zeros.mutable_data_ptr(), 0, zeros.nbytes());
+      entry.residuals.push_back(std::move(zeros));
     }
-    at::Tensor& residual = entry.residuals[position];
-    if (!residual.defined()) {
-      residual = slices.empty_like(entry, result.dtype, c10::kCPU);
-      std::memset(residual.mutable_data_ptr(), 0, residual.nbytes());
-    }
-    result.residual = residual;
+    result.residual = entry.residuals.at(position);
   } else {
     result.stream = stream_of(codec, entry, position);
   }

@@ -24,7 +24,8 @@ void check_compressible(
 
 // What the codec sends of a key's value at a position in its list; makes the
 // residual where there is none yet, of zeros. REQUIRES: the entry's mutex,
-// check_compressible; the value has the memory layout of the stored one.
+// check_compressible; the value has the memory layout of the stored one; called
+// for the positions before it.
 Compressed compress(
     const Codec& codec,
     Entry& entry,

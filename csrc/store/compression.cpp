@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "../update/optimizer.h"
 
 namespace torchkv {
 
@@ -17,11 +20,54 @@ bool Compression::is_none() const {
   });
 }
 
+StoreCompression::StoreCompression(
+    Compression compression,
+    const StoreCompression* before)
+    : compression_(std::move(compression)),
+      generation_(new_generation()),
+      since_(generation_) {
+  if (before == nullptr) {
+    return;
+  }
+  const auto since = [&](const Codec& old_codec, uint64_t old_since) {
+    return old_codec.has_feedback() ? old_since : generation_;
+  };
+  since_ = since(before->compression_.groups[0], before->since_);
+  const auto add = [&](const Key& key) {
+    since_by_key_[key] =
+        since(before->compression_.codec_of(key), before->since(key));
+  };
+  for (const auto& [key, group] : before->compression_.keys) {
+    add(key);
+  }
+  for (const auto& [key, group] : compression_.keys) {
+    add(key);
+  }
+  for (const auto& [key, old_since] : before->since_by_key_) {
+    add(key);
+  }
+}
+
+uint64_t StoreCompression::since(const Key& key) const {
+  const auto it = since_by_key_.find(key);
+  return it == since_by_key_.end() ? since_ : it->second;
+}
+
 void check_compression(const char* op, const Compression& compression) {
   const size_t num_groups = compression.groups.size();
   TORCH_CHECK_VALUE(
       num_groups != 0, op, ": expected at least one compression, but got none");
   for (const auto& [key, group] : compression.keys) {
+    const KeyKind expected = compression.keys.begin()->first.kind();
+    TORCH_CHECK_TYPE(
+        key.kind() == expected,
+        op,
+        ": expected ",
+        name(expected),
+        " keys, as others of the call, but got a key of kind ",
+        name(key.kind()),
+        " ",
+        key.context());
     TORCH_CHECK_VALUE(
         group < num_groups,
         op,

@@ -181,7 +181,7 @@ WorkPtr LocalStore::apply(const Call& given, const Updater& updater) {
   check(call, entries, updater);
   const CompressionPtr compression = this->compression();
   if (compression != nullptr) {
-    check_compressible(call, entries, *compression);
+    check_compressible(call, entries, compression->get());
   }
   check_expected_keys(call.op);
   Entries of_outs = call.outs == nullptr ? Entries() : entries;
@@ -338,6 +338,19 @@ int64_t LocalStore::version(const Key& key) {
   const EntryPtr entry = table_.find("version", key)[0];
   const std::lock_guard lock(entry->mutex);
   return entry->version;
+}
+
+int64_t LocalStore::num_steps() {
+  const OptimizerPtr optimizer = current_optimizer();
+  int64_t most = 0;
+  for (const auto& entry : table_.entries("num_update")) {
+    const std::lock_guard lock(entry->mutex);
+    // An applier's store has updates of its callers only.
+    if (optimizer == nullptr || entry->generation == optimizer->generation) {
+      most = std::max(most, entry->step);
+    }
+  }
+  return most;
 }
 
 std::vector<KeyStats> LocalStore::stats(const Keys& keys) {

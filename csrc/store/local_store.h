@@ -139,6 +139,11 @@ class TORCHKV_API LocalStore final : public Store {
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
   // If the state has a compression. REQUIRES: the entry's mutex.
   void save_residuals(const Entry& entry, StoreState& state) const;
+  // Frees stale residuals of keys that no call holds.
+  void replace_compression(
+      const char* op,
+      const Compression& compression,
+      std::vector<Key> expected);
   // In a new store with these keys.
   void load_compression(const StoreState& state, const Keys& keys);
 
@@ -159,7 +164,9 @@ class TORCHKV_API LocalStore final : public Store {
   Updater updater_;
   CompressionPtr compression_; // guarded by updater_mutex_; null: none
   std::atomic<bool> compresses_{false}; // whether it is not null
-  std::vector<Key> expected_keys_; // guarded by updater_mutex_
+  // Both guarded by updater_mutex_: of the updater, and of the compression.
+  std::vector<Key> expected_keys_;
+  std::vector<Key> compression_keys_;
   std::atomic<bool> expects_keys_{false}; // whether there are any
   std::atomic<bool> may_shard_{true}; // is_elementwise(updater_)
 };

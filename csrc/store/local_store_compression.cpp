@@ -28,29 +28,37 @@ void LocalStore::set_compression(const Compression& compression) {
   for (const auto& [key, group] : compression.keys) {
     unknown.push_back(key);
   }
-  std::vector<EntryPtr> entries = table_.entries(op);
-  if (!entries.empty()) {
+  table_.check_open(op);
+  if (table_.summary().num_keys != 0) {
     check_known(op, table_, unknown);
     unknown.clear();
   }
+  replace_compression(op, compression, std::move(unknown));
+}
+
+void LocalStore::replace_compression(
+    const char* op,
+    const Compression& compression,
+    std::vector<Key> expected) {
   CompressionPtr next;
-  if (!compression.is_none()) {
-    next = std::make_shared<const Compression>(compression);
-  }
+  std::vector<EntryPtr> entries;
   {
     const std::lock_guard lock(updater_mutex_);
-    table_.check_open(op);
+    entries = table_.entries(op);
+    if (!compression.is_none()) {
+      next = std::make_shared<const StoreCompression>(
+          compression, compression_.get());
+    }
     compression_ = next;
     compresses_ = next != nullptr;
-    unknown.insert(
-        unknown.begin(), expected_keys_.begin(), expected_keys_.end());
-    set_expected_keys(std::move(unknown));
+    compression_keys_ = std::move(expected);
+    expects_keys_ = !expected_keys_.empty() || !compression_keys_.empty();
   }
-  // As in replace_updater.
+  // Memory that a call holds is freed at the key's next compressed push.
   for (const auto& entry : entries) {
     const std::unique_lock lock(entry->mutex, std::try_to_lock);
     if (lock.owns_lock() &&
-        (next == nullptr || !next->codec_of(entry->key).has_feedback())) {
+        (next == nullptr || !next->get().codec_of(entry->key).has_feedback())) {
       entry->residuals.clear();
     }
   }
@@ -82,6 +90,9 @@ void LocalStore::load_compression(const StoreState& state, const Keys& keys) {
     Entry& entry = *table_.find(op, keys.list[i])[0];
     check_residuals(op, entry, state.residuals[i]);
     check_counter({op, entry.key}, "num_compressed", state.num_compressed[i]);
+    if (state.num_compressed[i] == 0) {
+      continue; // zeros
+    }
     for (const auto& residual : state.residuals[i]) {
       const at::Tensor& copy = entry.residuals.emplace_back(
           slices_.empty_like(entry, residual.scalar_type(), c10::kCPU));
@@ -89,7 +100,19 @@ void LocalStore::load_compression(const StoreState& state, const Keys& keys) {
     }
     entry.num_compressed = state.num_compressed[i];
   }
-  set_compression(*state.compression);
+  TORCH_CHECK_VALUE(
+      !only_cpu_ || state.compression->is_none(),
+      op,
+      ": expected a store of type 'device' or 'nccl', as the saved one "
+      "compresses, but got 'local'");
+  check_compression(op, *state.compression);
+  // A key that was deleted may be in a group.
+  replace_compression(op, *state.compression, {});
+  if (const CompressionPtr loaded = this->compression()) {
+    for (const auto& key : keys.list) {
+      table_.find(op, key)[0]->residual_generation = loaded->generation();
+    }
+  }
 }
 
 } // namespace torchkv

@@ -101,7 +101,7 @@ void LocalStore::expect_keys(const Keys& keys) {
 }
 
 void LocalStore::set_expected_keys(std::vector<Key> keys) {
-  expects_keys_ = !keys.empty();
+  expects_keys_ = !keys.empty() || !compression_keys_.empty();
   expected_keys_ = std::move(keys);
 }
 
@@ -111,6 +111,8 @@ void LocalStore::check_expected_keys(const char* op) {
   }
   const std::lock_guard lock(updater_mutex_);
   check_known(op, table_, expected_keys_);
+  check_known(op, table_, compression_keys_);
+  compression_keys_.clear();
   set_expected_keys({});
 }
 
@@ -158,7 +160,7 @@ StoreState LocalStore::state(bool with_keys) const {
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   StoreState state;
   if (const CompressionPtr compression = this->compression()) {
-    state.compression = *compression;
+    state.compression = compression->get();
   }
   const auto entries = with_keys ? table_.entries(op) : std::vector<EntryPtr>();
   table_.check_open(op);
@@ -194,19 +196,6 @@ StoreState LocalStore::state(bool with_keys) const {
     state.updater.push_back(serialize_updater(**opaque));
   }
   return state;
-}
-
-int64_t LocalStore::num_steps() {
-  const OptimizerPtr optimizer = current_optimizer();
-  int64_t most = 0;
-  for (const auto& entry : table_.entries("num_update")) {
-    const std::lock_guard lock(entry->mutex);
-    // An applier's store has updates of its callers only.
-    if (optimizer == nullptr || entry->generation == optimizer->generation) {
-      most = std::max(most, entry->step);
-    }
-  }
-  return most;
 }
 
 // REQUIRES: the entry's mutex.
@@ -263,6 +252,9 @@ void LocalStore::share(const Call& call, const Entries& entries) {
         *shared.emplace_back(c10::make_intrusive<Entry>(entry.key, entry.meta));
     placement_.store(next, call.values->flat[i], /*share=*/true);
     const std::lock_guard lock(entry.mutex);
+    for (const auto& residual : entry.residuals) {
+      next.residuals.push_back(slices_.laid_out_as(next, residual));
+    }
     if (optimizer != nullptr && entry.generation == optimizer->generation &&
         !keeps_place(entry, next)) {
       const RuleSpec rule = optimizer->rule_of(entry.key);
@@ -285,9 +277,7 @@ void LocalStore::share(const Call& call, const Entries& entries) {
       entry.slices[0].value = next.slices[0].value;
       entry.slices[0].is_leased = false;
     } else {
-      for (auto& residual : entry.residuals) {
-        residual = slices_.laid_out_as(next, residual);
-      }
+      entry.residuals = std::move(next.residuals);
       entry.slices = std::move(next.slices);
       entry.strides = next.strides;
       entry.device = next.device;
@@ -389,6 +379,7 @@ void LocalStore::take(Store& other_store) {
     replaced = table_.take(op, other.table_);
     may_shard_ = is_elementwise(updater);
     updater_.swap(updater);
+    compression_keys_.clear();
     set_expected_keys(std::move(taken.expected_keys));
     compression_ = other.compression();
     compresses_ = compression_ != nullptr;

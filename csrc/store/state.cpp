@@ -330,10 +330,12 @@ StoreState StoreState::from_tuple(Tuple tuple) {
     TORCH_CHECK_VALUE(
         state.residuals.size() == state.values.size() &&
             state.num_compressed.size() == state.values.size(),
-        "load: expected residuals of ",
+        "load: expected residuals and counts of ",
         state.values.size(),
         " keys, but got ",
-        state.residuals.size());
+        state.residuals.size(),
+        " and ",
+        state.num_compressed.size());
   }
   const bool is_int = state.key_kind == name(KeyKind::kInt);
   const bool is_str = state.key_kind == name(KeyKind::kStr);

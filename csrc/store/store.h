@@ -89,11 +89,11 @@ class TORCHKV_API Store {
       bool check_keys) = 0;
   virtual void expect_keys(const Keys& keys) = 0;
   // NotImplementedError unless overridden.
-  virtual void set_compression(const Compression& /*compression*/) {
+  virtual void set_compression(const Compression& compression) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false,
+        compression.is_none(),
         "set_gradient_compression: expected a store of type 'device' or 'nccl', "
-        "but got one that does not compress");
+        "but got one of another type, which does not compress");
   }
   // Null: values are pushed as they are.
   virtual CompressionPtr compression() const {

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -311,6 +312,55 @@ def test_assign_with_another_layout_moves_the_residuals():
     kv.push("w", value)
     expected = torch.where(2 * value >= 0.5, 0.5, 0.0)
     assert torch.equal(stored(kv, "w"), expected)
+
+
+# -- calls in flight
+
+
+class Blocking:
+    """An updater that waits in its first call until it may go on."""
+
+    def __init__(self):
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, key, input, stored):
+        stored.copy_(input)
+        self.has_begun.set()
+        assert self.may_end.wait(30)
+
+
+def test_residuals_of_a_removed_compression_do_not_come_back(kv):
+    updater = Blocking()
+    kv.init("w", full(0))
+    kv.set_updater(updater)
+    kv.set_gradient_compression(TwoBit(0.5))
+
+    def change():
+        assert updater.has_begun.wait(30)
+        kv.set_gradient_compression(None)  # while the push holds the key
+        kv.set_gradient_compression(TwoBit(0.5))
+        updater.may_end.set()
+
+    run_threads([lambda: kv.push("w", full(0.375)), change])
+    kv.push("w", full(0.125))
+    assert_same(stored(kv, "w"), full(0))
+
+
+def test_a_push_from_before_leaves_the_residuals_of_a_compression(kv):
+    updater = Blocking()
+    kv.init(["a", "w"], [full(0)] * 2)
+    kv.set_updater(updater)
+
+    def change():
+        assert updater.has_begun.wait(30)
+        kv.set_updater(None)
+        kv.set_gradient_compression(TwoBit(0.5))
+        kv.push("w", full(0.375))
+        updater.may_end.set()
+
+    run_threads([lambda: kv.push(["a", "w"], [full(1), full(2)]), change])
+    kv.push("w", full(0.125))
+    assert_same(stored(kv, "w"), full(0.5))
 
 
 # -- threads

@@ -198,6 +198,17 @@ def test_int4_is_unbiased(kv):
     assert 0.95 < normal.std() < 1.05
 
 
+def test_int4_sends_whole_numbers_of_scales_as_they_are(kv):
+    value = torch.zeros(200_000, 128)
+    value[:, 0] = 7
+    value[:, 1:8] = torch.arange(-3.0, 4)
+    kv.init("w", torch.zeros_like(value))
+    kv.set_gradient_compression(Int4())
+    for _ in range(2):
+        kv.push("w", value)
+        assert torch.equal(stored(kv, "w"), value)
+
+
 def test_int4_sends_15_levels(kv):
     value = some((4096,))
     kv.init("w", torch.zeros_like(value))

@@ -41,7 +41,9 @@ ERRORS = [
     ({"type": "int4", "seed": -1}, ValueError, "seed to be a whole number"),
     ({"type": 2}, TypeError, "as 'type', but got int"),
     ({"type": TwoBit(), "threshold": 1}, ValueError, "unexpected option 'threshold'"),
-    ({"keys": ["w"]}, ValueError, "unexpected|missing"),
+    ({"keys": ["w"], "type": "2bit"}, ValueError, "expected a list of groups"),
+    ({"type": "2bit", 3: 1.0}, TypeError, "names of options as str, but got int"),
+    ([{"keys": ["w", 3], "type": "2bit"}], TypeError, "int keys|str keys"),
     ("2bit", TypeError, "but got str"),
     (5, TypeError, "but got int"),
     ([TwoBit(), OneBit()], ValueError, "one group without 'keys', but got 2"),
@@ -112,6 +114,24 @@ def test_keys_of_a_store_without_keys_are_found_by_the_first_push(kv):
     kv.init("lost", full(0))
     kv.push("w", full(1))
     assert_same(stored(kv, "w"), full(1))
+
+
+@pytest.mark.parametrize("next", [None, TwoBit(0.5)], ids=str)
+def test_keys_of_a_replaced_compression_are_not_expected(next):
+    kv = torchkv.create("device")
+    kv.set_gradient_compression([{"keys": "lost", "type": "2bit"}])
+    kv.set_gradient_compression(next)
+    kv.init("w", full(0))
+    kv.push("w", full(1))
+
+
+def test_an_optimizer_leaves_the_keys_of_the_compression_expected():
+    kv = torchkv.create("device")
+    kv.set_gradient_compression([{"keys": "lost", "type": "2bit"}])
+    kv.set_optimizer("sgd")
+    kv.init("w", full(0))
+    with pytest.raises(KeyError, match="'lost'"):
+        kv.push("w", full(1))
 
 
 def test_a_closed_store():

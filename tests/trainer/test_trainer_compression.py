@@ -99,6 +99,26 @@ def test_training_resumes_with_the_same_bits(codec, way, tmp_path):
     assert_same_weights(weights(resumed_replicas[0]), weights(replicas[0]))
 
 
+def test_a_frozen_parameter_of_a_group():
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    groups = [TwoBit(), {"keys": ["0.weight"], "type": "none"}]
+    trainer = torchkv.Trainer(model, "sgd", OPTIONS, compression_params=groups)
+    trainer.load_state_dict(trainer.state_dict())
+
+
+def test_states_of_trainers_whose_gradients_are_only_summed():
+    compressing = make(TwoBit(1.0))[1]
+    replicas, trainer = make(TwoBit(1.0), update_on_kvstore=False)
+    trainer.load_state_dict(compressing.state_dict())
+    assert trainer._store.gradient_compression is None
+    assert trainer.kvstore.gradient_compression == TwoBit(1.0)
+    state = trainer.state_dict()
+    assert "compression" not in state
+    compressing.load_state_dict(state)
+    assert compressing.kvstore.gradient_compression == TwoBit(1.0)
+
+
 def test_a_refused_trainer_leaves_the_store():
     store = torchkv.create("device")
     with pytest.raises(KeyError, match="'missing'"):

@@ -6,6 +6,7 @@ as a tuple, which is also what TorchScript's archives, pickles and copies hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,16 @@ _OPTIMIZER_FORM = {
 
 
 _COMPRESSION_FORM = {"groups": [{str: str | float}], "keys": [(int | str, int)]}
+
+
+def _check_keys_of(rows: list[list[Any]], kind: str, what: str) -> None:
+    """ValueError unless rows begin with distinct keys of the store's kind."""
+    keys = [key for key, *_ in rows]
+    check_distinct(keys, f"{what} of the key")
+    # A store that has had no keys may have options of keys to come.
+    types = {*map(type, keys)}
+    if len(types) > 1 or (kind and not types <= {KEY_TYPES[kind]}):
+        raise ValueError(f"load: expected {kind or 'one kind of'} keys in {what!r}")
 
 
 @dataclass(slots=True)
@@ -67,14 +78,7 @@ class Optimizer:
         groups = optimizer.groups
         if optimizer.name == "adam" and groups and groups[0].get("decoupled"):
             optimizer.name = "adamw"  # which at first had no separate name
-        keys = [key for key, *_ in optimizer.options]
-        check_distinct(keys, "options of the key")
-        # A store that has had no keys may have options of keys to come.
-        types = {*map(type, keys)}
-        if len(types) > 1 or (kind and not types <= {KEY_TYPES[kind]}):
-            raise ValueError(
-                f"load: expected {kind or 'one kind of'} keys in 'options'"
-            )
+        _check_keys_of(optimizer.options, kind, "options")
         for group, *_ in optimizer.extras:
             if not 0 <= group < len(groups):
                 raise ValueError(
@@ -91,7 +95,7 @@ class Compression:
     keys: list[list[Any]]  # key, group
 
     @staticmethod
-    def parse(saved: object) -> Compression | None:
+    def parse(saved: object, kind: str) -> Compression | None:
         """The fields as saved, or None; ValueError if invalid."""
         if saved is None:
             return None
@@ -103,13 +107,14 @@ class Compression:
                 parse(value, str if name == "type" else float, repr(name))
             if "type" not in group:
                 raise ValueError("load: missing 'type' in 'compression'")
-        check_distinct([key for key, _ in compression.keys], "compression of the key")
+        _check_keys_of(compression.keys, kind, "compression")
         return compression
 
-    def has_feedback(self, key: int | str) -> bool:
-        """Whether the key has residuals."""
-        group = next((group for name, group in self.keys if name == key), 0)
-        return self.groups[group]["type"] not in ("none", "int4")
+    def with_feedback(self) -> Callable[[int | str], bool]:
+        """Tells of a key whether it has residuals."""
+        group_of = {key: group for key, group in self.keys}
+        have = [group["type"] not in ("none", "int4") for group in self.groups]
+        return lambda key: have[group_of.get(key, 0)]
 
 
 @dataclass
@@ -180,19 +185,22 @@ class Content:
         """What :meth:`fields` returned, still without keys and updater."""
         kind = parse_kind(fields["key_kind"])
         optimizer = Optimizer.parse(fields["optimizer"], kind)
-        compression = Compression.parse(fields["compression"])
+        compression = Compression.parse(fields.get("compression"), kind)
         type = parse_type(fields["type"])
         return Content(type, kind, {}, None, optimizer, compression)
 
     def fields(self) -> dict[str, Any]:
         """What all saved forms have in common: everything but keys and updater."""
         optimizer, compression = self.optimizer, self.compression
-        return {
+        fields: dict[str, Any] = {
             "type": self.type,
             "key_kind": self.key_kind,
             "optimizer": None if optimizer is None else vars(optimizer),
-            "compression": None if compression is None else vars(compression),
         }
+        # Without compression the form is that of before there was any.
+        if compression is not None:
+            fields["compression"] = vars(compression)
+        return fields
 
     def make(self, type: str) -> _C.KVStore:
         """A new store of a type; ValueError if the parts are inconsistent."""

@@ -120,7 +120,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     # Earlier versions of torchkv write no compression.
     absent: dict[str, Any] = {"parts": {}, "compression": None, "compressed": []}
     manifest = dict(parse({**absent, **manifest}, _FORM, "the manifest"))
-    if manifest["compression"] is None:
+    if not manifest["compressed"]:
         manifest["compressed"] = [0] * len(manifest["keys"])
     names = [item["name"] for item in manifest["files"]]
     for name in names:
@@ -213,6 +213,8 @@ def _fill(
         role, _, text = name.partition("/")
         if text not in by_text:
             raise ValueError(f"load: unexpected tensor {shown(name)}")
-        if content.optimizer is None or role.startswith("residual."):
+        if role.startswith("residual."):
+            raise ValueError(f"load: unexpected tensor {shown(name)}")
+        if content.optimizer is None:
             raise ValueError("load: unexpected state of a store without an optimizer")
         by_text[text].state[role] = tensor

@@ -112,9 +112,10 @@ def _write_data(
             "versions": [key.version for key in keys],
             "steps": [key.step for key in keys],
             "accumulated": [key.num_accumulated for key in keys],
-            "compressed": [key.num_compressed for key in keys],
         },
     )
+    if content.compression is not None:
+        written.numbers["compressed"] = [key.num_compressed for key in keys]
     of_rank = f"{impl.rank()}-" if impl.rank() else ""
     originals = Originals()
     try:

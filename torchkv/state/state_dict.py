@@ -3,7 +3,7 @@
     {"format": 1, "type": "local", "key_kind": "int",
      "updater": None or the TorchScript module as base64,
      "optimizer": None or {"name", "groups", "gradient", "options", "extras"},
-     "compression": None or {"groups", "keys"},
+     "compression": {"groups", "keys"},
      "keys": {"3": {"value": tensor, "version": 4,
                     "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor},
                     "residuals": [tensor], "num_compressed": 4}},
@@ -13,8 +13,8 @@ It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts
 str, because torch.distributed.checkpoint converts all others. That tool fills the
 tensors of a dict that it is given, so each key has tensors for everything that its
 optimizer will keep, zeros before the first step. "absent" names the zeros that a key
-has after its first step, such as for a momentum that was switched on later. The last
-two items of a key are there if the store compresses.
+has after its first step, such as for a momentum that was switched on later.
+"compression", and the last two items of a key, are there if the store compresses.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def load_state_dict(
         kept = Content.of(impl).keys if missing else {}
         content.keys = {key: content.keys.get(key) or kept[key] for key in keys}
         content.key_kind = current.key_kind
+    if content.compression is None:  # which does not say that there is to be none
+        content.compression = current.compression
     return content.replace(impl)
 
 
@@ -131,25 +133,42 @@ def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
 
 
 def with_residuals(state: dict[str, Any], num_positions: int) -> dict[str, Any]:
-    """The state dict with zeros as residuals of keys that have none yet.
+    """The state dict with zeros as residuals of positions that have none yet.
 
     As for the optimizer's state: torch.distributed.checkpoint fills what is there.
     """
-    compression = Compression.parse(state["compression"])
+    compression = Compression.parse(state.get("compression"), state["key_kind"])
+    if compression is None:
+        return state
+    has_feedback = compression.with_feedback()
     for text, item in state["keys"].items():
         value = item["value"]
-        if (
-            compression is not None
-            and compression.has_feedback(_parse_key(text, state["key_kind"]))
-            and value.is_floating_point()
-            and not item["residuals"]
+        if value.is_floating_point() and has_feedback(
+            _parse_key(text, state["key_kind"])
         ):
             dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-            item["residuals"] = [
+            item["residuals"] += [
                 torch.zeros_like(value, dtype=dtype, device="cpu")
-                for _ in range(num_positions)
+                for _ in range(num_positions - len(item["residuals"]))
             ]
     return state
+
+
+def without_compression(state: dict[str, Any]) -> dict[str, Any]:
+    """The state dict as of a store that does not compress.
+
+    What is invalid is left as it is, for :func:`load_state_dict` to refuse.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("keys"), dict):
+        return state
+    plain = {name: part for name, part in state.items() if name != "compression"}
+    plain["keys"] = {
+        key: {k: v for k, v in item.items() if k not in _OF_COMPRESSED}
+        if isinstance(item, dict)
+        else item
+        for key, item in state["keys"].items()
+    }
+    return plain
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:

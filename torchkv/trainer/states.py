@@ -13,7 +13,8 @@ from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.parameter_names import name_among, plain_name
-from torchkv.state.state_dict import renamed, with_residuals
+from torchkv.registered import KVStoreBase
+from torchkv.state.state_dict import renamed, with_residuals, without_compression
 from torchkv.trainer.gradients import Gradients
 from torchkv.trainer.weights import Weights
 
@@ -23,6 +24,7 @@ class States:
 
     _parameters: Mapping[StoreKey, list[Tensor]]
     _store: KVStore
+    _kvstore: KVStore | KVStoreBase | None
     _gradients: Gradients
     _weights: Weights
 
@@ -58,7 +60,9 @@ class States:
 
         Args:
             state_dict: that of a trainer with the same parameters and the same kind of
-                optimizer. All ranks of a ``dist`` store load the same.
+                optimizer. All ranks of a ``dist`` store load the same. One without
+                gradient compression leaves the trainer's as it is; with
+                ``update_on_kvstore=False``, so does each.
 
         Raises:
             ValueError: missing or unexpected parameters, another shape, dtype or
@@ -66,7 +70,10 @@ class States:
             TypeError: the optimizer is a class of ``torch.optim``.
         """
         self._weights.store_changed(self._gradients.trained())
-        self._store.load_state_dict(renamed(state_dict, name_among(self._store.keys())))
+        state_dict = renamed(state_dict, name_among(self._store.keys()))
+        if self._store is not self._kvstore:  # which has compressed already
+            state_dict = without_compression(state_dict)
+        self._store.load_state_dict(state_dict)
         self._weights.store_loaded()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:

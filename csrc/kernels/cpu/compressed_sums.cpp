@@ -11,7 +11,7 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-int64_t size_of(c10::ScalarType dtype) {
+int64_t num_bytes_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
@@ -29,7 +29,7 @@ class Tiles {
       bool keep_residuals) {
     bool is_add = false;
     for (const auto& source : sources) {
-      const int64_t stride = size_of(source.dtype);
+      const int64_t stride = num_bytes_of(source.dtype);
       const char* const data = source.data + first * stride;
       if (source.codec.id == Codec::Id::kNone) {
         access<T>(source.dtype).load(data, stride, is_add, total_, size);
@@ -76,17 +76,17 @@ void CompressedSumBatch::add(const CompressedSum& sum) {
   job.num_elements = sum.stored.numel();
   job.stored = static_cast<char*>(sum.stored.mutable_data_ptr());
   job.dtype = sum.stored.scalar_type();
-  job.stored_size = size_of(job.dtype);
+  job.stored_size = num_bytes_of(job.dtype);
   job.accumulation = sum.accumulation;
   job.step = &sum.step;
   job.state = sum.state;
   if (sum.step.rule.id != RuleSpec::Id::kAssign) {
-    job.bytes_of_state = size_of(at::toOpMathType(job.dtype));
+    job.bytes_of_state = num_bytes_of(at::toOpMathType(job.dtype));
   }
   job.bytes_per_element = 2 * job.stored_size;
   for (const auto& source : job.sources) {
-    job.bytes_per_element += size_of(source.dtype) +
-        (source.residual != nullptr ? 2 * size_of(job.accumulation) : 0);
+    job.bytes_per_element += num_bytes_of(source.dtype) +
+        (source.residual != nullptr ? 2 * num_bytes_of(job.accumulation) : 0);
   }
   for (const char* state : job.state.states) {
     job.bytes_per_element += state != nullptr ? 2 * job.bytes_of_state : 0;

@@ -34,7 +34,7 @@ struct CompressedSum {
 
 // Sums of compressed values, executed together by run(), as SumBatch: one pass
 // compresses, adds up, steps and writes, without codes or sums in memory.
-// REQUIRES: not LAMB, which needs the sum of the whole value; except for norms.
+// REQUIRES: elementwise rules, except for norms.
 class TORCHKV_API CompressedSumBatch {
  public:
   void add(const CompressedSum& sum);

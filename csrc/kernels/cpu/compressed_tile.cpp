@@ -64,9 +64,9 @@ struct Int4 {
 template <typename T>
 struct TopK {
   codecs::bits_t<T> least;
-  int64_t num_ties; // before which element of the tile ties are sent
+  int64_t ties_end; // of the tile: ties before it are sent
   TORCHKV_CODEC T operator()(T value, int64_t i) const {
-    return codecs::sent_topk(value, least, i, num_ties);
+    return codecs::sent_topk(value, least, i, ties_end);
   }
 };
 
@@ -144,7 +144,7 @@ void for_each_block(
 
 // The elements of a tile from `i` on.
 template <typename T>
-CompressedTile<T> part_of(
+CompressedTile<T> tile_from(
     const CompressedTile<T>& tile,
     int64_t i,
     int64_t size) {
@@ -160,7 +160,7 @@ CompressedTile<T> part_of(
 
 // The values plus residuals, in the buffer.
 template <typename T>
-const T* load(const CompressedTile<T>& tile, c10::ScalarType dtype) {
+const T* load_tile(const CompressedTile<T>& tile, c10::ScalarType dtype) {
   const bool is_add = tile.residual != nullptr;
   if (is_add) {
     std::memcpy(tile.buffer, tile.residual, tile.size * sizeof(T));
@@ -186,7 +186,7 @@ bool in_place(const CompressedTile<T>& tile, c10::ScalarType dtype) {
 template <class Code, typename T>
 void add(const CompressedTile<T>& tile, Code code, c10::ScalarType dtype) {
   if (!in_place(tile, dtype)) {
-    add_loaded(tile, code, load(tile, dtype));
+    add_loaded(tile, code, load_tile(tile, dtype));
     return;
   }
   const auto send_all =
@@ -223,7 +223,7 @@ void add_sent(
               source.ties_end - index},
           source.dtype);
     case Id::kFp8: {
-      const T* const values = load(tile, source.dtype);
+      const T* const values = load_tile(tile, source.dtype);
       return for_each_block(
           values,
           tile.size,
@@ -236,13 +236,13 @@ void add_sent(
               int64_t /*block*/,
               int64_t /*begin*/,
               codecs::Scale<T> scale) {
-            add_loaded(part_of(tile, i, size), Fp8<T>{scale}, values + i);
+            add_loaded(tile_from(tile, i, size), Fp8<T>{scale}, values + i);
           });
     }
     case Id::kInt4: {
       const T* const values = in_place(tile, source.dtype)
           ? reinterpret_cast<const T*>(tile.data)
-          : load(tile, source.dtype);
+          : load_tile(tile, source.dtype);
       return for_each_block(
           values,
           tile.size,
@@ -317,7 +317,7 @@ void block_magnitudes(
             tile.buffer = buffer;
             tile.size = size;
             reinterpret_cast<T*>(largest)[block] =
-                largest_of(load(tile, dtype), size);
+                largest_of(load_tile(tile, dtype), size);
           }
         });
   };

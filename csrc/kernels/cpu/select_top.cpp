@@ -15,11 +15,11 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024; // elements, in the first-level cache
-constexpr int64_t kSpan = 64 * kBlock; // so that few threads merge counts
-constexpr uint32_t kDigitBits = 11;
-constexpr uint64_t kDigits = uint64_t{1} << kDigitBits;
-using Counts = std::array<int64_t, kDigits>;
+constexpr int64_t kTopBlock = 1024; // elements, in the first-level cache
+constexpr int64_t kTopSpan = 64 * kTopBlock; // so that few threads merge counts
+constexpr uint32_t kTopDigitBits = 11;
+constexpr uint64_t kTopDigits = uint64_t{1} << kTopDigitBits;
+using TopCounts = std::array<int64_t, kTopDigits>;
 
 // The magnitudes of value + residual, in blocks.
 template <typename T>
@@ -36,10 +36,10 @@ class Magnitudes {
   // Calls `visit(bits, first, size)` with the blocks of [begin, end).
   template <class Visit>
   void for_each(int64_t begin, int64_t end, Visit visit) const {
-    alignas(kCacheLine) T values[kBlock];
-    alignas(kCacheLine) bits_t bits[kBlock];
-    for (int64_t i = begin; i < end; i += kBlock) {
-      const int64_t size = std::min(kBlock, end - i);
+    alignas(kCacheLine) T values[kTopBlock];
+    alignas(kCacheLine) bits_t bits[kTopBlock];
+    for (int64_t i = begin; i < end; i += kTopBlock) {
+      const int64_t size = std::min(kTopBlock, end - i);
       if (residual_ != nullptr) {
         std::memcpy(values, residual_ + i, size * sizeof(T));
       }
@@ -68,32 +68,32 @@ class Magnitudes {
 // How many magnitudes, of those whose bits from `left` on are those of
 // `prefix`, have each digit at `shift`.
 template <typename T>
-Counts count_digits(
+TopCounts count_digits(
     const Magnitudes<T>& magnitudes,
     int64_t num_elements,
     uint64_t prefix,
     uint32_t left,
     uint32_t shift) {
-  Counts counts{};
+  TopCounts counts{};
   std::mutex mutex; // guards counts
   const auto bytes = static_cast<int64_t>(2 * sizeof(T));
   parallel_spans(
       1,
-      [&](int64_t /*job*/) { return Work{num_elements, bytes, kSpan}; },
+      [&](int64_t /*job*/) { return Work{num_elements, bytes, kTopSpan}; },
       [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
-        Counts own{};
+        TopCounts own{};
         magnitudes.for_each(
             begin, end, [&](const auto* bits, int64_t /*first*/, int64_t size) {
               for (int64_t i = 0; i < size; ++i) {
                 const uint64_t number = bits[i];
                 if (number >> left == prefix >> left) {
-                  ++own[(number >> shift) % kDigits];
+                  ++own[(number >> shift) % kTopDigits];
                 }
               }
               return true;
             });
         const std::lock_guard lock(mutex);
-        for (size_t digit = 0; digit < kDigits; ++digit) {
+        for (size_t digit = 0; digit < kTopDigits; ++digit) {
           counts[digit] += own[digit];
         }
       });
@@ -110,10 +110,10 @@ TopElements select(
   int64_t ties = num_elements; // elements with the prefix
   int64_t wanted = count; // of them
   for (uint32_t left = kBits; left > 0;) {
-    const uint32_t shift = left > kDigitBits ? left - kDigitBits : 0;
-    const Counts counts =
+    const uint32_t shift = left > kTopDigitBits ? left - kTopDigitBits : 0;
+    const TopCounts counts =
         count_digits(magnitudes, num_elements, prefix, left, shift);
-    uint64_t digit = kDigits - 1;
+    uint64_t digit = kTopDigits - 1;
     while (counts[digit] < wanted) {
       wanted -= counts[digit--];
     }
