@@ -1,4 +1,4 @@
-// Many threads, random operations, five stores; run under ThreadSanitizer,
+// Many threads, random operations, six stores; run under ThreadSanitizer,
 // which finds races, while the program checks invariants: no value is torn, and
 // no push is lost.
 //
@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -307,6 +308,35 @@ void inquire(
   }
 }
 
+// Pushes of compressed values, changes of the compression, and copies.
+void compress(torchkv::KVStore& store, std::mt19937_64& random) {
+  const auto key = static_cast<int64_t>(random() % 2);
+  switch (random() % 8) {
+    case 0: {
+      constexpr std::array<const char*, 4> kCodecs{
+          "none", "1bit", "2bit", "fp16"};
+      store.set_gradient_compression(kCodecs.at(random() % kCodecs.size()));
+      break;
+    }
+    case 1:
+      for (const auto& residuals : store.state().residuals) {
+        for (const auto& residual : residuals) {
+          require(is_uniform(residual), "a residual is torn");
+        }
+      }
+      break;
+    case 2:
+      require(is_uniform(store.pull(key)[0]), "a compressed value is torn");
+      break;
+    default:
+      store.push(
+          key,
+          Tensors::replicas(
+              std::vector<at::Tensor>(
+                  random() % 3 + 1, at::full(kSize, 0.3F))));
+  }
+}
+
 void look(torchkv::KVStore& store) {
   store.repr();
   for (const auto& value : store.state().values) {
@@ -334,6 +364,8 @@ int main() {
   optimized->set_optimizer(adam(1e-3));
   const auto asked = c10::make_intrusive<torchkv::KVStore>();
   asked->set_optimizer(adam(1e-3));
+  const auto compressed = c10::make_intrusive<torchkv::KVStore>("device");
+  compressed->init({0, 1}, repeat(zero, 2));
 
   std::atomic<int64_t> pushed{0};
   std::atomic<int64_t> pushed_by_lists{0};
@@ -348,7 +380,7 @@ int main() {
       int64_t mine_by_lists = 0;
       int64_t my_gradients = 0;
       for (int step = 0; step < kSteps; ++step) {
-        const auto choice = random() % 19;
+        const auto choice = random() % 22;
         if (choice < 4) {
           count(*store, random, mine);
         } else if (choice < 8) {
@@ -359,6 +391,8 @@ int main() {
           optimize(*optimized, random, my_gradients);
         } else if (choice < 18) {
           inquire(*asked, random, refused);
+        } else if (choice < 21) {
+          compress(*compressed, random);
         } else {
           look(*store);
           look(*assigned);

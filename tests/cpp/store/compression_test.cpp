@@ -38,6 +38,42 @@ TEST(CompressionTest, RefusesGroupsThatDoNotExist) {
   EXPECT_NE(error_text([] { check_compression("op", {}); }), "no error");
 }
 
+TEST(CompressionTest, ResidualsStayWhileThereIsErrorFeedback) {
+  const auto make =
+      [](const char* others, const char* of_b, const StoreCompression* before) {
+        Compression compression{{codec(others), codec(of_b)}, {}};
+        compression.keys[Key("b")] = 1;
+        return StoreCompression(compression, before);
+      };
+  const auto first = make("2bit", "none", nullptr);
+  EXPECT_EQ(first.since("a"), first.generation());
+  const auto second = make("fp16", "fp8", &first);
+  EXPECT_GT(second.generation(), first.generation());
+  EXPECT_EQ(second.since("a"), first.generation());
+  EXPECT_EQ(second.since("b"), second.generation());
+  const auto third = make("int4", "topk", &second);
+  EXPECT_EQ(third.since("a"), first.generation());
+  EXPECT_EQ(third.since("b"), second.generation());
+  // Of keys that are in no group any more, too.
+  const StoreCompression fourth(Compression{{codec("2bit")}, {}}, &third);
+  EXPECT_EQ(fourth.since("a"), fourth.generation());
+  EXPECT_EQ(fourth.since("b"), second.generation());
+  const StoreCompression fifth(Compression{{codec("2bit")}, {}}, &fourth);
+  EXPECT_EQ(fifth.since("a"), fourth.generation());
+  EXPECT_EQ(fifth.since("b"), second.generation());
+}
+
+TEST(CompressionTest, KeysOfOneKind) {
+  Compression compression{{codec("2bit")}, {}};
+  compression.keys[Key("b")] = 0;
+  compression.keys[Key(3)] = 0;
+  EXPECT_NE(
+      error_text<c10::TypeError>([&] {
+        check_compression("op", compression);
+      }).find("keys, as others of the call"),
+      std::string::npos);
+}
+
 TEST(CompressionTest, AStoreCompresses) {
   KVStore store("device");
   store.init("w", at::zeros({4}));
