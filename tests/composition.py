@@ -43,13 +43,14 @@ def _optimizers():
         yield f"`optim.mxnet.{cls.__name__}`", lambda kv, c=cls: kv.set_optimizer(c())
 
 
-UPDATERS = {
+# They see values of the stored dtype; optimizers keep an fp32 master of half precision.
+OF_STORED_DTYPE = {
     "none (ASSIGN)": lambda kv: None,
     "a Python function": lambda kv: kv.set_updater(python_updater),
     "a TorchScript function": lambda kv: kv.set_updater(script(script_updater)),
     "`torch.optim.SGD`": lambda kv: kv.set_optimizer(torch.optim.SGD, lr=RATE),
-    **dict(_optimizers()),
 }
+UPDATERS = {**OF_STORED_DTYPE, **dict(_optimizers())}
 
 
 class Cell(NamedTuple):
@@ -130,9 +131,7 @@ def refusal(cell):
     first = torch.rand(SHAPE, generator=generator).to(cell.dtype)
     kv, plain = torchkv.create(cell.type), torchkv.create("local")
     kv.init("w", first)
-    # With an optimizer, half precision has an fp32 master, as this value is one.
-    is_opaque = cell.updater in (*list(UPDATERS)[:4],)
-    plain.init("w", first if is_opaque else first.float())
+    plain.init("w", first if cell.updater in OF_STORED_DTYPE else first.float())
     for store in (kv, plain):
         UPDATERS[cell.updater](store)
     try:

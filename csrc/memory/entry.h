@@ -112,7 +112,7 @@ struct Entry : c10::intrusive_ptr_target {
   int64_t step = 0; // steps of that optimizer
   int64_t num_accumulated = 0; // pushes in `accumulated`
   // What compression has not sent yet of the values pushed at each position of
-  // a list, in CPU memory with the layout of the whole value; undefined: zeros.
+  // a list, in CPU memory with the layout of the whole value.
   std::vector<at::Tensor> residuals;
   uint64_t residual_generation = 0; // of the latest compression that made them
   int64_t num_compressed = 0; // pushes whose values were compressed

@@ -33,11 +33,12 @@ uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position) {
   return result;
 }
 
-} // namespace
-
+// The dtype in which codecs compute for a key, and of its residuals.
 c10::ScalarType residual_dtype(const Meta& meta) {
   return meta.dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
 }
+
+} // namespace
 
 void check_compressible(
     const Call& call,

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
 #include "../core/compressed.h"
 #include "../memory/entry.h"
@@ -10,9 +9,6 @@
 #include "compression.h"
 
 namespace torchkv {
-
-// The dtype in which codecs compute for a key, and of its residuals.
-c10::ScalarType residual_dtype(const Meta& meta);
 
 // For a call whose values are compressed: TypeError for a key of another than a
 // floating-point dtype, NotImplementedError for values or stored values that

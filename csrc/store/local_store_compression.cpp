@@ -1,5 +1,4 @@
 // LocalStore's gradient compression, and the residuals that it saves.
-#include <cstring>
 #include <utility>
 
 #include "check.h"
@@ -41,6 +40,7 @@ void LocalStore::replace_compression(
     const Compression& compression,
     std::vector<Key> expected) {
   CompressionPtr next;
+  uint64_t later = 0; // later compressions have greater generations
   std::vector<EntryPtr> entries;
   {
     const std::lock_guard lock(updater_mutex_);
@@ -49,6 +49,7 @@ void LocalStore::replace_compression(
       next = std::make_shared<const StoreCompression>(
           compression, compression_.get());
     }
+    later = new_generation();
     compression_ = next;
     compresses_ = next != nullptr;
     compression_keys_ = std::move(expected);
@@ -57,7 +58,7 @@ void LocalStore::replace_compression(
   // Memory that a call holds is freed at the key's next compressed push.
   for (const auto& entry : entries) {
     const std::unique_lock lock(entry->mutex, std::try_to_lock);
-    if (lock.owns_lock() &&
+    if (lock.owns_lock() && entry->residual_generation < later &&
         (next == nullptr || !next->get().codec_of(entry->key).has_feedback())) {
       entry->residuals.clear();
     }
@@ -72,12 +73,8 @@ void LocalStore::save_residuals(const Entry& entry, StoreState& state) const {
   auto& result = state.residuals.emplace_back();
   for (const auto& residual : entry.residuals) {
     const at::Tensor& copy = result.emplace_back(
-        slices_.empty_like(entry, residual_dtype(entry.meta), c10::kCPU));
-    if (residual.defined()) {
-      slices_.copy(copy, residual);
-    } else {
-      std::memset(copy.mutable_data_ptr(), 0, copy.nbytes());
-    }
+        slices_.empty_like(entry, residual.scalar_type(), c10::kCPU));
+    slices_.copy(copy, residual);
   }
 }
 

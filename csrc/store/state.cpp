@@ -289,7 +289,7 @@ StoreState StoreState::from_tuple(Tuple tuple) {
       kFormat,
       ", but got format ",
       std::get<0>(tuple),
-      "; a newer torchkv may read it");
+      "; another version of torchkv may read it");
   StoreState state{
       std::move(std::get<1>(tuple)),
       std::move(std::get<2>(tuple)),

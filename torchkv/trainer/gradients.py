@@ -128,11 +128,10 @@ class Gradients:
         """Replaces each replica's gradients by the sum of all."""
         if self._store is not None and fresh:
             num_replicas = len(self._parameters[next(iter(fresh))])
-            compresses = (
-                isinstance(self._store, KVStore)
-                and self._store.gradient_compression is not None
-            )
-            if num_replicas * self._store.num_workers > 1 or compresses:
+            if (
+                num_replicas * self._store.num_workers > 1
+                or getattr(self._store, "gradient_compression", None) is not None
+            ):
                 self.init(fresh)
                 self._store.pushpull(list(fresh), list(fresh.values()))
         self._reduced = _firsts(fresh)

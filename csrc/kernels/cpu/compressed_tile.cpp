@@ -197,8 +197,6 @@ void add(const CompressedTile<T>& tile, Code code, c10::ScalarType dtype) {
 
 } // namespace
 
-// Adds what the codec of a source sends of a tile, whose first element is
-// number `index` of the value.
 template <typename T>
 void add_sent(
     const CompressedSource& source,

@@ -18,7 +18,7 @@ struct CompressedSource {
   char* residual = nullptr; // from the same element; null if the codec has none
   uint64_t stream = 0;
   // The greatest finite magnitudes of the value's blocks, or null where they
-  // are found on the way; then `begin` is the beginning of a block.
+  // are found on the way: then the sum begins with a block.
   const char* largest = nullptr;
   uint64_t least_bits = 0;
   int64_t ties_end = 0;

@@ -4,12 +4,10 @@
 #include <array>
 #include <cstring>
 #include <mutex>
-#include <vector>
 
 #include "../codecs.h"
 #include "access.h"
 #include "cache_line.h"
-#include "clones.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
