@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from torchkv.compression import BF16, FP8, FP16, Int4, OneBit, TopK, TwoBit
@@ -18,6 +19,16 @@ WITH_FEEDBACK = [
     TopK(ratio=0.25),
 ]
 ALL = [*WITH_FEEDBACK, Int4(), Int4(seed=7)]
+
+each_codec = pytest.mark.parametrize("codec", WITH_FEEDBACK, ids=str)
+each_float = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+
+
+def some(shape, dtype=torch.float32, scale=1.0):
+    """Normally distributed numbers."""
+    return (torch.randn(shape) * scale).to(dtype)
 
 
 def sent(codec, value):

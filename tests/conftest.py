@@ -154,6 +154,15 @@ def kv(store_type):
         yield store
 
 
+@pytest.fixture(params=["device", "sharded"])
+def device_kv(request, monkeypatch):
+    """An empty store of type device, and one that shards what is pushed as a list."""
+    if request.param == "sharded":
+        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
+    with torchkv.create("device") as store:
+        yield store
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def devices(request):
     """Four devices for replicas: the CPU, or the available GPUs in turn."""

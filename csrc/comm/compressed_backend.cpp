@@ -28,19 +28,9 @@ bool CompressedBackend::add(const Job& job) {
   }
   if (job.is_norm || is_elementwise(job.step->rule)) {
     add_sum(job);
-    return true;
+  } else {
+    add_dense_step(job);
   }
-  const at::Tensor& total = totals_.emplace_back(
-      backends_.order().runtime().allocate_like(*job.result, job.accumulation));
-  Job sum = job;
-  sum.result = &total;
-  sum.step = &kAssignStep;
-  add_sum(sum);
-  // Which runs after this backend.
-  const Value value(&total);
-  Job summed = job;
-  summed.values = value;
-  backends_.add(summed);
   return true;
 }
 

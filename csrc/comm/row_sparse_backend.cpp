@@ -25,25 +25,14 @@ bool RowSparseBackend::add(const Job& job) {
     return false;
   }
   if (job.is_norm || (job.step->is_lazy && can_step_rows(job.step->rule))) {
-    add_to(sums_, job);
-    return true;
+    add_sum(job);
+  } else {
+    add_dense_step(job);
   }
-  const at::Tensor& total = tensors_.emplace_back(
-      backends_.order().runtime().allocate_like(*job.result, job.accumulation));
-  Job sum = job;
-  sum.result = &total;
-  sum.step = &kAssignStep;
-  kernels::cpu::RowSumBatch sums;
-  add_to(sums, sum);
-  sums.run();
-  const Value value(&total);
-  Job summed = job;
-  summed.values = value;
-  backends_.add(summed);
   return true;
 }
 
-void RowSparseBackend::add_to(kernels::cpu::RowSumBatch& sums, const Job& job) {
+void RowSparseBackend::add_sum(const Job& job) {
   // Values of several dtypes are converted first: rows are few.
   c10::ScalarType dtype = job.values[0].dtype();
   for (const auto& value : job.values) {
@@ -71,7 +60,7 @@ void RowSparseBackend::add_to(kernels::cpu::RowSumBatch& sums, const Job& job) {
   }
   kernels::cpu::StateLine state;
   job.get_state(state.master, state.states);
-  sums.add(
+  sums_.add(
       {sources,
        dtype,
        row_size,

@@ -24,6 +24,38 @@ StoreState::Numbers to_dict(const NumbersByName& numbers) {
   return result;
 }
 
+// Appends the keys of a map to the lists of their kinds, and visits what they
+// have in this order: that of int keys first.
+template <class Items, class Visit>
+void append_keys(
+    const Items& items,
+    std::vector<int64_t>& int_keys,
+    std::vector<std::string>& str_keys,
+    Visit visit) {
+  for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
+    for (const auto& [key, item] : items) {
+      if (key.kind() != kind) {
+        continue;
+      }
+      if (kind == KeyKind::kInt) {
+        int_keys.push_back(key.id());
+      } else {
+        str_keys.push_back(key.text());
+      }
+      visit(item);
+    }
+  }
+}
+
+// The key of item `i` of append_keys.
+Key key_at(
+    const std::vector<int64_t>& int_keys,
+    const std::vector<std::string>& str_keys,
+    size_t i) {
+  return i < int_keys.size() ? Key(int_keys[i])
+                             : Key(str_keys[i - int_keys.size()]);
+}
+
 StoreState::OptimizerTuple to_tuple(
     const Optimizer& optimizer,
     std::vector<KeyState> states) {
@@ -35,21 +67,16 @@ StoreState::OptimizerTuple to_tuple(
     groups.push_back(to_dict(numbers_of(rule)));
   }
   gradient = to_dict(shared_numbers(optimizer));
-  for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
-    for (const auto& [key, options] : optimizer.keys) {
-      if (key.kind() != kind) {
-        continue;
-      }
-      if (kind == KeyKind::kInt) {
-        int_keys.push_back(key.id());
-      } else {
-        str_keys.push_back(key.text());
-      }
-      group_of.push_back(static_cast<int64_t>(options.group));
-      multipliers.push_back(options.lr_mult);
-      multipliers.push_back(options.wd_mult);
-    }
-  }
+  append_keys(
+      optimizer.keys,
+      int_keys,
+      str_keys,
+      [&of_group = group_of,
+       &factors = multipliers](const KeyOptions& options) {
+        of_group.push_back(static_cast<int64_t>(options.group));
+        factors.push_back(options.lr_mult);
+        factors.push_back(options.wd_mult);
+      });
   for (auto& state : states) {
     steps.push_back(state.step);
     accumulated.push_back(state.num_accumulated);
@@ -82,9 +109,7 @@ Optimizer to_optimizer(const StoreState::OptimizerTuple& tuple) {
       num_keys,
       " keys");
   for (size_t i = 0; i < num_keys; ++i) {
-    const Key key = i < int_keys.size() ? Key(int_keys[i])
-                                        : Key(str_keys[i - int_keys.size()]);
-    optimizer.keys[key] = {
+    optimizer.keys[key_at(int_keys, str_keys, i)] = {
         static_cast<size_t>(group_of[i]),
         multipliers[2 * i],
         multipliers[2 * i + 1]};
@@ -104,19 +129,13 @@ StoreState::CompressionTuple to_tuple(
     names.emplace_back(name_of(codec));
     numbers.push_back(to_dict(numbers_of(codec)));
   }
-  for (const auto kind : {KeyKind::kInt, KeyKind::kStr}) {
-    for (const auto& [key, group] : compression.keys) {
-      if (key.kind() != kind) {
-        continue;
-      }
-      if (kind == KeyKind::kInt) {
-        int_keys.push_back(key.id());
-      } else {
-        str_keys.push_back(key.text());
-      }
-      group_of.push_back(static_cast<int64_t>(group));
-    }
-  }
+  append_keys(
+      compression.keys,
+      int_keys,
+      str_keys,
+      [&of_group = group_of](size_t group) {
+        of_group.push_back(static_cast<int64_t>(group));
+      });
   residuals = std::move(all_residuals);
   counts = std::move(all_counts);
   return tuple;
@@ -144,9 +163,8 @@ Compression to_compression(const StoreState::CompressionTuple& tuple) {
         make_codec("load", names[i], from_dict(numbers[i])));
   }
   for (size_t i = 0; i < num_keys; ++i) {
-    const Key key = i < int_keys.size() ? Key(int_keys[i])
-                                        : Key(str_keys[i - int_keys.size()]);
-    compression.keys[key] = static_cast<size_t>(group_of[i]);
+    compression.keys[key_at(int_keys, str_keys, i)] =
+        static_cast<size_t>(group_of[i]);
   }
   check_compression("load", compression);
   return compression;

@@ -8,27 +8,16 @@ import pytest
 import torch
 
 import torchkv
-from compression_model import ALL, Model
+from compression_model import ALL, Model, each_float, some
 from helpers import assert_same, full, run_threads, script, stored
 from torchkv import optim
 from torchkv.compression import FP8, FP16, Int4, OneBit, TopK, TwoBit
 
-each_float = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
 
-
-@pytest.fixture(params=["device", "sharded"])
-def kv(request, monkeypatch):
-    """A store that compresses, and one that shards what is pushed as a list."""
-    if request.param == "sharded":
-        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
-    with torchkv.create("device") as store:
-        yield store
-
-
-def some(shape, dtype=torch.float32, scale=1.0):
-    return (torch.randn(shape) * scale).to(dtype)
+@pytest.fixture
+def kv(device_kv):
+    """An empty store of type device, of one place or several."""
+    return device_kv
 
 
 # -- the contract

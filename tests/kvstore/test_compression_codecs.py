@@ -6,28 +6,24 @@ import pytest
 import torch
 
 import torchkv
-from compression_model import ALL, WITH_FEEDBACK, Model
+from compression_model import (
+    ALL,
+    WITH_FEEDBACK,
+    Model,
+    each_codec,
+    each_float,
+    some,
+)
 from helpers import assert_same, bits, full, stored
 from torchkv.compression import BF16, FP8, FP16, Int4, TopK
 
 SHAPES = [(), (1,), (5,), (2, 3), (1025,), (37, 83), (0, 3)]
-each_codec = pytest.mark.parametrize("codec", WITH_FEEDBACK, ids=str)
-each_float = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
 
 
-@pytest.fixture(params=["device", "sharded"])
-def kv(request, monkeypatch):
-    """A store that compresses, and one that shards what is pushed as a list."""
-    if request.param == "sharded":
-        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
-    with torchkv.create("device") as store:
-        yield store
-
-
-def some(shape, dtype=torch.float32, scale=1.0):
-    return (torch.randn(shape) * scale).to(dtype)
+@pytest.fixture
+def kv(device_kv):
+    """An empty store of type device, of one place or several."""
+    return device_kv
 
 
 # -- every codec, against its definition

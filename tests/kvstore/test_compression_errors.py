@@ -10,13 +10,10 @@ from helpers import assert_same, full, snapshot, stored
 from torchkv.compression import Codec, Int4, OneBit, TopK, TwoBit
 
 
-@pytest.fixture(params=["device", "sharded"])
-def kv(request, monkeypatch):
-    """A store that compresses, and one that shards what is pushed as a list."""
-    if request.param == "sharded":
-        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
-    with torchkv.create("device") as store:
-        yield store
+@pytest.fixture
+def kv(device_kv):
+    """An empty store of type device, of one place or several."""
+    return device_kv
 
 
 OP = "set_gradient_compression: "

@@ -3,9 +3,11 @@
 #include <ATen/OpMathType.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "access.h"
 #include "cache_line.h"
+#include "chunks.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
@@ -40,7 +42,7 @@ class Tiles {
         T* const kept = keep_residuals ? kept_ : residual;
         add_sent<T>(
             source,
-            {data, stride, residual, kept, values_, total_, is_add, size},
+            {data, residual, kept, values_, total_, is_add, size},
             begin + first);
       }
       is_add = true;
@@ -93,22 +95,6 @@ void CompressedSumBatch::add(const CompressedSum& sum) {
   }
 }
 
-template <class Body>
-void CompressedSumBatch::for_each(Body body) const {
-  parallel_spans(
-      static_cast<int64_t>(jobs_.size()),
-      [&](int64_t i) {
-        const Job& job = jobs_[i];
-        return Work{
-            (job.num_elements + kTile - 1) / kTile,
-            kTile * job.bytes_per_element,
-            /*cut=*/1};
-      },
-      [&](int64_t i, int64_t begin, int64_t end, bool stream) {
-        body(jobs_[i], i, begin, end, stream);
-      });
-}
-
 template <typename T>
 void CompressedSumBatch::step_tiles(
     const Job& job,
@@ -135,24 +121,29 @@ void CompressedSumBatch::step_tiles(
 }
 
 void CompressedSumBatch::run() const {
-  for_each([](const Job& job,
-              int64_t /*i*/,
-              int64_t begin,
-              int64_t end,
-              bool stream) {
-    (job.accumulation == c10::kDouble
-         ? &step_tiles<double>
-         : &step_tiles<float>)(job, begin, end, stream);
-  });
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        const Job& job = jobs_[i];
+        return Work{
+            (job.num_elements + kTile - 1) / kTile,
+            kTile * job.bytes_per_element,
+            /*cut=*/1};
+      },
+      [&](int64_t i, int64_t begin, int64_t end, bool stream) {
+        const Job& job = jobs_[i];
+        (job.accumulation == c10::kDouble
+             ? &step_tiles<double>
+             : &step_tiles<float>)(job, begin, end, stream);
+      });
 }
 
 template <typename T>
 double CompressedSumBatch::tile_norm(
     const Job& job,
-    int64_t tile,
+    int64_t first,
+    int64_t size,
     double scale) {
-  const int64_t first = tile * kTile;
-  const int64_t size = std::min(kTile, job.num_elements - first);
   Tiles<T> tiles;
   const auto* const total = reinterpret_cast<const char*>(
       tiles.sum(job.sources, job.begin, first, size, /*keep_residuals=*/true));
@@ -160,30 +151,19 @@ double CompressedSumBatch::tile_norm(
 }
 
 double CompressedSumBatch::squared_norm(double scale) const {
-  std::vector<std::vector<double>> sums;
-  sums.reserve(jobs_.size());
+  Chunks chunks(kTile);
   for (const auto& job : jobs_) {
-    sums.emplace_back((job.num_elements + kTile - 1) / kTile);
+    chunks.add_job(job.num_elements, job.bytes_per_element);
   }
-  for_each([&](const Job& job,
-               int64_t i,
-               int64_t begin,
-               int64_t end,
-               bool /*stream*/) {
-    for (int64_t tile = begin; tile < end; ++tile) {
-      sums[i][tile] =
-          (job.accumulation == c10::kDouble
-               ? &tile_norm<double>
-               : &tile_norm<float>)(job, tile, scale);
-    }
+  std::vector<double> sums(chunks.size());
+  chunks.for_each([&](int64_t i, int64_t chunk, int64_t first, int64_t size) {
+    const Job& job = jobs_[i];
+    sums[chunk] =
+        (job.accumulation == c10::kDouble
+             ? &tile_norm<double>
+             : &tile_norm<float>)(job, first, size, scale);
   });
-  double result = 0;
-  for (const auto& of_job : sums) {
-    for (const double sum : of_job) {
-      result += sum;
-    }
-  }
-  return result;
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 } // namespace torchkv::kernels::cpu

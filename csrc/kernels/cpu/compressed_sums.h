@@ -58,9 +58,7 @@ class TORCHKV_API CompressedSumBatch {
     int64_t bytes_of_state = 0;
   };
 
-  // Calls `body(job, begin, end, stream)` with spans of each job's tiles.
-  template <class Body>
-  void for_each(Body body) const;
+  // Of the tiles [begin, end).
   template <typename T>
   static void step_tiles(
       const Job& job,
@@ -68,7 +66,11 @@ class TORCHKV_API CompressedSumBatch {
       int64_t end,
       bool stream);
   template <typename T>
-  static double tile_norm(const Job& job, int64_t tile, double scale);
+  static double tile_norm(
+      const Job& job,
+      int64_t first,
+      int64_t size,
+      double scale);
 
   std::vector<Job> jobs_;
 };

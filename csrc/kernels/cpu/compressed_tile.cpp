@@ -7,10 +7,9 @@
 #include "../../core/errors.h"
 #include "../../core/mixed_bits.h"
 #include "../codecs.h"
-#include "access.h"
 #include "cache_line.h"
+#include "chunks.h"
 #include "clones.h"
-#include "parallel.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
@@ -142,14 +141,13 @@ void for_each_block(
   }
 }
 
-// The elements of a tile from `i` on.
+// The elements of a loaded tile from `i` on.
 template <typename T>
 CompressedTile<T> tile_from(
     const CompressedTile<T>& tile,
     int64_t i,
     int64_t size) {
   CompressedTile<T> part = tile;
-  part.data += i * tile.stride;
   part.residual += i;
   part.kept += i;
   part.buffer += i;
@@ -161,11 +159,7 @@ CompressedTile<T> tile_from(
 // The values plus residuals, in the buffer.
 template <typename T>
 const T* load_tile(const CompressedTile<T>& tile, c10::ScalarType dtype) {
-  const bool is_add = tile.residual != nullptr;
-  if (is_add) {
-    std::memcpy(tile.buffer, tile.residual, tile.size * sizeof(T));
-  }
-  access<T>(dtype).load(tile.data, tile.stride, is_add, tile.buffer, tile.size);
+  load_sum<T>(tile.data, dtype, tile.residual, tile.buffer, tile.size);
   return tile.buffer;
 }
 
@@ -287,36 +281,23 @@ void block_magnitudes(
     int64_t num_elements,
     int64_t block_size,
     char* largest) {
+  const auto value_size = static_cast<int64_t>(c10::elementSize(dtype));
   const auto find = [&](auto zero) {
     using T = decltype(zero);
     TORCHKV_INTERNAL_ASSERT(block_size <= kTile);
-    parallel_spans(
-        1,
-        [&](int64_t /*job*/) {
-          return Work{
-              (num_elements + block_size - 1) / block_size,
-              block_size *
-                  (static_cast<int64_t>(c10::elementSize(dtype)) +
-                   static_cast<int64_t>(c10::elementSize(residual_dtype))),
-              /*cut=*/1};
-        },
-        [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
-          alignas(kCacheLine) T buffer[kTile];
-          for (int64_t block = begin; block < end; ++block) {
-            const int64_t first = block * block_size;
-            const int64_t size = std::min(block_size, num_elements - first);
-            CompressedTile<T> tile{};
-            tile.stride = static_cast<int64_t>(c10::elementSize(dtype));
-            tile.data = value + first * tile.stride;
-            // Which is only read.
-            tile.residual = residual == nullptr
-                ? nullptr
-                : const_cast<T*>(reinterpret_cast<const T*>(residual)) + first;
-            tile.buffer = buffer;
-            tile.size = size;
-            reinterpret_cast<T*>(largest)[block] =
-                largest_of(load_tile(tile, dtype), size);
-          }
+    Chunks blocks(block_size);
+    blocks.add_job(num_elements, value_size + static_cast<int64_t>(sizeof(T)));
+    blocks.for_each(
+        [&](int64_t /*job*/, int64_t block, int64_t first, int64_t size) {
+          alignas(kCacheLine) T sum[kTile];
+          const auto* const all = reinterpret_cast<const T*>(residual);
+          load_sum<T>(
+              value + first * value_size,
+              dtype,
+              all == nullptr ? nullptr : all + first,
+              sum,
+              size);
+          reinterpret_cast<T*>(largest)[block] = largest_of(sum, size);
         });
   };
   if (residual_dtype == c10::kDouble) {

@@ -3,9 +3,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "../../core/codec.h"
 #include "../../core/export.h"
+#include "access.h"
 
 namespace torchkv::kernels::cpu {
 
@@ -33,7 +35,6 @@ constexpr int64_t kTile = 1024;
 template <typename T>
 struct CompressedTile {
   const char* data;
-  int64_t stride; // bytes
   T* residual; // null without error feedback
   T* kept; // receives the next residual; may be `residual`
   T* buffer;
@@ -41,6 +42,22 @@ struct CompressedTile {
   bool is_add; // to the total
   int64_t size;
 };
+
+// `size` numbers of any dtype plus the residuals (null: zeros), as T.
+template <typename T>
+void load_sum(
+    const char* data,
+    c10::ScalarType dtype,
+    const T* residual,
+    T* sum,
+    int64_t size) {
+  const bool is_add = residual != nullptr;
+  if (is_add) {
+    std::memcpy(sum, residual, size * sizeof(T));
+  }
+  const auto stride = static_cast<int64_t>(c10::elementSize(dtype));
+  access<T>(dtype).load(data, stride, is_add, sum, size);
+}
 
 // Makes what the codec of a source sends of a tile the total, or adds it to it.
 // The tile's first element is number `index` of the value.

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <mutex>
 
 #include "../codecs.h"
-#include "access.h"
 #include "cache_line.h"
+#include "compressed_tile.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
@@ -28,8 +27,8 @@ class Magnitudes {
   Magnitudes(const char* value, c10::ScalarType dtype, const char* residual)
       : value_(value),
         stride_(static_cast<int64_t>(c10::elementSize(dtype))),
-        residual_(reinterpret_cast<const T*>(residual)),
-        load_(access<T>(dtype).load) {}
+        dtype_(dtype),
+        residual_(reinterpret_cast<const T*>(residual)) {}
 
   // Calls `visit(bits, first, size)` with the blocks of [begin, end).
   template <class Visit>
@@ -38,13 +37,10 @@ class Magnitudes {
     alignas(kCacheLine) bits_t bits[kTopBlock];
     for (int64_t i = begin; i < end; i += kTopBlock) {
       const int64_t size = std::min(kTopBlock, end - i);
-      if (residual_ != nullptr) {
-        std::memcpy(values, residual_ + i, size * sizeof(T));
-      }
-      load_(
+      load_sum<T>(
           value_ + i * stride_,
-          stride_,
-          /*is_add=*/residual_ != nullptr,
+          dtype_,
+          residual_ == nullptr ? nullptr : residual_ + i,
           values,
           size);
       for (int64_t j = 0; j < size; ++j) {
@@ -59,8 +55,8 @@ class Magnitudes {
  private:
   const char* value_;
   int64_t stride_;
+  c10::ScalarType dtype_;
   const T* residual_;
-  decltype(Access::load) load_;
 };
 
 // How many magnitudes, of those whose bits from `left` on are those of

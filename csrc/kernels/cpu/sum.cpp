@@ -8,62 +8,18 @@
 #include <vector>
 
 #include "cache_line.h"
+#include "chunks.h"
 #include "lamb.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
 
+constexpr int64_t kNormChunk = int64_t{16} * 1024; // elements
+
 int64_t size_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
-
-// Jobs divided into chunks of a fixed number of elements, so that a sum of
-// squares per chunk has the same bits for any number of threads.
-class Chunks {
- public:
-  void add_job(int64_t num_elements, int64_t bytes_per_element) {
-    const int64_t num_chunks = (num_elements + kSize - 1) / kSize;
-    const int64_t size = std::clamp(num_elements, int64_t{1}, kSize);
-    jobs_.push_back({num_chunks, size * bytes_per_element, /*cut=*/1});
-    num_elements_.push_back(num_elements);
-    ends_.push_back(end(jobs_.size() - 1) + num_chunks);
-  }
-
-  // The chunks of a job are [end(job), end(job + 1)).
-  int64_t end(size_t num_jobs) const {
-    return ends_[num_jobs];
-  }
-  int64_t size() const {
-    return ends_.back();
-  }
-
-  // Calls `body(job, chunk, first, size)` for each chunk, in parallel: its
-  // elements are [first, first + size) of the job.
-  template <class Body>
-  void for_each(Body body) const {
-    parallel_spans(
-        static_cast<int64_t>(jobs_.size()),
-        [&](int64_t job) { return jobs_[job]; },
-        [&](int64_t job, int64_t begin, int64_t end, bool /*stream*/) {
-          for (int64_t i = begin; i < end; ++i) {
-            const int64_t first = i * kSize;
-            body(
-                job,
-                ends_[job] + i,
-                first,
-                std::min(kSize, num_elements_[job] - first));
-          }
-        });
-  }
-
- private:
-  static constexpr int64_t kSize = int64_t{16} * 1024;
-
-  std::vector<Work> jobs_;
-  std::vector<int64_t> num_elements_;
-  std::vector<int64_t> ends_{0}; // of the chunks of the first 0, 1, ... jobs
-};
 
 // The factor that brings the squares of fp64 numbers of such a 2-norm into
 // fp64's range.
@@ -158,7 +114,7 @@ void SumBatch::run() const {
 }
 
 double SumBatch::squared_norm(double scale) const {
-  Chunks chunks;
+  Chunks chunks(kNormChunk);
   for (const auto& job : jobs_) {
     chunks.add_job(job.num_elements, job.bytes_per_element);
   }
@@ -179,7 +135,7 @@ void SumBatch::run_lamb() const {
     return LambLine(*job.step, job.dtype, stored, state_of(i, first));
   };
   const auto chunks_of = [&](auto is_included) {
-    Chunks chunks;
+    Chunks chunks(kNormChunk);
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const bool is_lamb = jobs_[i].step->rule.id == RuleSpec::Id::kLamb;
       chunks.add_job(
