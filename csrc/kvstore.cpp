@@ -7,9 +7,12 @@
 #include "core/errors.h"
 #include "core/in_progress.h"
 #include "core/process.h"
+#include "store/check.h"
 #include "store/key_table.h"
 #include "store/registry.h"
+#include "store/row_erase.h"
 #include "store/row_pull.h"
+#include "store/row_values.h"
 #include "store/store.h"
 
 // The range of a call in torch.profiler.
@@ -95,7 +98,22 @@ WorkPtr KVStore::pull(
     const CallOptions& options) const {
   TORCHKV_RANGE("torchkv::pull");
   const Call call{"pull", keys, nullptr, &outs, options};
-  return usable(call.op).pull(call);
+  Store& store = usable(call.op);
+  const auto dense =
+      options.ignore_sparse ? dense_outs(call) : std::optional<DenseOuts>();
+  if (!dense) {
+    return store.pull(call);
+  }
+  for (const auto& key : keys.list) {
+    meta(call.op, key);
+  }
+  if (dense->keys.size() != 0) {
+    return store.pull({call.op, dense->keys, nullptr, &dense->outs, options});
+  }
+  return options.async_op
+      ? c10::make_intrusive<Work>(
+            default_runtime(), Work::Parts(), std::vector<at::Tensor>())
+      : nullptr;
 }
 
 std::vector<at::Tensor> KVStore::pull(
@@ -151,6 +169,24 @@ void KVStore::assign(
   usable(call.op).assign(call);
 }
 
+void KVStore::init_rows(
+    const Key& key,
+    const std::vector<int64_t>& row_shape,
+    c10::ScalarType dtype,
+    std::optional<int64_t> num_rows,
+    const RowInit& init) {
+  TORCHKV_RANGE("torchkv::init_rows");
+  const Where where{"init_rows", key};
+  usable(where.op).init_rows(
+      key, row_sparse_meta(where, num_rows, row_shape, dtype), init);
+}
+
+void KVStore::erase_rows(const Keys& keys, const Tensors& row_ids) {
+  TORCHKV_RANGE("torchkv::erase_rows");
+  constexpr auto* op = "delete";
+  torchkv::erase_rows(usable(op), op, keys, row_ids);
+}
+
 void KVStore::erase(const Keys& keys) {
   usable("delete").erase(keys);
 }
@@ -175,6 +211,15 @@ std::optional<KeyKind> KVStore::key_kind() const {
 std::vector<int64_t> KVStore::shape(const Key& key) const {
   const auto sizes = meta("shape", key).sizes;
   return {sizes.begin(), sizes.end()};
+}
+
+bool KVStore::is_row_sparse(const Key& key) const {
+  return meta("is_row_sparse", key).is_row_sparse;
+}
+
+int64_t KVStore::num_rows(const Key& key) const {
+  constexpr auto* op = "num_rows";
+  return usable(op).num_rows(op, key);
 }
 
 std::vector<KeyStats> KVStore::stats(const Keys& keys) const {

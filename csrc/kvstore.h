@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/row_init.h"
 #include "device/runtime.h"
 #include "device/work.h"
 #include "memory/key_state.h"
@@ -97,10 +98,28 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // to zero, elementwise optimizers step the pushed rows only, and other
   // updaters get a dense sum. IndexError for an id that is not a row of the
   // value.
+  //
+  // A row-sparse key gets the rows that it lacks; of a dense tensor, all.
+  // ASSIGN forgets the others. NotImplementedError for updaters other than
+  // ASSIGN and elementwise optimizers.
   WorkPtr push(
       const Keys& keys,
       const Tensors& values,
       const CallOptions& options = {});
+
+  // Makes a row-sparse key, of at most `num_rows` rows of a shape and dtype: it
+  // keeps those that were pushed, in CPU memory, and the others have their
+  // initial value and take none. Without `num_rows` there may be as many as
+  // 2^63 - 1 elements allow, which is then the first dimension of shape().
+  // ValueError for negative sizes, more elements, and a dtype that the initial
+  // value cannot have; otherwise as init, which makes such a key of a
+  // torch.sparse_coo tensor. On one machine only (NotImplementedError).
+  void init_rows(
+      const Key& key,
+      const std::vector<int64_t>& row_shape,
+      c10::ScalarType dtype = c10::kFloat,
+      std::optional<int64_t> num_rows = std::nullopt,
+      const RowInit& init = {});
 
   // Writes each key's value into all its tensors, in place.
   // Where outs of several keys share memory, the last key counts.
@@ -153,6 +172,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
 
   // Removes the keys; they may be initialized again, with other shapes.
   void erase(const Keys& keys);
+  // Forgets rows of row-sparse keys, with what an optimizer keeps for them:
+  // they have their initial value again. A tensor of ids for each key; those of
+  // rows that a key does not have are skipped. ValueError for a dense key; ids
+  // as row_sparse_pull, and nothing has changed.
+  void erase_rows(const Keys& keys, const Tensors& row_ids);
 
   bool contains(const Key& key) const;
   int64_t size() const;
@@ -161,6 +185,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // None before the first init.
   std::optional<KeyKind> key_kind() const;
   std::vector<int64_t> shape(const Key& key) const;
+  bool is_row_sparse(const Key& key) const;
+  // How many rows the value has; of a row-sparse key, those that it keeps.
+  // ValueError for a value without dimensions.
+  int64_t num_rows(const Key& key) const;
   // The number of updates of the key's value, on several machines as far as
   // this process knows.
   int64_t version(const Key& key) const;

@@ -127,6 +127,15 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["local", "device", "sharded"])
+def each_kv(request, monkeypatch):
+    """A store of each type, and one that shards what is pushed as a list."""
+    if request.param == "sharded":
+        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
+    with torchkv.create("local" if request.param == "local" else "device") as store:
+        yield store
+
+
 @pytest.fixture
 def streams():
     """New streams, ordered after all previous work."""

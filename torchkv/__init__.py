@@ -9,7 +9,14 @@ Importing the package registers the TorchScript class
 from importlib.metadata import PackageNotFoundError, version
 
 # The first of these is the first to be imported: it explains why the others may fail.
-from torchkv import _binaries, compression, distributed, lr_scheduler, optim
+from torchkv import (
+    _binaries,
+    compression,
+    distributed,
+    initializers,
+    lr_scheduler,
+    optim,
+)
 from torchkv._C import Work
 from torchkv.errors import (
     RemoteError,
@@ -40,6 +47,7 @@ __all__ = [
     "WorkerLostError",
     "compression",
     "create",
+    "initializers",
     "load",
     "lr_scheduler",
     "optim",

@@ -17,6 +17,7 @@ import torch
 from torchkv import _C, compression, registered
 from torchkv.arguments import as_keys, expect
 from torchkv.compression import Compression
+from torchkv.initializers import Initializer, Zeros
 from torchkv.optim import StoreOptimizer, TorchOptimizer
 from torchkv.optim import names as optim_names
 from torchkv.optim.rules import on_store
@@ -130,7 +131,9 @@ class KVStore(Stateful):
             value: one tensor per key, of any shape and strides. The store keeps a
                 copy of its shape and dtype: in CPU memory in a ``local`` store, on the
                 tensor's device in a ``device`` store. In a ``dist`` store rank 0's
-                counts; all ranks make the call, which waits for rank 0's.
+                counts; all ranks make the call, which waits for rank 0's. A
+                ``torch.sparse_coo`` tensor with one sparse dimension makes a row-sparse
+                key: see :meth:`init_rows`.
             whole: in a ``dist`` store, one server holds the whole value whatever its
                 size; it may not be split where an updater that is not built in, or
                 LAMB, is set after ``init``.
@@ -150,6 +153,51 @@ class KVStore(Stateful):
         """
         self._impl.init(key, value, whole, share)
 
+    def init_rows(
+        self,
+        key: Key,
+        row_shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        num_rows: int | None = None,
+        init: Initializer | None = None,
+    ) -> None:
+        """Makes a row-sparse key, which keeps only the rows that are pushed.
+
+        Rows that were never pushed have their initial value and take no memory, so a
+        table of a billion rows takes what its used rows take: their values, what the
+        optimizer keeps for them, and about 60 to 110 bytes each for an index. They stay
+        until :meth:`delete` forgets them; nothing is evicted. On one machine, in CPU
+        memory, also in a ``device`` store. :meth:`init` with a ``torch.sparse_coo``
+        tensor makes such a key, too, whose initial value is zero.
+
+        :meth:`push` takes ``torch.sparse_coo`` tensors with one sparse dimension, or
+        dense ones of all rows. Without an updater the pushed rows replace the value:
+        others are forgotten. The optimizers of :mod:`torchkv.optim` step the pushed
+        rows, those with ``lazy=False`` all that the key keeps. :meth:`pull` returns the
+        rows as a ``torch.sparse_coo`` tensor, and fills dense outs;
+        :meth:`row_sparse_pull` looks rows up, and adds none.
+
+        Args:
+            key: a new key.
+            row_shape: the shape of one row; ``()`` for a number.
+            dtype: of the rows.
+            num_rows: how many rows there may be: :meth:`shape` is ``(num_rows,
+                *row_shape)``. None for as many as fit into 2**63 - 1 elements, the most
+                that a tensor's shape can have; then :meth:`push` takes sparse tensors
+                of any number of rows.
+            init: one of :mod:`torchkv.initializers`; None for zeros.
+
+        Raises:
+            ValueError: a key that is already initialized, a negative size, more than
+                2**63 - 1 elements, a dtype that `init` does not support.
+            NotImplementedError: a ``dist`` store; at a push, an updater or optimizer
+                (LAMB) that needs the whole value, or values on accelerators.
+        """
+        init = Zeros() if init is None else init
+        expect("init_rows", init, Initializer, "one of torchkv.initializers as init")
+        described = init._described()
+        self._impl.init_rows(key, row_shape, dtype, num_rows, described)
+
     def push(
         self,
         key: Keys,
@@ -168,7 +216,7 @@ class KVStore(Stateful):
         one sparse dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their
         rows are added up by id. Without an updater, rows that were not pushed become
         zero; built-in optimizers other than LAMB step the pushed rows only; all others
-        get a dense sum.
+        get a dense sum. For row-sparse keys, see :meth:`init_rows`.
 
         Args:
             key: keys of the store.
@@ -209,14 +257,18 @@ class KVStore(Stateful):
                 a parameter: no gradient is recorded, ``requires_grad`` is fine.
                 Several tensors per key are all written.
             priority: as in :meth:`push`.
-            ignore_sparse: skip row-sparse outs; not supported yet.
+            ignore_sparse: skip ``torch.sparse_coo`` outs. Otherwise they must have one
+                sparse dimension, and get the rows that the value has, of a dense value
+                all rows.
             async_op: as in :meth:`push`.
             min_version: wait until the value has had so many updates
                 (:meth:`version`), of whichever ranks.
 
         Returns:
             With ``out``: as :meth:`push`. Without: a new tensor of the stored shape,
-            dtype and device, or a list of them for a list of keys.
+            dtype and device, or a list of them for a list of keys. Of a row-sparse key,
+            a coalesced ``torch.sparse_coo`` tensor; if its number of rows is unlimited,
+            up to its last row.
 
         Raises:
             ValueError: ``async_op`` without ``out``; in a store on one machine, a
@@ -302,8 +354,22 @@ class KVStore(Stateful):
 
     # -- keys
 
-    def delete(self, key: Keys) -> None:
-        """Removes keys; they may be initialized again, with another shape."""
+    def delete(self, key: Keys, row_ids: Values | None = None) -> None:
+        """Removes keys; they may be initialized again, with another shape.
+
+        Args:
+            key: keys of the store.
+            row_ids: of row-sparse keys, an int32 or int64 tensor per key: the keys stay
+                and forget these rows, with what the optimizer keeps for them. Rows that
+                a key does not have are skipped.
+
+        Raises:
+            IndexError: a row id that is out of range; then nothing has changed.
+            ValueError: `row_ids` of a dense key.
+        """
+        if row_ids is not None:
+            self._impl.delete(key, row_ids)
+            return
         self._impl.delete(key)
         optimizer = self.optimizer
         if isinstance(optimizer, TorchOptimizer):
@@ -335,6 +401,14 @@ class KVStore(Stateful):
     def shape(self, key: Key) -> torch.Size:
         """The shape of a stored value."""
         return torch.Size(self._impl.shape(key))
+
+    def num_rows(self, key: Key) -> int:
+        """How many rows a value has; of a row-sparse key, how many it keeps.
+
+        Raises:
+            ValueError: a value without dimensions.
+        """
+        return self._impl.num_rows(key)
 
     def dtype(self, key: Key) -> torch.dtype:
         """The dtype of a stored value."""

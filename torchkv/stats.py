@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypedDict, cast
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ def table_of(store: KVStore) -> str:
         keys: list[int | str] = [*store.keys()]
     except RuntimeError:  # closed
         return lines[0]
-    sizes = {key: store.shape(key).numel() * store.dtype(key).itemsize for key in keys}
+    shapes = {key: [*store.shape(key)] for key in keys}
+    for key in keys:
+        if store._impl.is_row_sparse(key):
+            shapes[key][0] = store.num_rows(key)
+    sizes = {key: math.prod(shapes[key]) * store.dtype(key).itemsize for key in keys}
     largest = sorted(keys, key=lambda key: -sizes[key])[:_SHOWN]
     if not largest:
         return lines[0]
@@ -62,7 +67,7 @@ def table_of(store: KVStore) -> str:
     rows += [
         (
             repr(key),
-            " x ".join(map(str, store.shape(key))) or "scalar",
+            " x ".join(map(str, shapes[key])) or "scalar",
             str(store.dtype(key)).removeprefix("torch."),
             readable(sizes[key]),
             str(store.version(key)),

@@ -118,8 +118,9 @@ class Calls {
       const Int& min_version) {
     constexpr auto* op = "pull";
     Objects::refuse_tracing(op);
-    Objects::as_bool(op, "ignore_sparse", ignore_sparse); // no sparse outs
     CallOptions options = Objects::options(op, priority, async_op);
+    options.ignore_sparse =
+        Objects::as_bool(op, "ignore_sparse", ignore_sparse);
     options.min_version = Objects::as_int(op, "min_version", min_version);
     const ArgumentParser<Objects> parser(op);
     const Keys keys = parser.keys(key);
@@ -160,11 +161,36 @@ class Calls {
         keys.single);
   }
 
-  static void erase(const Store& store, const Object& key) {
-    Objects::refuse_tracing("delete");
-    const Keys keys = ArgumentParser<Objects>("delete").keys(key);
+  static void erase(
+      const Store& store,
+      const Object& key,
+      const Object& row_ids) {
+    constexpr auto* op = "delete";
+    Objects::refuse_tracing(op);
+    const ArgumentParser<Objects> parser(op);
+    const Keys keys = parser.keys(key);
+    if (Objects::is_none(row_ids)) {
+      [[maybe_unused]] const Released no_gil;
+      store->erase(keys);
+      return;
+    }
+    const Tensors ids = parser.tensors(keys, row_ids, "row_ids");
     [[maybe_unused]] const Released no_gil;
-    store->erase(keys);
+    store->erase_rows(keys, ids);
+  }
+
+  static void init_rows(
+      const Store& store,
+      const Object& key,
+      const std::vector<int64_t>& row_shape,
+      c10::ScalarType dtype,
+      std::optional<int64_t> num_rows,
+      const RowInit& init) {
+    constexpr auto* op = "init_rows";
+    Objects::refuse_tracing(op);
+    const Key parsed = ArgumentParser<Objects>(op).key(key);
+    [[maybe_unused]] const Released no_gil;
+    store->init_rows(parsed, row_shape, dtype, num_rows, init);
   }
 
   static bool contains(const Store& store, const Object& key) {

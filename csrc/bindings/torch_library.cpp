@@ -117,6 +117,28 @@ void set_optimizer(
   self->set_optimizer(rule, from_dict(numbers));
 }
 
+void init_rows(
+    const Self& self,
+    const IValue& key,
+    const std::vector<int64_t>& row_shape,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<int64_t> num_rows,
+    const std::string& init,
+    const std::optional<StoreState::Numbers>& numbers,
+    int64_t seed) {
+  ScriptCalls::init_rows(
+      self,
+      key,
+      row_shape,
+      dtype.value_or(c10::kFloat),
+      num_rows,
+      make_row_init(
+          "init_rows",
+          init,
+          numbers ? from_dict(*numbers) : NumbersByName(),
+          seed));
+}
+
 void set_gradient_compression(
     const Self& self,
     const std::string& type,
@@ -199,12 +221,35 @@ TORCH_LIBRARY(torchkv, m) {
           "",
           {key, no_out, priority, arg("row_ids") = arg::none()})
       .def("assign", &ScriptCalls::assign, "", {key, value, share})
-      .def("delete", &ScriptCalls::erase, "", {key})
+      .def(
+          "init_rows",
+          &init_rows,
+          "",
+          {key,
+           arg("row_shape"),
+           arg("dtype") = arg::none(),
+           arg("num_rows") = arg::none(),
+           arg("init") = "zeros",
+           arg("numbers") = arg::none(),
+           arg("seed") = 0})
+      .def(
+          "delete",
+          &ScriptCalls::erase,
+          "",
+          {key, arg("row_ids") = arg::none()})
       .def(
           "version",
           [](const Self& self, const IValue& key) {
             return self->version(
                 ArgumentParser<ScriptObjects>("version").key(key));
+          },
+          "",
+          {key})
+      .def(
+          "num_rows",
+          [](const Self& self, const IValue& key) {
+            return self->num_rows(
+                ArgumentParser<ScriptObjects>("num_rows").key(key));
           },
           "",
           {key})

@@ -10,6 +10,9 @@ constexpr const char* kRowSparse = "row-sparse";
 
 // Some rows of a value, along its first dimension; the others are zero. The
 // payload has these rows, plain and contiguous in CPU memory.
+//
+// Of a value pushed to a row-sparse key, Batch::find_rows replaces the ids, in
+// any order until then, by slots of the stored value.
 struct RowSparse final : Encoding {
   RowSparse() {
     form = kRowSparse;

@@ -19,6 +19,7 @@
 #include "../device/stream_order.h"
 #include "key_stats.h"
 #include "meta.h"
+#include "row_table.h"
 
 namespace torchkv {
 
@@ -88,7 +89,7 @@ enum class Placing : uint8_t {
 // 1. No tensor of `slices` aliases a tensor of the caller, except a shared
 //    value and those passed to a running updater.
 // 2. The slices are ordered, disjoint and cover the value. There is at least
-//    one.
+//    one. A row-sparse value has one, of the rows that it has.
 struct Entry : c10::intrusive_ptr_target {
   Entry(Key key_, Meta meta_) : key(std::move(key_)), meta(std::move(meta_)) {}
 
@@ -100,6 +101,9 @@ struct Entry : c10::intrusive_ptr_target {
   // does, and before an updater's mutex.
   std::mutex mutex;
   c10::SmallVector<Slice, 1> slices;
+  // Of a row-sparse value; null: dense. Never changes; guarded is what it
+  // points to.
+  std::unique_ptr<RowTable> rows;
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
   c10::Device device = c10::kCPU; // of new tensors like it
   Placing placing = Placing::kNot;

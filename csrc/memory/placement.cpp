@@ -166,7 +166,8 @@ void Placement::place(c10::ArrayRef<Item> items, bool may_shard) {
   for (const auto& item : items) {
     const Entry& entry = *item.entry;
     const Slice& slice = entry.slices[0];
-    const bool stays = entry.is_shared || entry.placing == Placing::kSharded ||
+    const bool stays = entry.is_shared || entry.rows != nullptr ||
+        entry.placing == Placing::kSharded ||
         (!may_shard && entry.placing == Placing::kWhole) ||
         (!places_.are_logical() && are_all_on(item, slice.home));
     if (stays) {

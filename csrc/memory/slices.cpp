@@ -17,6 +17,16 @@
 
 namespace torchkv {
 
+void fill_new_state(const at::Tensor& state, const RuleSpec* rule) {
+  const PlainDispatch plain;
+  // Real and imaginary parts count as separate numbers.
+  (state.is_complex() ? at::view_as_real(state) : state)
+      .fill_(
+          rule != nullptr && rule->id == RuleSpec::Id::kAdagrad
+              ? rule->initial_accumulator_value
+              : 0);
+}
+
 at::Tensor Slices::allocate_value(
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides,
@@ -237,12 +247,7 @@ bool Slices::prepare_state(
   for (size_t i = 0; i < kMaxStates; ++i) {
     if (names[i] != nullptr && !slice.states[i].defined()) {
       at::Tensor state = allocate_like(slice.value, dtype);
-      const PlainDispatch plain;
-      // Real and imaginary parts count as separate numbers.
-      (state.is_complex() ? at::view_as_real(state) : state)
-          .fill_(
-              rule.id == RuleSpec::Id::kAdagrad ? rule.initial_accumulator_value
-                                                : 0);
+      fill_new_state(state, &rule);
       slice.states[i] = std::move(state);
       made.push_back(&slice.states[i]);
       all_there = false;
@@ -255,7 +260,11 @@ at::Tensor Slices::empty_like(
     const Entry& entry,
     c10::ScalarType dtype,
     c10::Device device) {
-  return runtime_.allocate(entry.meta.sizes, entry.strides, dtype, device);
+  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
+  if (entry.rows != nullptr) {
+    sizes[0] = entry.rows->size();
+  }
+  return runtime_.allocate(sizes, entry.strides, dtype, device);
 }
 
 // A member of all slices as one tensor, ordered with the current stream of

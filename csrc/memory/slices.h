@@ -28,6 +28,9 @@ using Allocator = std::function<at::Tensor(
     c10::ScalarType dtype,
     c10::Device device)>;
 
+// Fills state that a rule, null: any, has not stepped yet.
+void fill_new_state(const at::Tensor& state, const RuleSpec* rule);
+
 // Allocates stored values and the state of optimizers, and copies them in and
 // out.
 //
@@ -101,13 +104,14 @@ class TORCHKV_API Slices {
       const RuleSpec& rule,
       std::vector<at::Tensor*>& made);
 
-  // Copies of an entry's optimizer state. REQUIRES for set_state: the rule's
-  // names, and tensors of the value's shape.
+  // Copies of an entry's optimizer state, of a row-sparse value by slot.
+  // REQUIRES for set_state: the rule's names, and tensors of the value's shape.
   KeyState state_of(Entry& entry, const RuleSpec& rule);
   void set_state(Entry& entry, const RuleSpec& rule, const KeyState& state);
   void clear_state(Entry& entry);
 
-  // A new whole tensor like the stored value, of any dtype.
+  // A new whole tensor like the stored value, of a row-sparse one with the rows
+  // that it has, of any dtype.
   at::Tensor empty_like(
       const Entry& entry,
       c10::ScalarType dtype,

@@ -102,6 +102,9 @@ struct CallOptions {
   // pull: wait until the value has had so many updates; on one machine,
   // ValueError if it has not.
   int64_t min_version = 0;
+  // pull: skip sparse outs; else they get the rows that the value has, of a
+  // dense value all rows.
+  bool ignore_sparse = true;
 };
 
 // A call that moves values into a store or out of it. It owns nothing.

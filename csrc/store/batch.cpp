@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "../memory/layout.h"
+#include "../memory/row_slices.h"
 #include "compressed_values.h"
+#include "row_values.h"
 
 namespace torchkv {
 namespace {
@@ -128,6 +130,39 @@ void Batch::compress(Slices& slices) {
       const auto position = static_cast<size_t>(pushed - own);
       pushed->encoding = &compressed_.emplace_back(
           torchkv::compress(codec, entry, position, *pushed->data, slices));
+    }
+  }
+}
+
+void Batch::find_rows() {
+  Value* value = values_.data();
+  const RuleStep* step = steps.data();
+  for (const Item& item : items) {
+    Entry& entry = *item.entry;
+    const RuleSpec* const rule = steps.empty() ? nullptr : &step++->rule;
+    Value* const own = value;
+    value += item.values.size();
+    if (entry.rows == nullptr) {
+      continue;
+    }
+    for (Value* pushed = own; pushed != value; ++pushed) {
+      const auto& given = dynamic_cast<const RowSparse&>(*pushed->encoding);
+      RowSparse& found = rows_.emplace_back(given);
+      found.ids = slots_of(entry, given.ids, rule);
+      sort_rows(entry.rows->size(), found);
+      pushed->encoding = &found;
+    }
+  }
+}
+
+void Batch::keep_rows() {
+  for (const Item& item : items) {
+    if (item.entry->rows != nullptr) {
+      std::vector<at::Tensor> slots;
+      for (const Value& value : item.values) {
+        slots.push_back(dynamic_cast<const RowSparse&>(*value.encoding).ids);
+      }
+      torchkv::keep_rows(*item.entry, slots);
     }
   }
 }

@@ -11,6 +11,7 @@
 
 #include "../core/compressed.h"
 #include "../core/export.h"
+#include "../core/row_sparse.h"
 #include "../memory/parts.h"
 #include "../memory/slices.h"
 #include "../update/optimizer.h"
@@ -67,6 +68,12 @@ class TORCHKV_API Batch {
       c10::function_ref<OptimizerPtr()> current,
       Slices& slices);
 
+  // Gives the rows that values of row-sparse keys have slots in the stored
+  // values, which are made where they are missing: with plan(), for its steps.
+  void find_rows();
+  // After find_rows(): forgets the other rows of these keys.
+  void keep_rows();
+
   // Replaces values by what the groups' compression sends of them, except those
   // of keys with an encoded value. Frees stale residuals. REQUIRES:
   // check_compressible.
@@ -82,6 +89,7 @@ class TORCHKV_API Batch {
  private:
   const StoreCompression* const compression_;
   c10::SmallVector<Value, 4> values_;
+  std::deque<RowSparse> rows_; // by slot
   // What compressed values point to.
   std::deque<Compressed> compressed_;
   std::deque<at::Tensor> laid_out_;

@@ -1,18 +1,19 @@
 #include "check.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "../comm/backends.h"
 #include "../core/errors.h"
 #include "../core/text.h"
 #include "../memory/layout.h"
+#include "row_values.h"
 
 namespace torchkv {
 namespace {
@@ -57,56 +58,6 @@ bool is_usual(const Meta& meta, const at::Tensor& tensor) {
   const int64_t end = impl.storage_offset() + meta.num_elements;
   return end < kMany &&
       static_cast<size_t>(end) * impl.itemsize() <= impl.storage().nbytes();
-}
-
-// "torch.float32"
-std::string dtype_name(c10::ScalarType dtype) {
-  return c10::str("torch.", c10::getDtypeNames(dtype).first);
-}
-
-// Whether the store can hold a tensor like this: dense, with its own memory, on
-// a device that PyTorch can run on.
-void check_storable(const Where& where, const at::Tensor& tensor) {
-  TORCHKV_CHECK_TYPE(
-      tensor.defined(), where, "expected a tensor, but got an undefined one");
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == c10::kStrided,
-      where,
-      "expected a dense tensor, but got one of layout ",
-      tensor.layout(),
-      ", which is not supported yet");
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-          !tensor.key_set().has(c10::DispatchKey::Functionalize) &&
-          tensor.has_storage() && !tensor.is_nested(),
-      where,
-      "expected a plain tensor with its own memory, but got a wrapper "
-      "(such as a FakeTensor, DTensor, nested tensor or a tensor under torch.func); "
-      "pass the tensor inside it");
-  const c10::Device device = tensor.device();
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      device.is_cpu() ||
-          (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())),
-      where,
-      "expected a tensor with data, on the CPU or an accelerator, but got one "
-      "on device ",
-      device);
-  const c10::ScalarType dtype = tensor.scalar_type();
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      can_add(dtype),
-      where,
-      "expected a dtype that can be summed, but got ",
-      dtype_name(dtype));
-  const size_t needed_bytes = needed_storage_bytes(tensor);
-  TORCHKV_CHECK_VALUE(
-      needed_bytes <= tensor.storage().nbytes(),
-      where,
-      "expected a tensor with a storage of at least ",
-      needed_bytes,
-      " bytes, which its shape, strides and offset need, but got one whose "
-      "storage was resized to ",
-      tensor.storage().nbytes(),
-      " bytes");
 }
 
 void check_value(const char* op, const Entry& entry, const Value& value) {
@@ -176,6 +127,40 @@ std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
 
 } // namespace
 
+std::string dtype_name(c10::ScalarType dtype) {
+  return c10::str("torch.", c10::getDtypeNames(dtype).first);
+}
+
+Meta row_sparse_meta(
+    const Where& where,
+    std::optional<int64_t> num_rows,
+    c10::IntArrayRef row_shape,
+    c10::ScalarType dtype) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Meta meta;
+  meta.dtype = dtype;
+  meta.is_row_sparse = true;
+  meta.has_unlimited_rows = !num_rows;
+  meta.sizes.push_back(num_rows.value_or(0));
+  meta.sizes.append(row_shape.begin(), row_shape.end());
+  int64_t most = kMost; // rows
+  bool is_valid = true;
+  for (const int64_t size : row_shape) {
+    is_valid = is_valid && size >= 0;
+    most /= std::max(size, int64_t{1});
+  }
+  TORCHKV_CHECK_VALUE(
+      is_valid && meta.sizes[0] >= 0 && most > 0 && meta.sizes[0] <= most,
+      where,
+      "expected sizes of at least 0 and less than 2^63 elements, but got ",
+      c10::IntArrayRef(meta.sizes));
+  if (!num_rows) {
+    meta.sizes[0] = most;
+  }
+  meta.num_elements = meta.sizes[0] * meta.row_size();
+  return meta;
+}
+
 void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
   const c10::IntArrayRef expected = meta.sizes;
   TORCHKV_CHECK_VALUE(
@@ -185,6 +170,70 @@ void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
       expected,
       ", but got ",
       sizes);
+}
+
+void check_rows_shape(
+    const Where& where,
+    const Meta& meta,
+    c10::IntArrayRef sizes) {
+  const c10::IntArrayRef expected = meta.sizes;
+  if (!meta.has_unlimited_rows) {
+    check_shape(where, meta, sizes);
+    return;
+  }
+  TORCHKV_CHECK_VALUE(
+      !sizes.empty() && sizes.slice(1) == expected.slice(1),
+      where,
+      "expected rows of shape ",
+      expected.slice(1),
+      ", but got a value of shape ",
+      sizes);
+}
+
+void check_dtype(const Where& where, c10::ScalarType dtype) {
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      can_add(dtype),
+      where,
+      "expected a dtype that can be summed, but got ",
+      dtype_name(dtype));
+}
+
+void check_storable(const Where& where, const at::Tensor& tensor) {
+  TORCHKV_CHECK_TYPE(
+      tensor.defined(), where, "expected a tensor, but got an undefined one");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == c10::kStrided,
+      where,
+      "expected a dense tensor, but got one of layout ",
+      tensor.layout(),
+      ", which is not supported yet");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+          !tensor.key_set().has(c10::DispatchKey::Functionalize) &&
+          tensor.has_storage() && !tensor.is_nested(),
+      where,
+      "expected a plain tensor with its own memory, but got a wrapper "
+      "(such as a FakeTensor, DTensor, nested tensor or a tensor under torch.func); "
+      "pass the tensor inside it");
+  const c10::Device device = tensor.device();
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      device.is_cpu() ||
+          (!device.is_meta() && c10::impl::hasDeviceGuardImpl(device.type())),
+      where,
+      "expected a tensor with data, on the CPU or an accelerator, but got one "
+      "on device ",
+      device);
+  check_dtype(where, tensor.scalar_type());
+  const size_t needed_bytes = needed_storage_bytes(tensor);
+  TORCHKV_CHECK_VALUE(
+      needed_bytes <= tensor.storage().nbytes(),
+      where,
+      "expected a tensor with a storage of at least ",
+      needed_bytes,
+      " bytes, which its shape, strides and offset need, but got one whose "
+      "storage was resized to ",
+      tensor.storage().nbytes(),
+      " bytes");
 }
 
 void check_values(const Call& call, const Entries& entries) {
@@ -218,7 +267,7 @@ void check_not_empty(const char* op, const Keys& keys) {
       keys.size() != 0, op, ": expected at least one key, but got none");
 }
 
-void check_one_each(const Call& call) {
+void check_one_each(const Call& call, bool takes_rows) {
   const char* op = call.op;
   const Keys& keys = call.keys;
   check_count(op, keys, *call.values);
@@ -228,6 +277,9 @@ void check_one_each(const Call& call) {
     TORCHKV_CHECK_VALUE(
         size == 1, where, "expected one tensor, but got a list of ", size);
     const Value value = call.values->value(i);
+    if (takes_rows && value.dense() != nullptr && is_sparse_coo(*value.data)) {
+      continue;
+    }
     TORCHKV_CHECK_NOT_IMPLEMENTED(
         value.dense() != nullptr,
         where,
@@ -319,76 +371,28 @@ void check_optimizable(const char* op, const Entry& entry) {
       dtype_name(dtype));
 }
 
-void check_counter(const Where& where, const char* name, int64_t count) {
-  constexpr int64_t kMost = 9007199254740992; // 2^53: exact in fp64
-  TORCHKV_CHECK_VALUE(
-      count >= 0 && count <= kMost,
-      where,
-      "expected ",
-      name,
-      " to be from 0 to ",
-      kMost,
-      ", but got ",
-      count);
-}
-
-void check_state(
+void check_steps_rows(
     const char* op,
     const Entry& entry,
-    const RuleSpec& rule,
-    const KeyState& state) {
+    const Updater& updater) {
+  if (entry.rows == nullptr) {
+    return;
+  }
   const Where where{op, entry.key};
-  const c10::ScalarType dtype = entry.meta.dtype;
-  const auto names = state_names(rule);
-  if (!state.tensors.empty()) {
-    check_optimizable(op, entry);
-  }
-  const auto arithmetic =
-      state.tensors.empty() ? dtype : at::toOpMathType(dtype);
-  const auto is_known = [&](const std::string& name) {
-    return (name == "master" && arithmetic != dtype) || name == "accumulated" ||
-        std::any_of(names.begin(), names.end(), [&](const char* known) {
-             return known != nullptr && name == known;
-           });
-  };
-  check_counter(where, "step", state.step);
-  check_counter(where, "num_accumulated", state.num_accumulated);
-  TORCHKV_CHECK_VALUE(
-      (state.num_accumulated == 0) == (state.tensors.count("accumulated") == 0),
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater),
       where,
-      "expected the state 'accumulated' if and only if num_accumulated is not "
-      "0, but got num_accumulated ",
-      state.num_accumulated);
-  for (const auto& [name, tensor] : state.tensors) {
-    TORCHKV_CHECK_VALUE(
-        is_known(name),
+      "expected a built-in optimizer or no updater, as the key is row-sparse, "
+      "but the store has another updater, which needs the whole value");
+  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+    const RuleSpec rule = (*optimizer)->rule_of(entry.key);
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        can_step_rows(rule),
         where,
-        "unexpected state ",
-        quoted(name),
-        " for optimizer '",
+        "expected an optimizer that steps rows by themselves, as the key is "
+        "row-sparse, but got '",
         name_of(rule),
-        "'");
-    check_storable(where, tensor);
-    check_shape(where, entry.meta, tensor.sizes());
-    TORCHKV_CHECK_VALUE(
-        c10::canCast(tensor.scalar_type(), arithmetic),
-        where,
-        "expected a state that converts to ",
-        dtype_name(arithmetic),
-        ", but got ",
-        dtype_name(tensor.scalar_type()));
-  }
-  // State of options (AMSGrad, momentum) enabled after the last step does not
-  // exist yet.
-  RuleSpec plain;
-  plain.id = rule.id;
-  for (const char* name : state_names(plain)) {
-    TORCHKV_CHECK_VALUE(
-        name == nullptr || state.step == 0 || state.tensors.count(name) != 0,
-        where,
-        "missing state '",
-        name,
-        "'");
+        "', which needs the whole value");
   }
 }
 

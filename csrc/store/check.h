@@ -2,10 +2,14 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <optional>
+#include <string>
+
 #include "../core/errors.h"
 #include "../core/rule.h"
 #include "../memory/key_state.h"
 #include "../update/optimizer.h"
+#include "../update/updater.h"
 #include "arguments.h"
 #include "key_table.h"
 
@@ -28,8 +32,30 @@ void check_values(const Call& call, const Entries& entries);
 // elements.
 void check_outs(const Call& call, const Entries& entries);
 
+// What a row-sparse key is checked against. ValueError for negative sizes, and
+// for more elements than 64 bits can count.
+Meta row_sparse_meta(
+    const Where& where,
+    std::optional<int64_t> num_rows,
+    c10::IntArrayRef row_shape,
+    c10::ScalarType dtype);
+
+// "torch.float32"
+std::string dtype_name(c10::ScalarType dtype);
+
 // Of a value or an out.
 void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes);
+// Of a sparse one: the same, but for any number of rows if that of the value is
+// unlimited.
+void check_rows_shape(
+    const Where& where,
+    const Meta& meta,
+    c10::IntArrayRef sizes);
+
+void check_storable(const Where& where, const at::Tensor& tensor);
+
+// NotImplementedError for a dtype that cannot be summed.
+void check_dtype(const Where& where, c10::ScalarType dtype);
 
 void check_not_empty(const char* op, const Keys& keys);
 
@@ -37,8 +63,9 @@ void check_not_empty(const char* op, const Keys& keys);
 // programs may not.
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
-// One dense, storable value for each key.
-void check_one_each(const Call& call);
+// One dense, storable value for each key; with `takes_rows`, also a sparse
+// tensor.
+void check_one_each(const Call& call, bool takes_rows = false);
 
 void check_no_repeats(const char* op, const Entries& entries);
 
@@ -62,13 +89,21 @@ std::vector<Key> unknown_option_keys(
 // as optimizers require.
 void check_optimizable(const char* op, const Entry& entry);
 
+// NotImplementedError for a row-sparse key with an updater that needs whole
+// values.
+void check_steps_rows(
+    const char* op,
+    const Entry& entry,
+    const Updater& updater);
+
 // ValueError unless `count`, named `name`, is a count of updates that can grow.
 void check_counter(const Where& where, const char* name, int64_t count);
 
-// ValueError unless `state` is a valid state of the rule for the entry.
+// ValueError unless `state` is a valid state of the rule for the entry: of a
+// row-sparse value, of the rows that it has. REQUIRES: its mutex is free.
 void check_state(
     const char* op,
-    const Entry& entry,
+    Entry& entry,
     const RuleSpec& rule,
     const KeyState& state);
 

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "../comm/nccl_collective.h"
+#include "../core/errors.h"
 #include "../core/in_progress.h"
+#include "../memory/row_slices.h"
 #include "check.h"
 #include "compressed_values.h"
 #include "count_calls.h"
@@ -37,31 +39,52 @@ Entries LocalStore::make_entries(const Call& call) const {
   check_count(call.op, call.keys, *call.values);
   table_.check_absent(call.op, call.keys);
   check_key_kind(call.op, updater(), call.keys.list[0].kind());
-  check_one_each(call);
+  check_one_each(call, /*takes_rows=*/!call.options.share);
   Entries entries;
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const at::Tensor& value = call.values->flat[i];
+    const bool is_row_sparse = is_sparse_coo(value);
+    if (is_row_sparse) {
+      const Where where{call.op, call.keys.list[i]};
+      check_rows(where, value);
+      check_dtype(where, value.scalar_type());
+    }
     Meta meta{
         c10::SmallVector<int64_t, 4>(value.sizes()),
         value.scalar_type(),
-        value.numel()};
+        value.numel(),
+        is_row_sparse};
     entries.push_back(
         c10::make_intrusive<Entry>(call.keys.list[i], std::move(meta)));
+    if (is_row_sparse) {
+      make_row_sparse(*entries.back(), RowInit());
+    }
   }
   check_outs(call, entries);
   return entries;
 }
 
-WorkPtr LocalStore::insert(const Call& call) {
+WorkPtr LocalStore::insert(const Call& given) {
   std::optional<AsyncScope> scope;
-  const Entries entries = make_entries(call);
+  const Entries entries = make_entries(given);
+  const std::optional<Tensors> rows = with_rows(given, entries);
+  Call call = given;
+  call.values = rows ? &*rows : given.values;
   if (call.options.share) {
     check_shareable(call, table_.entries(call.op), only_cpu_);
     has_shared_ = true;
   }
   enter(scope, call, entries);
+  std::optional<Groups> values;
+  if (rows) {
+    values.emplace(entries, *rows);
+  }
   for (size_t i = 0; i < entries.size(); ++i) {
-    placement_.store(*entries[i], call.values->flat[i], call.options.share);
+    if (entries[i]->rows != nullptr) {
+      replace_rows(*values, i);
+    } else {
+      placement_.store(*entries[i], call.values->flat[i], call.options.share);
+    }
   }
   {
     // Held over both, or set_updater could slip in between with an updater for
@@ -98,6 +121,11 @@ void LocalStore::check(
       check_optimizable(call.op, *entry);
     }
   }
+  if (call.values != nullptr) {
+    for (const auto& entry : entries) {
+      check_steps_rows(call.op, *entry, updater);
+    }
+  }
 }
 
 // The work of an asynchronous call goes to the store's streams from here.
@@ -119,52 +147,6 @@ void LocalStore::enter(
     for (const auto& slice : entry->slices) {
       scope->enter(slice.home.device);
     }
-  }
-}
-
-WorkPtr LocalStore::pull(const Call& call) {
-  std::optional<AsyncScope> scope;
-  const Groups outs(find(call, {}), *call.outs);
-  check_min_version(call, outs.entries());
-  enter(scope, call, outs.entries());
-  copy_out(outs);
-  return scope ? scope->finish() : nullptr;
-}
-
-std::vector<at::Tensor> LocalStore::pull(
-    const Keys& keys,
-    const CallOptions& options) {
-  constexpr auto* op = "pull";
-  check_not_empty(op, keys);
-  const Call call{op, keys, nullptr, nullptr, options};
-  Entries entries = find(call, {});
-  check_min_version(call, entries);
-  std::vector<at::Tensor> result;
-  for (const auto& entry : entries) {
-    const std::lock_guard lock(entry->mutex);
-    result.push_back(
-        slices_.empty_like(*entry, entry->meta.dtype, entry->device));
-  }
-  const Tensors outs = Tensors::one_each(result);
-  copy_out(Groups(std::move(entries), outs));
-  return result;
-}
-
-// On one machine, waiting would wait for this very thread.
-void LocalStore::check_min_version(const Call& call, const Entries& entries) {
-  if (call.options.min_version <= 0) {
-    return;
-  }
-  for (const auto& entry : entries) {
-    const Where where{call.op, entry->key};
-    const std::lock_guard lock(entry->mutex);
-    TORCHKV_CHECK_VALUE(
-        entry->version >= call.options.min_version,
-        where,
-        "expected at least version ",
-        call.options.min_version,
-        ", but the value has version ",
-        entry->version);
   }
 }
 
@@ -233,11 +215,13 @@ void LocalStore::assign_sums(const Groups& values) {
     const Stopwatch watch;
     Batch batch(values, begin, end);
     placement_.place(batch.items, /*may_shard=*/true);
+    batch.find_rows();
     batch.compress(slices_);
     for (const auto& item : batch.items) {
       slices_.end_leases(*item.entry);
     }
     reducer_.update(batch.items);
+    batch.keep_rows();
     batch.count_compressed();
     for (const auto& item : batch.items) {
       ++item.entry->version;
@@ -273,30 +257,25 @@ void LocalStore::update_one_by_one(
   }
 }
 
-void LocalStore::copy_out(const Groups& outs) const {
-  for_each_locked(outs, [&](size_t begin, size_t end) {
-    const Stopwatch watch;
-    c10::SmallVector<Item, 1> items;
-    std::deque<c10::SmallVector<at::Tensor, 1>> of_shared;
-    items.reserve(end - begin);
-    for (size_t i = begin; i < end; ++i) {
-      Entry& entry = *outs.entries()[i];
-      c10::ArrayRef<at::Tensor> tensors =
-          outs.tensors().of(static_cast<int64_t>(i));
-      if (entry.is_shared) {
-        tensors = of_shared.emplace_back(without_itself(entry, tensors));
-      }
-      items.push_back({&entry, {}, tensors, nullptr});
-    }
-    placement_.place(items, may_shard_);
-    reducer_.copy_out(items);
-    count_pull(items, watch.seconds());
-  });
-}
-
-void LocalStore::assign(const Call& call) {
-  const Entries entries = find(call, {});
-  check_one_each(call);
+void LocalStore::assign(const Call& given) {
+  const Entries entries = table_.find(given.op, given.keys);
+  check_one_each(given, /*takes_rows=*/true);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Where where{given.op, entries[i]->key};
+    const bool is_row_sparse = entries[i]->rows != nullptr;
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        is_row_sparse || !is_sparse_coo(given.values->flat[i]),
+        where,
+        "expected a dense tensor, as the key is dense, but got a sparse one");
+    TORCHKV_CHECK_VALUE(
+        !is_row_sparse || !given.options.share,
+        where,
+        "expected a dense key to share its value, but got a row-sparse one");
+  }
+  const std::optional<Tensors> rows = with_rows(given, entries);
+  Call call = given;
+  call.values = rows ? &*rows : given.values;
+  check(call, entries, {});
   check_no_repeats(call.op, entries);
   if (call.options.share) {
     share(call, entries);
@@ -312,18 +291,27 @@ void LocalStore::assign(const Call& call) {
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
     const std::lock_guard lock(entry.mutex);
+    if (entry.rows != nullptr) {
+      assigned.emplace_back();
+      continue;
+    }
     slices_.end_leases(entry);
     const at::Tensor value = slices_.laid_out_as(entry, call.values->flat[i]);
     assigned.push_back(
         {value, slices_.master_rounds_to(entry, value), entry.version});
   }
+  const Groups values(entries, *call.values);
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = *entries[i];
     const auto& [value, keep_master, version] = assigned[i];
     const std::lock_guard lock(entry.mutex);
-    slices_.end_leases(entry);
-    // A push of another thread in between has stepped the master.
-    slices_.assign(entry, value, keep_master && entry.version == version);
+    if (entry.rows != nullptr) {
+      replace_rows(values, i);
+    } else {
+      slices_.end_leases(entry);
+      // A push of another thread in between has stepped the master.
+      slices_.assign(entry, value, keep_master && entry.version == version);
+    }
     ++entry.version;
   }
 }
@@ -367,7 +355,13 @@ std::optional<Meta> LocalStore::meta(const char* op, const Key& key) const {
 
 StoreStatus LocalStore::status() const {
   const std::lock_guard lock(updater_mutex_);
-  const KeyTable::Summary table = table_.summary();
+  KeyTable::Summary table = table_.summary();
+  if (table.is_open && has_row_sparse_) {
+    for (const auto& entry : table_.entries("repr")) {
+      table.num_bytes +=
+          entry->rows == nullptr ? 0 : entry->rows->num_bytes.load();
+    }
+  }
   return {
       table.is_open,
       table.num_keys,

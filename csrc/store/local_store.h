@@ -52,6 +52,12 @@ class TORCHKV_API LocalStore final : public Store {
   std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
       override;
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override;
+  void init_rows(const Key& key, Meta meta, const RowInit& init) override;
+  int64_t num_rows(const char* op, const Key& key) const override;
+  void erase_rows(
+      const char* op,
+      const Keys& keys,
+      c10::ArrayRef<at::Tensor> ids) override;
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
@@ -131,12 +137,25 @@ class TORCHKV_API LocalStore final : public Store {
   void assign_sums(const Groups& values);
   void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);
   void copy_out(const Groups& outs) const;
+  // The same for one row-sparse value. REQUIRES: its mutex.
+  void copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs) const;
+  // Of a value of any kind. REQUIRES: its mutex is free.
+  void copy_to_sparse(Entry& entry, at::Tensor out) const;
+  // Replaces the rows of a row-sparse value. REQUIRES: its mutex.
+  void replace_rows(const Groups& values, size_t i);
+  // Adds a key without rows.
+  EntryPtr insert_rows(const Key& key, Meta meta, const RowInit& init);
   // assign, where the tensors become the stored values.
   void share(const Call& call, const Entries& entries);
   // REQUIRES: updater_mutex_.
   void set_expected_keys(std::vector<Key> keys);
   void check_expected_keys(const char* op);
   KeyState state_of(Entry& entry, const Optimizer& optimizer) const;
+  void set_optimizer_states(
+      const Keys& keys,
+      const std::vector<KeyState>& states,
+      bool by_slot);
+  void load_rows(const Key& key, const Tensors& value, StoreState::Rows rows);
   // If the state has a compression. REQUIRES: the entry's mutex.
   void save_residuals(const Entry& entry, StoreState& state) const;
   // Frees stale residuals of keys that no call holds.
@@ -149,6 +168,7 @@ class TORCHKV_API LocalStore final : public Store {
 
   const bool only_cpu_; // where values live
   std::atomic<bool> has_shared_{false}; // whether a value was ever shared
+  std::atomic<bool> has_row_sparse_{false}; // the same of row-sparse values
 
   // These have synchronization of their own; a const call may move values.
   mutable Streams streams_;

@@ -1,43 +1,117 @@
-// Rows of the values of a LocalStore.
+// Row-sparse keys of a LocalStore.
+#include <memory>
 #include <mutex>
+#include <utility>
 
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "../core/row_sparse.h"
+#include "../kernels/cpu/row_memory.h"
+#include "../memory/row_slices.h"
 #include "check.h"
-#include "count_calls.h"
 #include "local_store.h"
-#include "shared_values.h"
 
 namespace torchkv {
 
-void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
-  Keys keys;
-  Tensors outs;
-  for (const auto& pull : pulls) {
-    keys.list.push_back(pull.key);
-    if (pull.out.defined()) {
-      outs.append(pull.out);
-    }
-    outs.end_group();
+EntryPtr LocalStore::insert_rows(
+    const Key& key,
+    Meta meta,
+    const RowInit& init) {
+  constexpr auto* op = "init_rows";
+  const Where where{op, key};
+  TORCHKV_CHECK_VALUE(
+      init.id == RowInit::Id::kZeros || kernels::cpu::can_init(meta.dtype),
+      where,
+      "expected rows of dtype torch.float16, torch.bfloat16, torch.float32 or "
+      "torch.float64 for the initial value '",
+      name_of(init),
+      "', but got ",
+      dtype_name(meta.dtype));
+  check_dtype(where, meta.dtype);
+  table_.check_absent(op, key);
+  Entries entries{c10::make_intrusive<Entry>(key, std::move(meta))};
+  make_row_sparse(*entries[0], init);
+  {
+    const std::lock_guard lock(updater_mutex_);
+    check_key_kind(op, updater_, key.kind());
+    table_.insert(op, entries);
   }
+  has_row_sparse_ = true;
+  return entries[0];
+}
+
+void LocalStore::init_rows(const Key& key, Meta meta, const RowInit& init) {
+  insert_rows(key, std::move(meta), init);
+}
+
+int64_t LocalStore::num_rows(const char* op, const Key& key) const {
+  const EntryPtr entry = table_.find(op, key)[0];
+  if (entry->rows == nullptr) {
+    return Store::num_rows(op, key);
+  }
+  const std::lock_guard lock(entry->mutex);
+  return entry->rows->size();
+}
+
+void LocalStore::erase_rows(
+    const char* op,
+    const Keys& keys,
+    c10::ArrayRef<at::Tensor> ids) {
   const Entries entries = table_.find(op, keys);
-  for (size_t i = 0; i < pulls.size(); ++i) {
-    const Meta& meta = entries[i]->meta;
-    check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
+  for (const auto& entry : entries) {
+    const Where where{op, entry->key};
+    TORCHKV_CHECK_VALUE(
+        entry->rows != nullptr,
+        where,
+        "expected a row-sparse key, but got a dense one, which keeps its rows");
   }
-  if (has_shared_) {
-    check_shared({op, keys, nullptr, &outs}, entries);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const std::lock_guard lock(entries[i]->mutex);
+    remove_rows(*entries[i], ids[i].const_data_ptr<int64_t>(), ids[i].numel());
   }
-  for (size_t i = 0; i < pulls.size(); ++i) {
-    Entry& entry = *entries[i];
-    const std::lock_guard lock(entry.mutex);
-    const Stopwatch watch;
-    const bool in_place = entry.slices.size() == 1 &&
-        entry.slices[0].home.device.is_cpu() && pulls[i].rows.is_cpu();
-    copy_rows(
-        in_place ? entry.slices[0].value
-                 : slices_.copy_of(entry, pulls[i].rows.device()),
-        pulls[i]);
-    count_rows(entry, pulls[i].rows, watch.seconds());
-  }
+}
+
+// In a new store.
+void LocalStore::load_rows(
+    const Key& key,
+    const Tensors& value,
+    StoreState::Rows rows) {
+  const Where where{"load", key};
+  const at::Tensor& given = value.flat[0];
+  check_storable(where, given);
+  check_storable(where, rows.ids);
+  TORCHKV_CHECK_VALUE(
+      given.dim() >= 1 && given.device().is_cpu() && rows.ids.dim() == 1 &&
+          rows.ids.size(0) == given.size(0),
+      where,
+      "expected the ids of its rows, but got ids of shape ",
+      rows.ids.sizes(),
+      " for rows of shape ",
+      given.sizes());
+  Meta meta = row_sparse_meta(
+      where, rows.num_rows, given.sizes().slice(1), given.scalar_type());
+  const PlainDispatch plain;
+  auto encoding = std::make_shared<RowSparse>();
+  encoding->ids = parse_row_ids(where, meta, rows.ids);
+  encoding->sizes = meta.sizes;
+  encoding->dtype = meta.dtype;
+  const EntryPtr entry = insert_rows(key, std::move(meta), rows.init);
+  const Tensors encoded =
+      Tensors::encoded(given.contiguous(), std::move(encoding));
+  const std::lock_guard lock(entry->mutex);
+  replace_rows(Groups(Entries{entry}, encoded), 0);
+  TORCHKV_CHECK_VALUE(
+      entry->rows->size() == given.size(0),
+      where,
+      "expected distinct ids of rows, but got repeated ones");
+}
+
+void LocalStore::replace_rows(const Groups& values, size_t i) {
+  has_row_sparse_ = true;
+  Batch batch(values, i, i + 1);
+  batch.find_rows();
+  reducer_.update(batch.items);
+  batch.keep_rows();
 }
 
 } // namespace torchkv

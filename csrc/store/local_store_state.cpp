@@ -1,11 +1,14 @@
-// LocalStore's updater or optimizer, with its state; and what a LocalStore
-// hands out to be saved, and takes back.
+// What a LocalStore hands out to be saved, and takes back.
+#include <ATen/ops/argsort.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "../core/errors.h"
 #include "../core/in_progress.h"
+#include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
+#include "../memory/row_slices.h"
 #include "../update/script_updater.h"
 #include "check.h"
 #include "local_store.h"
@@ -22,137 +25,25 @@ bool keeps_place(const Entry& entry, const Entry& next) {
       same_layout(entry.meta.sizes, entry.strides, next.strides);
 }
 
+// The state of rows in ascending order of their ids, in the order of the slots.
+// REQUIRES: the entry's mutex.
+KeyState by_slots(const char* op, const Entry& entry, KeyState state) {
+  const PlainDispatch plain;
+  const at::Tensor places = at::argsort(slots_by_id(entry));
+  const Where where{op, entry.key};
+  for (auto& [name, tensor] : state.tensors) {
+    TORCHKV_CHECK_VALUE(
+        tensor.size(0) == places.numel(),
+        where,
+        "expected the state of ",
+        places.numel(),
+        " rows, but another thread has changed their number");
+    tensor = tensor.to(c10::kCPU).index_select(0, places);
+  }
+  return state;
+}
+
 } // namespace
-
-Updater LocalStore::updater() const {
-  const std::lock_guard lock(updater_mutex_);
-  return updater_;
-}
-
-OptimizerPtr LocalStore::current_optimizer() const {
-  const Updater updater = this->updater();
-  const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
-  return optimizer == nullptr ? nullptr : *optimizer;
-}
-
-OptimizerPtr LocalStore::optimizer(const char* op) const {
-  table_.check_open(op);
-  OptimizerPtr optimizer = current_optimizer();
-  TORCH_CHECK_VALUE(
-      optimizer != nullptr,
-      op,
-      ": the store has no optimizer; call set_optimizer first");
-  return optimizer;
-}
-
-void LocalStore::set_updater(std::shared_ptr<OpaqueUpdater> updater) {
-  Updater next;
-  if (updater != nullptr) {
-    next = std::move(updater);
-  }
-  replace_updater("set_updater", std::move(next), new_generation());
-}
-
-uint64_t LocalStore::set_optimizer(
-    Optimizer optimizer,
-    bool keep_state,
-    bool check_keys) {
-  constexpr auto* op = "set_optimizer";
-  check_optimizer(op, optimizer);
-  std::vector<Key> unknown;
-  if (check_keys) {
-    const OptimizerPtr known = keep_state ? current_optimizer() : nullptr;
-    unknown = unknown_option_keys(op, table_, optimizer, known.get());
-  }
-  if (!keep_state) {
-    optimizer.generation = new_generation();
-    const uint64_t generation = optimizer.generation;
-    replace_updater(
-        op,
-        std::make_shared<const Optimizer>(std::move(optimizer)),
-        generation,
-        std::move(unknown));
-    return generation;
-  }
-  OptimizerPtr next; // the old one is freed after the lock is released
-  const std::lock_guard lock(updater_mutex_);
-  table_.check_open(op);
-  auto* current = std::get_if<OptimizerPtr>(&updater_);
-  TORCH_CHECK_VALUE(
-      current != nullptr && (*current)->groups[0].id == optimizer.groups[0].id,
-      op,
-      ": expected the optimizer that is set, with other numbers, but got '",
-      optimizer.name(),
-      "' where ",
-      current == nullptr ? "no optimizer is set"
-                         : c10::str('\'', (*current)->name(), "' is"));
-  optimizer.generation = (*current)->generation;
-  next = std::make_shared<const Optimizer>(std::move(optimizer));
-  current->swap(next);
-  unknown.insert(unknown.begin(), expected_keys_.begin(), expected_keys_.end());
-  set_expected_keys(std::move(unknown));
-  return (*current)->generation;
-}
-
-void LocalStore::expect_keys(const Keys& keys) {
-  table_.check_open("expect_keys");
-  const std::lock_guard lock(updater_mutex_);
-  set_expected_keys({keys.list.begin(), keys.list.end()});
-}
-
-void LocalStore::set_expected_keys(std::vector<Key> keys) {
-  expects_keys_ = !keys.empty() || !compression_keys_.empty();
-  expected_keys_ = std::move(keys);
-}
-
-void LocalStore::check_expected_keys(const char* op) {
-  if (!expects_keys_) {
-    return;
-  }
-  const std::lock_guard lock(updater_mutex_);
-  check_known(op, table_, expected_keys_);
-  check_known(op, table_, compression_keys_);
-  compression_keys_.clear();
-  set_expected_keys({});
-}
-
-void LocalStore::replace_updater(
-    const char* op,
-    Updater next,
-    uint64_t generation,
-    std::vector<Key> expected) {
-  std::vector<EntryPtr> entries;
-  {
-    const std::lock_guard lock(updater_mutex_);
-    entries = table_.entries(op);
-    if (const auto kind = table_.summary().kind) {
-      check_key_kind(op, next, *kind);
-    }
-    may_shard_ = is_elementwise(next);
-    updater_.swap(next); // the old one is freed after the lock is released
-    set_expected_keys(std::move(expected));
-    optimizer_step_.clear_norm();
-  }
-  // A key that a call holds keeps its state until its next push: that call may
-  // wait for this thread.
-  for (const auto& entry : entries) {
-    const std::unique_lock lock(entry->mutex, std::try_to_lock);
-    if (lock.owns_lock() && entry->generation != 0 &&
-        entry->generation < generation) {
-      slices_.clear_state(*entry);
-      entry->generation = 0;
-    }
-  }
-}
-
-void LocalStore::visit_sole_updater(
-    c10::function_ref<void(const OpaqueUpdater&)> visit) const {
-  const std::lock_guard lock(updater_mutex_);
-  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater_);
-  if (opaque != nullptr && opaque->use_count() == 1) {
-    visit(**opaque);
-  }
-}
 
 StoreState LocalStore::state(bool with_keys) const {
   constexpr auto* op = "save";
@@ -178,6 +69,13 @@ StoreState LocalStore::state(bool with_keys) const {
     }
     // Value, version and state of one moment.
     const std::lock_guard lock(entry->mutex);
+    if (entry->rows != nullptr) {
+      state.rows[state.values.size()] = {
+          row_ids(*entry),
+          entry->meta.has_unlimited_rows ? std::nullopt
+                                         : std::optional(entry->meta.sizes[0]),
+          entry->rows->init};
+    }
     state.values.push_back(
         slices_.empty_like(*entry, entry->meta.dtype, entry->device));
     reducer_.copy_out(Item{entry.get(), {}, state.values.back(), nullptr});
@@ -295,6 +193,13 @@ std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) {
   for (const auto& entry : table_.find(op, keys)) {
     const std::lock_guard lock(entry->mutex);
     states.push_back(state_of(*entry, *optimizer));
+    if (entry->rows != nullptr) {
+      const PlainDispatch plain;
+      const at::Tensor slots = slots_by_id(*entry);
+      for (auto& [name, tensor] : states.back().tensors) {
+        tensor = tensor.index_select(0, slots);
+      }
+    }
   }
   return states;
 }
@@ -302,6 +207,14 @@ std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) {
 void LocalStore::set_optimizer_states(
     const Keys& keys,
     const std::vector<KeyState>& states) {
+  set_optimizer_states(keys, states, /*by_slot=*/false);
+}
+
+// The state of a row-sparse value is by slot, or in the order of the ids.
+void LocalStore::set_optimizer_states(
+    const Keys& keys,
+    const std::vector<KeyState>& states,
+    bool by_slot) {
   constexpr auto* op = "set_optimizer_states";
   const OptimizerPtr optimizer = this->optimizer(op);
   const Entries entries = table_.find(op, keys);
@@ -321,7 +234,12 @@ void LocalStore::set_optimizer_states(
   for (size_t i = 0; i < states.size(); ++i) {
     Entry& entry = *entries[i];
     const std::lock_guard lock(entry.mutex);
-    slices_.set_state(entry, optimizer->rule_of(entry.key), states[i]);
+    const RuleSpec rule = optimizer->rule_of(entry.key);
+    if (entry.rows == nullptr || by_slot) {
+      slices_.set_state(entry, rule, states[i]);
+    } else {
+      slices_.set_state(entry, rule, by_slots(op, entry, states[i]));
+    }
     entry.generation = optimizer->generation;
   }
 }
@@ -335,7 +253,12 @@ void LocalStore::load(StoreState state) {
     const Key& key = keys.list[i];
     check_counter({"load", key}, "version", state.versions[i]);
     const Tensors value(std::exchange(state.values[i], at::Tensor()));
-    insert({"init", key, &value});
+    const auto rows = state.rows.find(i);
+    if (rows == state.rows.end()) {
+      insert({"init", key, &value});
+    } else {
+      load_rows(key, value, std::exchange(rows->second, {}));
+    }
     table_.find("load", key)[0]->version = state.versions[i];
   }
   if (const auto kind = state.kind()) {
@@ -354,7 +277,7 @@ void LocalStore::load(StoreState state) {
         /*check_keys=*/keys.size() == 0);
     if (keys.size() != 0) {
       keys.single = false;
-      set_optimizer_states(keys, state.states);
+      set_optimizer_states(keys, state.states, /*by_slot=*/true);
     }
   }
 }
@@ -383,6 +306,7 @@ void LocalStore::take(Store& other_store) {
     set_expected_keys(std::move(taken.expected_keys));
     compression_ = other.compression();
     compresses_ = compression_ != nullptr;
+    has_row_sparse_ = has_row_sparse_ || other.has_row_sparse_;
     optimizer_step_.take(other.optimizer_step_);
   }
   other.close();

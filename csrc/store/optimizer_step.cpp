@@ -38,6 +38,7 @@ void OptimizerStep::for_each_batch(Push& push, Body body) {
     Batch batch(push.values, begin, end);
     placement_.place(batch.items, push.optimizer.is_elementwise());
     batch.plan(push.optimizer, current_, slices_);
+    batch.find_rows();
     body(batch);
   });
 }

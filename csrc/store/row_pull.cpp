@@ -17,49 +17,6 @@ namespace {
 
 using Sizes = c10::SmallVector<int64_t, 4>;
 
-// The row ids as a list, in CPU memory.
-at::Tensor flat_ids(
-    const Where& where,
-    const Meta& meta,
-    const at::Tensor& given) {
-  TORCHKV_CHECK_TYPE(
-      given.defined() && given.layout() == c10::kStrided &&
-          (given.scalar_type() == c10::kLong ||
-           given.scalar_type() == c10::kInt),
-      where,
-      "expected row ids of dtype torch.int32 or torch.int64, but got ",
-      given.defined()
-          ? c10::str("torch.", c10::getDtypeNames(given.scalar_type()).first)
-          : "an undefined tensor");
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      !given.device().is_meta() && given.has_storage(),
-      where,
-      "expected row ids with data, but got a tensor on device ",
-      given.device());
-  const PlainDispatch plain;
-  const at::Tensor ids =
-      given.to(at::TensorOptions(c10::kCPU).dtype(c10::kLong))
-          .contiguous()
-          .view(-1);
-  const auto* const begin = ids.const_data_ptr<int64_t>();
-  const auto* const end = begin + ids.numel();
-  const int64_t num_rows = meta.sizes[0];
-  const auto* const bad = std::find_if(
-      begin, end, [&](int64_t id) { return id < 0 || id >= num_rows; });
-  TORCH_CHECK_INDEX(
-      bad == end,
-      where.op,
-      ": expected row ids from 0 to ",
-      num_rows - 1,
-      ", for a value of ",
-      num_rows,
-      " rows, but got ",
-      *bad,
-      ' ',
-      where.key.context());
-  return ids;
-}
-
 at::Tensor distinct(const at::Tensor& ids) {
   const auto* const begin = ids.const_data_ptr<int64_t>();
   std::vector<int64_t> sorted(begin, begin + ids.numel());
@@ -76,31 +33,6 @@ Sizes with_rows_of(c10::IntArrayRef first, const Meta& meta) {
   Sizes sizes(first);
   sizes.append(meta.sizes.begin() + 1, meta.sizes.end());
   return sizes;
-}
-
-void check_sparse_out(
-    const Where& where,
-    const Meta& meta,
-    const at::Tensor& out) {
-  TORCHKV_CHECK_VALUE(
-      out.sizes() == c10::IntArrayRef(meta.sizes),
-      where,
-      "expected a sparse out of shape ",
-      c10::IntArrayRef(meta.sizes),
-      ", but got ",
-      out.sizes());
-  TORCHKV_CHECK_VALUE(
-      out.sparse_dim() == 1,
-      where,
-      "expected an out with one sparse dimension, but got ",
-      out.sparse_dim());
-  TORCHKV_CHECK_TYPE(
-      c10::canCast(meta.dtype, out.scalar_type()),
-      where,
-      "expected an out that torch.",
-      c10::getDtypeNames(meta.dtype).first,
-      " converts to, but got torch.",
-      c10::getDtypeNames(out.scalar_type()).first);
 }
 
 // As the outs of a pull of a value with this shape.
@@ -135,7 +67,7 @@ Lookup make_lookup(
     const at::Tensor& given,
     const at::Tensor& out) {
   const bool to_sparse = out.defined() && out.layout() == c10::kSparse;
-  const at::Tensor ids = flat_ids(where, meta, given);
+  const at::Tensor ids = parse_row_ids(where, meta, given);
   Lookup result{
       out,
       out.defined() ? out.device() : given.device(),
@@ -149,6 +81,17 @@ Lookup make_lookup(
   }
   const PlainDispatch plain;
   result.pull.ids = to_sparse ? distinct(ids) : ids;
+  if (to_sparse && ids.numel() != 0) { // of an unlimited value, of any shape
+    const int64_t last =
+        result.pull.ids.const_data_ptr<int64_t>()[result.pull.ids.numel() - 1];
+    TORCHKV_CHECK_VALUE(
+        last < out.size(0),
+        where,
+        "expected a sparse out with row ",
+        last,
+        ", but got one of shape ",
+        out.sizes());
+  }
   return result;
 }
 
@@ -170,7 +113,7 @@ void allocate_rows(const Meta& meta, Lookup& lookup) {
       at::empty(sizes, at::TensorOptions(lookup.device).dtype(meta.dtype));
 }
 
-void write_out(const Meta& meta, const Lookup& lookup) {
+void write_out(const Lookup& lookup) {
   const PlainDispatch plain;
   const RowPull& pull = lookup.pull;
   if (pull.out.defined()) {
@@ -187,14 +130,14 @@ void write_out(const Meta& meta, const Lookup& lookup) {
       at::_sparse_coo_tensor_with_dims_and_tensors(
           /*sparse_dim=*/1,
           pull.rows.dim() - 1,
-          meta.sizes,
+          out.sizes(),
           pull.ids.to(pull.rows.device()).unsqueeze(0),
           pull.rows,
           pull.rows.options().layout(c10::kSparse),
           /*is_coalesced=*/true));
 }
 
-Meta meta_of(Store& store, const char* op, const Key& key) {
+Meta meta_of(const Store& store, const char* op, const Key& key) {
   auto meta = store.meta(op, key);
   if (!meta) {
     throw_unknown_key(op, key);
@@ -208,6 +151,70 @@ Meta meta_of(Store& store, const char* op, const Key& key) {
 }
 
 } // namespace
+
+at::Tensor parse_row_ids(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& given) {
+  TORCHKV_CHECK_TYPE(
+      given.defined() && given.layout() == c10::kStrided &&
+          (given.scalar_type() == c10::kLong ||
+           given.scalar_type() == c10::kInt),
+      where,
+      "expected row ids of dtype torch.int32 or torch.int64, but got ",
+      given.defined() ? dtype_name(given.scalar_type())
+                      : "an undefined tensor");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      !given.device().is_meta() && given.has_storage(),
+      where,
+      "expected row ids with data, but got a tensor on device ",
+      given.device());
+  const PlainDispatch plain;
+  const at::Tensor ids =
+      given.to(at::TensorOptions(c10::kCPU).dtype(c10::kLong))
+          .contiguous()
+          .view(-1);
+  const auto* const begin = ids.const_data_ptr<int64_t>();
+  const auto* const end = begin + ids.numel();
+  const int64_t num_rows = meta.sizes[0];
+  const auto* const bad = std::find_if(
+      begin, end, [&](int64_t id) { return id < 0 || id >= num_rows; });
+  TORCH_CHECK_INDEX(
+      bad == end,
+      where.op,
+      ": expected row ids from 0 to ",
+      num_rows - 1,
+      ", for a value of ",
+      num_rows,
+      " rows, but got ",
+      *bad,
+      ' ',
+      where.key.context());
+  return ids;
+}
+
+void check_sparse_out(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& out) {
+  check_rows_shape(where, meta, out.sizes());
+  TORCHKV_CHECK_VALUE(
+      out.sparse_dim() == 1,
+      where,
+      "expected an out with one sparse dimension, but got ",
+      out.sparse_dim());
+  TORCHKV_CHECK_TYPE(
+      c10::canCast(meta.dtype, out.scalar_type()),
+      where,
+      "expected an out that ",
+      dtype_name(meta.dtype),
+      " converts to, but got ",
+      dtype_name(out.scalar_type()));
+}
+
+int64_t Store::num_rows(const char* op, const Key& key) const {
+  return meta_of(*this, op, key).sizes[0];
+}
 
 void Store::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
   for (const auto& row_pull : pulls) {
@@ -262,7 +269,7 @@ std::vector<at::Tensor> pull_rows(
     if (outs == nullptr) {
       results.push_back(pulls[i].rows.view(lookups[i].sizes));
     } else {
-      write_out(metas[i], lookups[i]);
+      write_out(lookups[i]);
     }
   }
   return results;

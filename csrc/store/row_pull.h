@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../core/errors.h"
 #include "../core/export.h"
 #include "../core/key.h"
 #include "arguments.h"
@@ -12,6 +13,7 @@
 namespace torchkv {
 
 class Store;
+struct Meta;
 
 // Rows of one value to copy, after all checks.
 struct RowPull {
@@ -41,6 +43,19 @@ std::vector<at::Tensor> pull_rows(
     const Keys& keys,
     const Tensors* outs,
     const Tensors& row_ids);
+
+// Row ids of a value as a list, int64 in CPU memory, with the errors of
+// pull_rows.
+TORCHKV_API at::Tensor parse_row_ids(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& given);
+
+// ValueError or TypeError unless a sparse out can get rows of such a value.
+TORCHKV_API void check_sparse_out(
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& out);
 
 // Copies the rows of a whole value.
 TORCHKV_API void copy_rows(const at::Tensor& whole, const RowPull& pull);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "../core/errors.h"
@@ -18,13 +19,6 @@
 namespace torchkv {
 namespace {
 
-// Wrappers, which have no rows of their own, are left to check_values.
-bool is_sparse_coo(const at::Tensor& tensor) {
-  return tensor.is_sparse() &&
-      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-      !tensor.key_set().has(c10::DispatchKey::Functionalize);
-}
-
 at::Tensor empty_ids(int64_t count) {
   return at::empty({count}, at::TensorOptions().dtype(c10::kLong));
 }
@@ -33,7 +27,7 @@ at::Tensor empty_ids(int64_t count) {
 // in another order than they are written.
 at::Tensor plain_rows(const at::Tensor& rows, Entry& entry) {
   bool is_stored = false;
-  {
+  if (entry.rows == nullptr) {
     const std::lock_guard lock(entry.mutex);
     is_stored = entry.is_shared && rows.is_alias_of(entry.slices[0].value);
   }
@@ -42,41 +36,6 @@ at::Tensor plain_rows(const at::Tensor& rows, Entry& entry) {
   }
   const PlainDispatch plain;
   return at::empty(rows.sizes(), rows.options()).copy_(rows);
-}
-
-void check_takes_rows(
-    const Where& where,
-    Entry& entry,
-    c10::ArrayRef<at::Tensor> values) {
-  const std::lock_guard lock(entry.mutex);
-  const auto check_cpu = [&](const char* what, c10::Device device) {
-    TORCHKV_CHECK_NOT_IMPLEMENTED(
-        device.is_cpu(),
-        where,
-        "expected ",
-        what,
-        " in CPU memory, as a value pushed to the key is sparse, but got one "
-        "on device ",
-        device);
-  };
-  for (const auto& value : values) {
-    if (value.defined()) {
-      check_cpu("values", value.device());
-    }
-  }
-  for (const auto& slice : entry.slices) {
-    check_cpu("a stored value", slice.home.device);
-  }
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      entry.meta.num_elements == 0 ||
-          same_layout(
-              entry.meta.sizes,
-              entry.strides,
-              at::detail::defaultStrides(entry.meta.sizes)),
-      where,
-      "expected a contiguous stored value, as a value pushed to the key is "
-      "sparse, but got one of strides ",
-      c10::IntArrayRef(entry.strides));
 }
 
 void check_ids(
@@ -97,6 +56,19 @@ void check_ids(
       where.key.context());
 }
 
+void sort_unsorted_rows(int64_t limit, RowSparse& rows) {
+  const at::Tensor given = rows.ids;
+  const int64_t count = given.numel();
+  rows.ids = empty_ids(count);
+  rows.order = empty_ids(count);
+  kernels::cpu::sort_row_ids(
+      given.const_data_ptr<int64_t>(),
+      count,
+      limit,
+      rows.ids.mutable_data_ptr<int64_t>(),
+      rows.order.mutable_data_ptr<int64_t>());
+}
+
 // Replaces a sparse tensor by its rows.
 std::shared_ptr<const Encoding> encode_rows(
     const char* op,
@@ -105,17 +77,11 @@ std::shared_ptr<const Encoding> encode_rows(
   const Where where{op, entry.key};
   const auto& impl =
       *static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
-  check_shape(where, entry.meta, impl.sizes());
-  TORCHKV_CHECK_VALUE(
-      impl.sparse_dim() == 1,
-      where,
-      "expected a sparse tensor with one sparse dimension, as "
-      "nn.Embedding(sparse=True) gives, but got one with ",
-      impl.sparse_dim(),
-      "; see sparse_dim of torch.Tensor.to_sparse");
+  check_rows_shape(where, entry.meta, impl.sizes());
+  check_rows(where, tensor);
   const at::Tensor indices = impl.indices();
   const int64_t count = indices.numel();
-  const int64_t num_rows = impl.sizes()[0];
+  const int64_t num_rows = entry.meta.sizes[0];
   at::Tensor rows = plain_rows(impl.values(), entry);
   TORCHKV_CHECK_VALUE(
       rows.dim() == tensor.dim() && rows.size(0) == count &&
@@ -128,7 +94,7 @@ std::shared_ptr<const Encoding> encode_rows(
 
   const PlainDispatch plain;
   auto encoding = std::make_shared<RowSparse>();
-  encoding->sizes.assign(impl.sizes().begin(), impl.sizes().end());
+  encoding->sizes = entry.meta.sizes;
   encoding->dtype = rows.scalar_type();
   const at::Tensor ids =
       indices.is_contiguous() ? indices : empty_ids(count).copy_(indices[0]);
@@ -137,25 +103,130 @@ std::shared_ptr<const Encoding> encode_rows(
   check_ids(where, ids, found.first_bad, num_rows);
   encoding->ids = ids;
   encoding->is_distinct = found.is_ascending && found.is_distinct;
-  if (!found.is_ascending) {
-    encoding->ids = empty_ids(count);
-    encoding->order = empty_ids(count);
-    kernels::cpu::sort_row_ids(
-        given,
-        count,
-        num_rows,
-        encoding->ids.mutable_data_ptr<int64_t>(),
-        encoding->order.mutable_data_ptr<int64_t>());
+  if (!found.is_ascending && entry.rows == nullptr) {
+    sort_unsorted_rows(num_rows, *encoding);
   }
   tensor = std::move(rows);
   return encoding;
 }
 
+// Replaces a dense tensor, pushed to a row-sparse key, by all its rows.
+std::shared_ptr<const Encoding> encode_all_rows(
+    const Where& where,
+    Entry& entry,
+    at::Tensor& tensor) {
+  check_storable(where, tensor);
+  check_shape(where, entry.meta, tensor.sizes());
+  const PlainDispatch plain;
+  auto encoding = std::make_shared<RowSparse>();
+  encoding->sizes = entry.meta.sizes;
+  encoding->dtype = tensor.scalar_type();
+  encoding->ids = empty_ids(tensor.size(0));
+  auto* const ids = encoding->ids.mutable_data_ptr<int64_t>();
+  std::iota(ids, ids + tensor.size(0), int64_t{0});
+  encoding->is_distinct = true;
+  tensor = plain_rows(tensor, entry);
+  return encoding;
+}
+
 } // namespace
+
+// Wrappers, which have no rows of their own, are left to check_values.
+bool is_sparse_coo(const at::Tensor& tensor) {
+  return tensor.is_sparse() &&
+      !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+      !tensor.key_set().has(c10::DispatchKey::Functionalize);
+}
+
+std::optional<DenseOuts> dense_outs(const Call& pull) {
+  const Tensors& outs = *pull.outs;
+  if (std::none_of(outs.flat.begin(), outs.flat.end(), is_sparse_coo)) {
+    return std::nullopt;
+  }
+  check_count(pull.op, pull.keys, outs);
+  DenseOuts dense;
+  for (int64_t i = 0; i < pull.keys.size(); ++i) {
+    const auto num_before = dense.outs.flat.size();
+    for (const auto& out : outs.of(i)) {
+      if (!is_sparse_coo(out)) {
+        dense.outs.append(out);
+      }
+    }
+    if (dense.outs.flat.size() != num_before) {
+      dense.keys.list.push_back(pull.keys.list[i]);
+      dense.outs.end_group();
+    }
+  }
+  dense.keys.single = dense.keys.size() == 1;
+  return dense;
+}
+
+void sort_rows(int64_t limit, RowSparse& rows) {
+  const auto found = kernels::cpu::inspect_row_ids(
+      rows.ids.const_data_ptr<int64_t>(), rows.ids.numel(), limit);
+  rows.is_distinct = found.is_ascending && found.is_distinct;
+  if (!found.is_ascending) {
+    sort_unsorted_rows(limit, rows);
+  }
+}
+
+void check_rows(const Where& where, const at::Tensor& sparse) {
+  TORCHKV_CHECK_VALUE(
+      sparse.sparse_dim() == 1,
+      where,
+      "expected a sparse tensor with one sparse dimension, as "
+      "nn.Embedding(sparse=True) gives, but got one with ",
+      sparse.sparse_dim(),
+      "; see sparse_dim of torch.Tensor.to_sparse");
+}
+
+void check_takes_rows(
+    const Where& where,
+    Entry& entry,
+    c10::ArrayRef<at::Tensor> values) {
+  const std::lock_guard lock(entry.mutex);
+  const auto check_cpu = [&](const char* what, c10::Device device) {
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        device.is_cpu(),
+        where,
+        "expected ",
+        what,
+        " in CPU memory, as ",
+        entry.rows == nullptr ? "a value pushed to the key" : "the key",
+        " is sparse, but got one on device ",
+        device);
+  };
+  for (const auto& value : values) {
+    if (value.defined()) {
+      check_cpu("values", value.device());
+    }
+  }
+  if (entry.rows != nullptr) {
+    return;
+  }
+  for (const auto& slice : entry.slices) {
+    check_cpu("a stored value", slice.home.device);
+  }
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      entry.meta.num_elements == 0 ||
+          same_layout(
+              entry.meta.sizes,
+              entry.strides,
+              at::detail::defaultStrides(entry.meta.sizes)),
+      where,
+      "expected a contiguous stored value, as a value pushed to the key is "
+      "sparse, but got one of strides ",
+      c10::IntArrayRef(entry.strides));
+}
 
 std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
   const Tensors& given = *call.values;
-  if (std::none_of(given.flat.begin(), given.flat.end(), is_sparse_coo)) {
+  const bool has_row_sparse_key =
+      std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+        return entry->rows != nullptr;
+      });
+  if (!has_row_sparse_key &&
+      std::none_of(given.flat.begin(), given.flat.end(), is_sparse_coo)) {
     return std::nullopt;
   }
   check_count(call.op, call.keys, given);
@@ -164,16 +235,27 @@ std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto number = static_cast<int64_t>(i);
     const auto of_key = given.of(number);
-    if (std::none_of(of_key.begin(), of_key.end(), is_sparse_coo)) {
+    Entry& entry = *entries[i];
+    if (entry.rows == nullptr &&
+        std::none_of(of_key.begin(), of_key.end(), is_sparse_coo)) {
       continue;
     }
-    Entry& entry = *entries[i];
-    check_takes_rows({call.op, entry.key}, entry, of_key);
+    const Where where{call.op, entry.key};
+    check_takes_rows(where, entry, of_key);
     for (int64_t j = given.begin(number); j < given.ends[i]; ++j) {
       at::Tensor& tensor = values.flat[j];
-      if (is_sparse_coo(tensor)) {
-        values.encodings[static_cast<size_t>(j)] =
-            encode_rows(call.op, entry, tensor);
+      auto& encoding = values.encodings[static_cast<size_t>(j)];
+      if (encoding != nullptr) {
+        TORCHKV_CHECK_NOT_IMPLEMENTED(
+            entry.rows == nullptr,
+            where,
+            "expected a tensor for a row-sparse key, but got a value of form '",
+            encoding->form,
+            "'");
+      } else if (is_sparse_coo(tensor)) {
+        encoding = encode_rows(call.op, entry, tensor);
+      } else if (entry.rows != nullptr) {
+        encoding = encode_all_rows(where, entry, tensor);
       }
     }
   }

@@ -9,7 +9,7 @@
 namespace torchkv {
 namespace {
 
-constexpr int64_t kFormat = 3;
+constexpr int64_t kFormat = 4;
 
 StoreState::Numbers to_dict(const NumbersByName& numbers) {
   StoreState::Numbers result;
@@ -165,6 +165,53 @@ Compression to_compression(const StoreState::CompressionTuple& tuple) {
   return compression;
 }
 
+StoreState::RowsTuple to_tuple(const std::map<size_t, StoreState::Rows>& rows) {
+  StoreState::RowsTuple tuple;
+  auto& [keys, ids, num_rows, inits, numbers, seeds] = tuple;
+  for (const auto& [key, of_key] : rows) {
+    keys.push_back(static_cast<int64_t>(key));
+    ids.push_back(of_key.ids);
+    num_rows.push_back(of_key.num_rows.value_or(-1));
+    inits.emplace_back(name_of(of_key.init));
+    numbers.push_back(to_dict(numbers_of(of_key.init)));
+    seeds.push_back(of_key.init.seed);
+  }
+  return tuple;
+}
+
+std::map<size_t, StoreState::Rows> to_rows(
+    const StoreState::RowsTuple& tuple,
+    size_t num_keys) {
+  const auto& [keys, ids, num_rows, inits, numbers, seeds] = tuple;
+  const size_t count = keys.size();
+  std::map<size_t, StoreState::Rows> rows;
+  TORCH_CHECK_VALUE(
+      ids.size() == count && num_rows.size() == count &&
+          inits.size() == count && numbers.size() == count &&
+          seeds.size() == count,
+      "load: expected ids, a number of rows and an initial value of ",
+      count,
+      " row-sparse keys, but got ",
+      ids.size(),
+      ", ",
+      num_rows.size(),
+      " and ",
+      inits.size());
+  for (size_t i = 0; i < count; ++i) {
+    TORCH_CHECK_VALUE(
+        keys[i] >= 0 && static_cast<size_t>(keys[i]) < num_keys,
+        "load: expected row-sparse keys among ",
+        num_keys,
+        " keys, but got number ",
+        keys[i]);
+    rows[static_cast<size_t>(keys[i])] = {
+        ids[i],
+        num_rows[i] == -1 ? std::nullopt : std::optional(num_rows[i]),
+        make_row_init("load", inits[i], from_dict(numbers[i]), seeds[i])};
+  }
+  return rows;
+}
+
 } // namespace
 
 NumbersByName from_dict(const StoreState::Numbers& numbers) {
@@ -197,7 +244,8 @@ StoreState::Tuple StoreState::to_tuple() && {
       compression
           ? torchkv::to_tuple(
                 *compression, std::move(residuals), std::move(num_compressed))
-          : CompressionTuple()};
+          : CompressionTuple(),
+      torchkv::to_tuple(rows)};
 }
 
 StoreState StoreState::from_tuple(Tuple tuple) {
@@ -255,6 +303,7 @@ StoreState StoreState::from_tuple(Tuple tuple) {
         " and ",
         state.num_compressed.size());
   }
+  state.rows = to_rows(std::get<10>(tuple), state.values.size());
   const bool is_int = state.key_kind == name(KeyKind::kInt);
   const bool is_str = state.key_kind == name(KeyKind::kStr);
   const size_t num_keys = state.int_keys.size() + state.str_keys.size();

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -11,6 +12,7 @@
 
 #include "../core/export.h"
 #include "../core/key.h"
+#include "../core/row_init.h"
 #include "../memory/key_state.h"
 #include "../update/optimizer.h"
 #include "compression.h"
@@ -46,8 +48,18 @@ struct TORCHKV_API StoreState {
       // In the order of all keys: residuals by position, compressed pushes.
       std::vector<std::vector<at::Tensor>>,
       std::vector<int64_t>>;
+  using RowsTuple = std::tuple<
+      // Of each row-sparse key: its index in the order of all keys, the ids of
+      // its rows in the order of its value's, how many rows it may have (-1:
+      // any number), and the initial value of rows.
+      std::vector<int64_t>,
+      std::vector<at::Tensor>,
+      std::vector<int64_t>,
+      std::vector<std::string>,
+      std::vector<Numbers>,
+      std::vector<int64_t>>;
   using Tuple = std::tuple<
-      int64_t, // format, 3
+      int64_t, // format, 4
       std::string, // store type
       std::string, // kind of the keys: "int", "str", or "" before any init
       std::vector<int64_t>, // int keys, in order of init
@@ -56,7 +68,15 @@ struct TORCHKV_API StoreState {
       std::vector<int64_t>, // number of updates of each key
       std::vector<at::Tensor>, // an opaque updater as bytes, or none
       OptimizerTuple,
-      CompressionTuple>;
+      CompressionTuple,
+      RowsTuple>;
+
+  // Of a row-sparse key, whose value is a tensor of the rows that it has.
+  struct Rows {
+    at::Tensor ids; // of these rows
+    std::optional<int64_t> num_rows; // that it may have; none: any number
+    RowInit init;
+  };
 
   std::string type;
   std::string key_kind;
@@ -71,6 +91,7 @@ struct TORCHKV_API StoreState {
   // If there is a compression, by key.
   std::vector<std::vector<at::Tensor>> residuals = {};
   std::vector<int64_t> num_compressed = {};
+  std::map<size_t, Rows> rows = {}; // by index in `values`
 
   std::optional<KeyKind> kind() const; // of the keys
 

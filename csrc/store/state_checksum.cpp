@@ -61,6 +61,16 @@ class Checksum {
       add(tensor);
     }
   }
+  void add(const std::map<size_t, StoreState::Rows>& rows) {
+    for (const auto& [key, of_key] : rows) {
+      add(key);
+      add(of_key.ids);
+      add(of_key.num_rows.value_or(-1));
+      add(std::string(name_of(of_key.init)));
+      add(numbers_of(of_key.init));
+      add(of_key.init.seed);
+    }
+  }
   void add(const Compression& compression) {
     for (const auto& codec : compression.groups) {
       add(std::string(name_of(codec)));
@@ -118,6 +128,7 @@ int64_t StoreState::checksum() const {
   sum.add(int_keys);
   sum.add(str_keys);
   sum.add(values);
+  sum.add(rows);
   sum.add(versions);
   sum.add(updater);
   if (optimizer) {

@@ -9,8 +9,10 @@
 #include <optional>
 #include <vector>
 
+#include "../core/errors.h"
 #include "../core/export.h"
 #include "../core/key.h"
+#include "../core/row_init.h"
 #include "../device/work.h"
 #include "../memory/key_state.h"
 #include "../memory/key_stats.h"
@@ -58,6 +60,33 @@ class TORCHKV_API Store {
       const CallOptions& options) = 0;
   // Copies rows of values. Throws before it writes any of them.
   virtual void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls);
+  // How many rows a value has; of a row-sparse key, those that it keeps.
+  virtual int64_t num_rows(const char* op, const Key& key) const;
+  // Makes a row-sparse key without rows; and forgets rows of such keys, one
+  // list of ids in CPU memory for each, which are rows that it may have.
+  // NotImplementedError unless overridden.
+  virtual void init_rows(
+      const Key& key,
+      Meta /*meta*/,
+      const RowInit& /*init*/) {
+    const Where where{"init_rows", key};
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        false,
+        where,
+        "expected a store on one machine, but got another, which has no "
+        "row-sparse keys");
+  }
+  virtual void erase_rows(
+      const char* op,
+      const Keys& keys,
+      c10::ArrayRef<at::Tensor> /*ids*/) {
+    const Where where{op, keys.list[0]};
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        false,
+        where,
+        "expected a store on one machine, but got another, which has no "
+        "row-sparse keys");
+  }
   virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;
 

@@ -162,7 +162,7 @@ REFUSED = [
     ("a scalar", "scalar", torch.empty(1), ids_of(0), ValueError, "dimensions"),
     ("unknown key", "y", torch.empty(1), ids_of(0), KeyError, "init"),
     ("a sparse out of another shape", "x", sparse(9, 2, 3), ids_of(0), ValueError,
-     "expected a sparse out of shape"),
+     "expected shape"),
     ("two sparse dimensions", "x", sparse(10, 2, 3, dims=2), ids_of(0), ValueError,
      "expected an out with one sparse dimension, but got 2"),
     ("a sparse out of another dtype", "x", sparse(10, 2, 3).int(), ids_of(0), TypeError,

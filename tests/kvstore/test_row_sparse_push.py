@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import torchkv
 from dtypes import FLOATS
 from helpers import assert_same, bits, script, snapshot, stored
 from kv_model import OPMATH
@@ -15,13 +14,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 SHAPES = [(11,), (7, 3), (5, 64), (4, 2, 3), (9, 1)]
 
 
-@pytest.fixture(params=["local", "device", "sharded"])
-def kv(request, monkeypatch):
-    """A store of each type, and one that shards what is pushed as a list."""
-    if request.param == "sharded":
-        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
-    with torchkv.create("local" if request.param == "local" else "device") as store:
-        yield store
+@pytest.fixture
+def kv(each_kv):
+    return each_kv
 
 
 def check_assign(kv, values, shape, dtype=torch.float32):
@@ -236,16 +231,13 @@ def test_an_optimizer_on_integers(kv):
         kv.push(3, sparse([1], torch.ones(1, 3, dtype=torch.int32), SHAPE))
 
 
-@pytest.mark.parametrize("call", ["init", "assign", "broadcast", "pull", "pushpull"])
+@pytest.mark.parametrize("call", ["assign", "pushpull"])
 def test_other_calls_take_dense_tensors(kv, call):
     kv.init(3, torch.ones(SHAPE))
     value = sparse(*GOOD)
     with pytest.raises(NotImplementedError, match=rf"{call}: expected a dense tensor"):
         {
-            "init": lambda: kv.init(5, value),
             "assign": lambda: kv.assign(3, value),
-            "broadcast": lambda: kv.broadcast(5, value, torch.ones(SHAPE)),
-            "pull": lambda: kv.pull(3, out=value),
             "pushpull": lambda: kv.pushpull(3, value),
         }[call]()
     assert kv.keys() == [3]

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 
-import torchkv
 from dtypes import FLOATS
 from helpers import (
     add_input,
@@ -22,13 +21,9 @@ from torchkv import optim
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 
-@pytest.fixture(params=["local", "device", "sharded"])
-def kv(request, monkeypatch):
-    """A store of each type, and one that shards what is pushed as a list."""
-    if request.param == "sharded":
-        monkeypatch.setenv("TORCHKV_PLACES", "cpu,cpu,cpu")
-    with torchkv.create("local" if request.param == "local" else "device") as store:
-        yield store
+@pytest.fixture
+def kv(each_kv):
+    return each_kv
 
 
 OPTIMIZERS = {

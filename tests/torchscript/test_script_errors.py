@@ -115,7 +115,7 @@ FROM_PYTHON = [
     (lambda kv: kv.delete([3, 99]), IndexError, "99"),
     (lambda kv: kv.push(3, full(1).to("meta")), NotImplementedError, "meta"),
     (lambda kv: kv.push(3, full(1).to_sparse()), ValueError, "one sparse dimension"),
-    (lambda kv: kv.init(7, full(1).to_sparse()), NotImplementedError, "(?i)sparse"),
+    (lambda kv: kv.init(7, full(1).to_sparse()), ValueError, "one sparse dimension"),
     (lambda kv: kv.set_updater(5), TypeError, "updater"),
     (lambda kv: kv.set_updater(torch.ones(2)), TypeError, "updater"),
 ]

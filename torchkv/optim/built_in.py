@@ -168,6 +168,10 @@ class BuiltIn(StoreOptimizer):
                 continue
             kept = _C.KVStore.state_dtype(dtype)
             group = group_of.get(key, 0)
+            is_row_sparse = impl.is_row_sparse(key)
+            shape = impl.shape(key)
+            if is_row_sparse:  # as many as the states that there are
+                shape = (impl.num_rows(key), *shape[1:])
             for name in names_of[group]:
                 # A momentum that began after the first step has no buffer yet.
                 if name in state or (self._rule == "sgd" and state["step"] > 0):
@@ -176,11 +180,10 @@ class BuiltIn(StoreOptimizer):
                 if self._rule == "adagrad" and name == "sum":
                     first = self.param_groups[group]["initial_accumulator_value"]
                     first = complex(first, first) if kept.is_complex else first
-                state[name] = torch.full(
-                    impl.shape(key), first, dtype=kept, device="cpu"
-                )
+                state[name] = torch.full(shape, first, dtype=kept, device="cpu")
             if kept != dtype and "master" not in state:
-                state["master"] = impl.pull(key, None, 0).to(kept)
+                value = impl.pull(key, None, 0)
+                state["master"] = (value.values() if is_row_sparse else value).to(kept)
         return parts
 
     def _load(

@@ -18,7 +18,7 @@ from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.rules import after_load
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
 
-_FORMAT = 3  # of the C++ store's tuple
+_FORMAT = 4  # of the C++ store's tuple
 
 _OPTIMIZER_FORM = {
     "name": str,
@@ -43,6 +43,17 @@ def _check_keys_of(rows: list[list[Any]], kind: str, what: str) -> None:
 
 
 @dataclass(slots=True)
+class Rows:
+    """What a row-sparse key has besides its value, the rows."""
+
+    ids: Tensor  # of these rows, in their order
+    num_rows: int  # that there may be; -1 if any number
+    init: str
+    numbers: dict[str, float]  # of the initial value
+    seed: int
+
+
+@dataclass(slots=True)
 class KeyContent:
     """One key: its value, the optimizer's state of it, and residuals by position."""
 
@@ -53,6 +64,7 @@ class KeyContent:
     state: dict[str, Tensor] = field(default_factory=dict)
     residuals: list[Tensor] = field(default_factory=list)
     num_compressed: int = 0
+    rows: Rows | None = None
 
 
 @dataclass
@@ -147,7 +159,7 @@ class Content:
     def _of(impl: _C.KVStore, state: tuple[Any, ...]) -> Content:
         format, type, kind, int_keys, str_keys, values, versions, *rest = state
         assert format == _FORMAT
-        updater, of_optimizer, of_compression = rest
+        updater, of_optimizer, of_compression, of_rows = rest
         name, groups, gradient, *keyed, steps, accumulated, states = of_optimizer
         optimizer = None
         columns = [values, versions]
@@ -177,6 +189,9 @@ class Content:
             of_keys = zip(keys.values(), residuals, counts, strict=True)
             for item, tensors, count in of_keys:
                 item.residuals, item.num_compressed = tensors, count
+        items = list(keys.values())
+        for index, *row_parts in zip(*of_rows, strict=True):
+            items[index].rows = Rows(*row_parts)
         updater = updater[0] if updater else None
         return Content(type, kind, keys, updater, optimizer, compression)
 
@@ -218,8 +233,9 @@ class Content:
                     )
         try:
             return _C.KVStore.from_state(self._as_tuple(type))
-        except (ValueError, TypeError, RuntimeError) as error:
-            # Such as a repeated key, or an updater that TorchScript cannot read.
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:
+            # Such as a repeated key, a row that the value cannot have, or an updater
+            # that TorchScript cannot read.
             text = str(error).partition("\n")[0]
             raise ValueError(f"load: inconsistent parts: {text}") from error
 
@@ -233,6 +249,12 @@ class Content:
         impl.barrier()
         before = impl.optimizer()
         if impl.type.startswith("dist"):
+            for key, item in self.keys.items():
+                if item.rows is not None:
+                    raise NotImplementedError(
+                        "load: expected a store without row-sparse keys, which those "
+                        f"of several processes do not have (key {shown(key)})"
+                    )
             if self.compression is not None:
                 raise NotImplementedError(
                     "load: expected a store without gradient compression, as those of "
@@ -258,6 +280,8 @@ class Content:
         stepped = [] if self.optimizer is None else keys
         compression = self.compression or Compression([], [])
         compressed = [] if self.compression is None else keys
+        of_rows = {i: key.rows for i, key in enumerate(keys) if key.rows is not None}
+        rows = of_rows.values()
         return (
             _FORMAT,
             type,
@@ -287,6 +311,14 @@ class Content:
                 [group for _, group in compression.keys],
                 [key.residuals for key in compressed],
                 [key.num_compressed for key in compressed],
+            ),
+            (
+                list(of_rows),
+                [of_key.ids for of_key in rows],
+                [of_key.num_rows for of_key in rows],
+                [of_key.init for of_key in rows],
+                [of_key.numbers for of_key in rows],
+                [of_key.seed for of_key in rows],
             ),
         )
 

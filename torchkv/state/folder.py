@@ -1,7 +1,7 @@
 """Stores on disk: a folder of safetensors files and a manifest.
 
     manifest.json                      everything but the tensors, and which files
-    data-<save>-00001.safetensors      "value/<key>", "<state>/<key>",
+    data-<save>-00001.safetensors      "value/<key>", "<state>/<key>", "row_ids/<key>",
                                        "residual.<position>/<key>", "updater"
     data-<save>-1-00001.safetensors    what rank 1 holds
 
@@ -36,7 +36,7 @@ from torchkv.arguments import shown
 from torchkv.files import check_path, lock, open_regular, opened
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
-from torchkv.state.content import Content, KeyContent
+from torchkv.state.content import Content, KeyContent, Rows
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
 from torchkv.state.parts import (
     FORM,
@@ -54,6 +54,8 @@ _FORM = {
     **dict.fromkeys(PER_KEY, list),
     **{"optimizer": object, "compression": object, "parts": FORM},
     **{"strides": {str: [int]}, "dtypes": {str: str}},
+    # Key, number of rows, initial value with its numbers and seed.
+    "row_sparse": [(int | str, int, str, {str: float}, int)],
     "files": [{"name": str, "size": int, "crc32": int}],
 }
 _CHECKSUM = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
@@ -117,8 +119,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"load: expected a store saved in format {FORMAT}, but got format "
             f"{manifest.get('format')}; a newer torchkv may read it"
         )
-    # Earlier versions of torchkv write no compression.
+    # Stores without these write none, as earlier versions of torchkv.
     absent: dict[str, Any] = {"parts": {}, "compression": None, "compressed": []}
+    absent["row_sparse"] = []
     manifest = dict(parse({**absent, **manifest}, _FORM, "the manifest"))
     if not manifest["compressed"]:
         manifest["compressed"] = [0] * len(manifest["keys"])
@@ -207,6 +210,11 @@ def _fill(
         while f"residual.{len(item.residuals)}/{key}" in tensors:
             name = f"residual.{len(item.residuals)}/{key}"
             item.residuals.append(tensors.pop(name))
+    for key, *rows in manifest["row_sparse"]:
+        ids = tensors.pop(f"row_ids/{key}", None)
+        if key not in content.keys or ids is None:
+            raise ValueError(f"load: missing ids of rows (key {shown(key)})")
+        content.keys[key].rows = Rows(ids, *rows)
     content.updater = tensors.pop("updater", None)
     by_text = {str(key): item for key, item in content.keys.items()}
     for name, tensor in tensors.items():

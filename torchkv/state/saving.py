@@ -27,6 +27,7 @@ from torchkv.state.tensor_files import Originals
 
 _FILE_BYTES = 256 << 20  # of tensors; a larger tensor has its own file
 _HEADER_BYTES = 48 << 20
+_OF_ROWS = ("num_rows", "init", "numbers", "seed")
 
 
 @no_collections()
@@ -40,6 +41,11 @@ def save(
     check_path("save", path)
     check_tqdm("save", progress)
     content, begins = Content.of_process(impl)  # throws before anything is written
+    row_sparse = [
+        [key, *(getattr(item.rows, name) for name in _OF_ROWS)]
+        for key, item in content.keys.items()
+        if item.rows is not None
+    ]
     folder, is_first = Path(path), impl.rank() == 0
     with _others_told(impl), contextlib.ExitStack() as stack:
         if is_first:
@@ -60,7 +66,11 @@ def save(
             gathered = _gather(impl, 1, written.to_bytes())
             all_written = [Written.from_bytes(data) for data in gathered]
         if is_first:
-            _write_manifest(impl, content, folder, save_id.decode(), all_written)
+            fields = content.fields()
+            # Without row-sparse keys the form is that of before there were any.
+            if row_sparse:
+                fields["row_sparse"] = row_sparse
+            _write_manifest(impl, fields, folder, save_id.decode(), all_written)
             remove_unused(folder)  # the previous store
         _gather(impl, 2, b"")  # the store is written
 
@@ -91,6 +101,7 @@ def _num_bytes(content: Content) -> int:
     tensors = [] if content.updater is None else [content.updater]
     for item in content.keys.values():
         tensors += [item.value, *item.state.values(), *item.residuals]
+        tensors += [] if item.rows is None else [item.rows.ids]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -137,7 +148,7 @@ def _write_data(
 
 def _write_manifest(
     impl: _C.KVStore,
-    content: Content,
+    fields: dict[str, Any],
     folder: Path,
     save_id: str,
     written: list[Written],
@@ -152,7 +163,7 @@ def _write_manifest(
         manifest = {
             "format": FORMAT,
             "torchkv": torchkv.__version__,
-            **content.fields(),
+            **fields,
             **join_written(keys, impl.shape, written),
         }
         with open(unfinished, "wb") as file:
@@ -197,7 +208,9 @@ def _drained(
     for key, begin in zip(list(content.keys), begins, strict=True):
         item = content.keys.pop(key)
         residuals = {f"residual.{i}": x for i, x in enumerate(item.residuals)}
-        for role, tensor in {"value": item.value, **item.state, **residuals}.items():
+        row_ids = {} if item.rows is None else {"row_ids": item.rows.ids}
+        tensors = {"value": item.value, **row_ids, **item.state, **residuals}
+        for role, tensor in tensors.items():
             name = tensor_name(role, key, begin)
             yield name, originals.to_stored(name, tensor)
 

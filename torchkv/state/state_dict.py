@@ -14,13 +14,17 @@ str, because torch.distributed.checkpoint converts all others. That tool fills t
 tensors of a dict that it is given, so each key has tensors for everything that its
 optimizer will keep, zeros before the first step. "absent" names the zeros that a key
 has after its first step, such as for a momentum that was switched on later.
-"compression", and the last two items of a key, are there if the store compresses.
+"compression", and the last two items of a key, are there if the store compresses. A
+row-sparse key also has "rows": {"ids", "num_rows", "init", "numbers", "seed"}; its
+value and state are of the rows with these ids. torch.distributed.checkpoint loads them
+into a store whose key keeps as many rows.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +35,7 @@ from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.built_in import BuiltIn
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import Compression, Content, KeyContent
+from torchkv.state.content import Compression, Content, KeyContent, Rows
 from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
@@ -42,6 +46,10 @@ _KEY_FORM = {
     "state": {str: Tensor},
 }
 _OF_COMPRESSED = {"residuals": [Tensor], "num_compressed": int}
+_ROWS_FORM = {
+    **{"ids": Tensor, "num_rows": int, "init": str},
+    **{"numbers": {str: float}, "seed": int},
+}
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
     **{"updater": str | None, "optimizer": object, "compression": object},
@@ -64,6 +72,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
                 **{name: getattr(item, name) for name in _KEY_FORM},
                 "state": states[key],
                 **{name: getattr(item, name) for name in compressed},
+                **({} if item.rows is None else {"rows": _fields_of(item.rows)}),
             }
             for key, item in content.keys.items()
         },
@@ -143,8 +152,10 @@ def with_residuals(state: dict[str, Any], num_positions: int) -> dict[str, Any]:
     has_feedback = compression.with_feedback()
     for text, item in state["keys"].items():
         value = item["value"]
-        if value.is_floating_point() and has_feedback(
-            _parse_key(text, state["key_kind"])
+        if (
+            value.is_floating_point()
+            and "rows" not in item  # which are pushed as they are
+            and has_feedback(_parse_key(text, state["key_kind"]))
         ):
             dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
             item["residuals"] += [
@@ -169,6 +180,10 @@ def without_compression(state: dict[str, Any]) -> dict[str, Any]:
         for key, item in state["keys"].items()
     }
     return plain
+
+
+def _fields_of(rows: Rows) -> dict[str, Any]:
+    return {name: getattr(rows, name) for name in _ROWS_FORM}
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -231,7 +246,10 @@ def _parse(state: object) -> Content:
         key = _parse_key(text, kind)
         what = f"key {shown(key)}"
         saved = {"residuals": [], "num_compressed": 0, **parse(saved, dict, what)}
+        rows = saved.pop("rows", None)
         item = KeyContent(**parse(saved, {**_KEY_FORM, **_OF_COMPRESSED}, what))
+        if rows is not None:
+            item.rows = Rows(**parse(rows, _ROWS_FORM, f"the rows of {what}"))
         item.state = {k: v for k, v in item.state.items() if _has_begun(item, k)}
         keys[key] = item
     for key, state_name in fields["absent"]:
@@ -299,13 +317,26 @@ def _check_fits(
     for key in keys:
         if key not in content.keys:
             continue
-        value = content.keys[key].value
+        item = content.keys[key]
+        value, shape = item.value, tuple(item.value.shape)
         expected = (impl.dtype(key), impl.shape(key))
-        if (value.dtype, tuple(value.shape)) != expected:
+        if item.rows is not None:
+            num_rows = item.rows.num_rows
+            if num_rows == -1:
+                num_rows = (2**63 - 1) // max(math.prod(shape[1:]), 1)
+            shape = (num_rows, *shape[1:])
+        if (value.dtype, shape) != expected:
             raise ValueError(
                 f"load_state_dict: expected a value of {expected[0]} and shape "
-                f"{list(expected[1])}, but got {value.dtype} and {list(value.shape)} "
+                f"{list(expected[1])}, but got {value.dtype} and {list(shape)} "
                 f"(key {shown(key)})"
+            )
+        kinds = impl.is_row_sparse(key), item.rows is not None
+        if kinds[0] != kinds[1]:
+            names = ["dense", "row-sparse"]
+            raise ValueError(
+                f"load_state_dict: expected a {names[kinds[0]]} value, as the store "
+                f"has, but got a {names[kinds[1]]} one (key {shown(key)})"
             )
 
 

@@ -23,6 +23,7 @@
 #include "compression.h"
 #include "objects.h"
 #include "optimizer.h"
+#include "rows.h"
 #include "state.h"
 #include "stats.h"
 #include "store_options.h"
@@ -321,7 +322,12 @@ PYBIND11_MODULE(_C, m) {
       .def("row_sparse_pull", &PythonCalls::row_sparse_pull)
       .def("broadcast", &PythonCalls::broadcast)
       .def("assign", &PythonCalls::assign)
-      .def("delete", &PythonCalls::erase)
+      .def("init_rows", &init_rows)
+      .def(
+          "delete",
+          &PythonCalls::erase,
+          py::arg("key"),
+          py::arg("row_ids") = py::none())
       .def("keys", &released<&KVStore::keys>)
       .def("contains", &PythonCalls::contains)
       .def("size", &released<&KVStore::size>)
@@ -333,6 +339,8 @@ PYBIND11_MODULE(_C, m) {
                 [&] { return self->version(parsed); });
           })
       .def("shape", &shape)
+      .def("is_row_sparse", &is_row_sparse)
+      .def("num_rows", &num_rows)
       .def("dtype", &dtype)
       .def("set_updater", &set_updater)
       .def(
@@ -342,6 +350,7 @@ PYBIND11_MODULE(_C, m) {
           })
       .def("set_gradient_compression", &set_gradient_compression)
       .def("gradient_compression", &gradient_compression)
+      .def_static("check_row_init", &check_row_init)
       .def_static(
           "check_codec",
           [](const std::string& name, const NumbersByName& numbers) {

@@ -41,6 +41,18 @@ class ForwardingStore final : public Store {
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override {
     forward([&] { inner_->pull_rows(op, pulls); });
   }
+  int64_t num_rows(const char* op, const Key& key) const override {
+    return forward([&] { return inner_->num_rows(op, key); });
+  }
+  void init_rows(const Key& key, Meta meta, const RowInit& init) override {
+    forward([&] { inner_->init_rows(key, meta, init); });
+  }
+  void erase_rows(
+      const char* op,
+      const Keys& keys,
+      c10::ArrayRef<at::Tensor> ids) override {
+    forward([&] { inner_->erase_rows(op, keys, ids); });
+  }
   void assign(const Call& call) override {
     forward([&] { inner_->assign(call); });
   }

@@ -20,7 +20,7 @@ StoreState make_state() {
   optimizer.keys[2] = {0, 2, 1};
   KeyState state{
       3, 0, {{"exp_avg", at::ones(3)}, {"exp_avg_sq", at::full(3, 2.)}}};
-  return {
+  StoreState result{
       "local",
       "int",
       {1, 2},
@@ -33,6 +33,9 @@ StoreState make_state() {
       Compression{{make_codec("op", "2bit", {}), Codec()}, {{Key(2), 1}}},
       {{at::ones(3)}, {}},
       {7, 0}};
+  result.rows[1] = {
+      at::tensor({5, 3}, at::kLong), 10, make_row_init("op", "normal", {}, 3)};
+  return result;
 }
 
 TEST(ChecksumTest, EqualStatesHaveEqualChecksums) {
@@ -63,6 +66,7 @@ TEST(ChecksumTest, OneFlippedBitChangesIt) {
   flip_each([](auto& state) { return state.values[1]; });
   flip_each([](auto& state) { return state.residuals[0][0]; });
   flip_each([](auto& state) { return state.states[0].tensors.at("exp_avg"); });
+  flip_each([](auto& state) { return state.rows[1].ids; });
 }
 
 TEST(ChecksumTest, EveryOtherPartChangesIt) {
@@ -93,6 +97,13 @@ TEST(ChecksumTest, EveryOtherPartChangesIt) {
   EXPECT_TRUE(differs([](auto& s) { s.optimizer->gradient.max_norm = 1; }));
   EXPECT_TRUE(differs([](auto& s) { s.optimizer->keys[2].wd_mult = 3; }));
   EXPECT_TRUE(differs([](auto& s) { s.optimizer->keys[3] = {}; }));
+  EXPECT_TRUE(differs([](auto& s) { s.rows.clear(); }));
+  EXPECT_TRUE(differs([](auto& s) { s.rows[0] = s.rows[1]; }));
+  EXPECT_TRUE(differs([](auto& s) { s.rows[1].num_rows.reset(); }));
+  EXPECT_TRUE(differs([](auto& s) { s.rows[1].init.std = 2; }));
+  EXPECT_TRUE(differs([](auto& s) { s.rows[1].init.seed = 2; }));
+  EXPECT_TRUE(
+      differs([](auto& s) { s.rows[1].init.id = RowInit::Id::kZeros; }));
   EXPECT_TRUE(differs([](auto& s) { s.states[0].step = 4; }));
   EXPECT_TRUE(differs([](auto& s) { s.states[1].num_accumulated = 1; }));
   EXPECT_TRUE(differs([](auto& s) {

@@ -1,0 +1,91 @@
+#include "row_table.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "../kernels/cpu/parallel.h"
+
+namespace torchkv {
+
+std::vector<int64_t> RowTable::slots_by_id() const {
+  std::vector<int64_t> slots(ids_.size());
+  std::iota(slots.begin(), slots.end(), int64_t{0});
+  if (!std::is_sorted(ids_.begin(), ids_.end())) {
+    std::sort(slots.begin(), slots.end(), [this](int64_t a, int64_t b) {
+      return ids_[static_cast<size_t>(a)] < ids_[static_cast<size_t>(b)];
+    });
+  }
+  return slots;
+}
+
+void RowTable::find(const int64_t* ids, int64_t count, int64_t* slots) const {
+  constexpr int64_t kBytes = 64; // of memory that an id costs: a cache line
+  kernels::cpu::parallel_spans(
+      1,
+      [&](int64_t /*job*/) { return kernels::cpu::Work{count, kBytes, 64}; },
+      [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
+        for (int64_t i = begin; i < end; ++i) {
+          const auto it = slot_of_.find(ids[i]);
+          slots[i] = it == slot_of_.end() ? -1 : it->second;
+        }
+      });
+}
+
+int64_t RowTable::num_missing(
+    const int64_t* ids,
+    int64_t count,
+    const int64_t* slots) const {
+  std::vector<int64_t> missing;
+  for (int64_t i = 0; i < count; ++i) {
+    if (slots[i] < 0) {
+      missing.push_back(ids[i]);
+    }
+  }
+  std::sort(missing.begin(), missing.end());
+  return std::unique(missing.begin(), missing.end()) - missing.begin();
+}
+
+void RowTable::add(const int64_t* ids, int64_t count, int64_t* slots) {
+  const size_t before = ids_.size();
+  try {
+    for (int64_t i = 0; i < count; ++i) {
+      if (slots[i] < 0) {
+        const auto [it, is_new] = slot_of_.emplace(ids[i], size());
+        slots[i] = it->second;
+        if (is_new) {
+          ids_.push_back(ids[i]);
+        }
+      }
+    }
+  } catch (...) {
+    for (size_t i = before; i < ids_.size(); ++i) {
+      slot_of_.erase(ids_[i]);
+    }
+    ids_.resize(before);
+    throw;
+  }
+}
+
+RowTable::Moves RowTable::remove(const int64_t* ids, int64_t count) {
+  Moves moves;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto it = slot_of_.find(ids[i]);
+    if (it == slot_of_.end()) {
+      continue;
+    }
+    const int64_t slot = it->second;
+    const int64_t last = size() - 1;
+    slot_of_.erase(it);
+    if (slot != last) {
+      const int64_t moved = ids_.back();
+      ids_[static_cast<size_t>(slot)] = moved;
+      slot_of_[moved] = slot;
+      moves.from.push_back(last);
+      moves.to.push_back(slot);
+    }
+    ids_.pop_back();
+  }
+  return moves;
+}
+
+} // namespace torchkv

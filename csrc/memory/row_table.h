@@ -1,0 +1,54 @@
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "../core/export.h"
+#include "../core/row_init.h"
+
+namespace torchkv {
+
+// Which rows a row-sparse value has: they are numbered from 0 without gaps, as
+// they lie in memory (slots).
+class TORCHKV_API RowTable {
+ public:
+  explicit RowTable(RowInit init) : init(init) {}
+
+  const RowInit init; // of rows that it does not have
+  std::atomic<int64_t> num_bytes{0}; // of the value
+
+  int64_t size() const {
+    return static_cast<int64_t>(ids_.size());
+  }
+  // Of each slot.
+  const std::vector<int64_t>& ids() const {
+    return ids_;
+  }
+  // All slots, in ascending order of their ids.
+  std::vector<int64_t> slots_by_id() const;
+
+  // slots[i] = that of the row ids[i], or -1.
+  void find(const int64_t* ids, int64_t count, int64_t* slots) const;
+  // After find(): the number of different rows that it does not have.
+  int64_t num_missing(const int64_t* ids, int64_t count, const int64_t* slots)
+      const;
+  // Gives rows whose slot is -1 the next ones, in the order in which they first
+  // appear. An exception has changed nothing.
+  void add(const int64_t* ids, int64_t count, int64_t* slots);
+  // Rows move to close the gaps: in this order, from[i] to to[i].
+  struct Moves {
+    std::vector<int64_t> from;
+    std::vector<int64_t> to;
+  };
+  // Ids that it does not have are skipped.
+  Moves remove(const int64_t* ids, int64_t count);
+
+ private:
+  ska::flat_hash_map<int64_t, int64_t> slot_of_;
+  std::vector<int64_t> ids_;
+};
+
+} // namespace torchkv

@@ -1,0 +1,283 @@
+// How the values of a LocalStore, or rows of them, are copied out.
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <ATen/ops/arange.h>
+
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "../memory/layout.h"
+#include "../memory/row_slices.h"
+#include "check.h"
+#include "count_calls.h"
+#include "local_store.h"
+#include "locked_ranges.h"
+#include "row_values.h"
+#include "shared_values.h"
+
+namespace torchkv {
+namespace {
+
+using SparseOuts = std::vector<std::pair<EntryPtr, at::Tensor>>;
+
+SparseOuts sparse_outs(const Call& call, const Entries& entries) {
+  SparseOuts sparse;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Where where{call.op, entries[i]->key};
+    const Meta& meta = entries[i]->meta;
+    for (const auto& out : call.outs->of(static_cast<int64_t>(i))) {
+      if (is_sparse_coo(out)) {
+        TORCHKV_CHECK_VALUE(
+            !meta.sizes.empty(),
+            where,
+            "expected a value with rows for a sparse out, but got one without "
+            "dimensions");
+        check_sparse_out(where, meta, out);
+        sparse.emplace_back(entries[i], out);
+      }
+    }
+  }
+  return sparse;
+}
+
+at::Tensor make_sparse(
+    const at::Tensor& ids,
+    const at::Tensor& rows,
+    c10::IntArrayRef sizes) {
+  return at::_sparse_coo_tensor_with_dims_and_tensors(
+      /*sparse_dim=*/1,
+      rows.dim() - 1,
+      sizes,
+      ids.unsqueeze(0),
+      rows,
+      rows.options().layout(c10::kSparse),
+      /*is_coalesced=*/true);
+}
+
+// The rows of a row-sparse value; of an unlimited one, with as many rows as its
+// largest id needs.
+at::Tensor sparse_copy(const Entry& entry) {
+  const c10::InferenceMode normal(false);
+  const PlainDispatch plain;
+  const auto [ids, rows] = rows_by_id(entry);
+  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
+  if (entry.meta.has_unlimited_rows) {
+    const auto* const all = ids.const_data_ptr<int64_t>();
+    sizes[0] = ids.numel() == 0 ? 0 : all[ids.numel() - 1] + 1;
+  }
+  return make_sparse(ids, rows, sizes);
+}
+
+void pull_row_sparse(const Entry& entry, const RowPull& pull) {
+  if (pull.rows.is_cpu()) {
+    copy_rows(entry, pull.ids, pull.rows);
+    return;
+  }
+  const PlainDispatch plain;
+  const at::Tensor rows =
+      at::empty(pull.rows.sizes(), pull.rows.options().device(c10::kCPU));
+  copy_rows(entry, pull.ids, rows);
+  pull.rows.copy_(rows);
+}
+
+} // namespace
+
+WorkPtr LocalStore::pull(const Call& given) {
+  std::optional<AsyncScope> scope;
+  Entries entries = table_.find(given.op, given.keys);
+  check_min_version(given, entries);
+  const std::optional<DenseOuts> dense = dense_outs(given);
+  SparseOuts sparse;
+  if (dense) {
+    sparse = sparse_outs(given, entries);
+    entries = table_.find(given.op, dense->keys);
+  }
+  const Call call{
+      given.op,
+      dense ? dense->keys : given.keys,
+      nullptr,
+      dense ? &dense->outs : given.outs,
+      given.options};
+  if (!entries.empty()) {
+    check(call, entries, {});
+  }
+  const Groups outs(std::move(entries), *call.outs);
+  enter(scope, call, outs.entries());
+  copy_out(outs);
+  for (const auto& [entry, out] : sparse) {
+    copy_to_sparse(*entry, out);
+  }
+  return scope ? scope->finish() : nullptr;
+}
+
+std::vector<at::Tensor> LocalStore::pull(
+    const Keys& keys,
+    const CallOptions& options) {
+  constexpr auto* op = "pull";
+  check_not_empty(op, keys);
+  const Call call{op, keys, nullptr, nullptr, options};
+  const Entries entries = find(call, {});
+  check_min_version(call, entries);
+  std::vector<at::Tensor> result;
+  Entries dense;
+  Tensors outs;
+  for (const auto& entry : entries) {
+    const std::lock_guard lock(entry->mutex);
+    if (entry->rows != nullptr) {
+      const Stopwatch watch;
+      result.push_back(sparse_copy(*entry));
+      count_rows(*entry, result.back()._values(), watch.seconds());
+      continue;
+    }
+    result.push_back(
+        slices_.empty_like(*entry, entry->meta.dtype, entry->device));
+    dense.push_back(entry);
+    outs.append(result.back());
+    outs.end_group();
+  }
+  copy_out(Groups(std::move(dense), outs));
+  return result;
+}
+
+// On one machine, waiting would wait for this very thread.
+void LocalStore::check_min_version(const Call& call, const Entries& entries) {
+  if (call.options.min_version <= 0) {
+    return;
+  }
+  for (const auto& entry : entries) {
+    const Where where{call.op, entry->key};
+    const std::lock_guard lock(entry->mutex);
+    TORCHKV_CHECK_VALUE(
+        entry->version >= call.options.min_version,
+        where,
+        "expected at least version ",
+        call.options.min_version,
+        ", but the value has version ",
+        entry->version);
+  }
+}
+
+void LocalStore::copy_out(const Groups& outs) const {
+  for_each_locked(outs, [&](size_t begin, size_t end) {
+    const Stopwatch watch;
+    c10::SmallVector<Item, 1> items;
+    std::deque<c10::SmallVector<at::Tensor, 1>> of_shared;
+    items.reserve(end - begin);
+    const auto copy = [&] {
+      placement_.place(items, may_shard_);
+      reducer_.copy_out(items);
+      count_pull(items, watch.seconds());
+      items.clear();
+    };
+    for (size_t i = begin; i < end; ++i) {
+      Entry& entry = *outs.entries()[i];
+      c10::ArrayRef<at::Tensor> tensors =
+          outs.tensors().of(static_cast<int64_t>(i));
+      if (entry.rows != nullptr) {
+        copy(); // in order, as outs may overlap
+        copy_to_dense(entry, tensors);
+        continue;
+      }
+      if (entry.is_shared) {
+        tensors = of_shared.emplace_back(without_itself(entry, tensors));
+      }
+      items.push_back({&entry, {}, tensors, nullptr});
+    }
+    copy();
+  });
+}
+
+// Rows that the value does not have get their initial value.
+void LocalStore::copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs)
+    const {
+  const Stopwatch watch;
+  const PlainDispatch plain;
+  const at::Tensor ids = at::arange(
+      entry.meta.sizes[0], at::TensorOptions(c10::kCPU).dtype(c10::kLong));
+  for (const auto& out : outs) {
+    const bool in_place = is_plain_cpu(out) && out.is_contiguous() &&
+        out.scalar_type() == entry.meta.dtype;
+    if (in_place) {
+      copy_rows(entry, ids, out);
+    } else {
+      const at::Tensor whole = at::empty(
+          entry.meta.sizes,
+          at::TensorOptions(c10::kCPU).dtype(entry.meta.dtype));
+      copy_rows(entry, ids, whole);
+      slices_.copy(out, whole);
+    }
+    if (!out.is_inference()) {
+      out.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  count_pull(Item{&entry, {}, outs, nullptr}, watch.seconds());
+}
+
+void LocalStore::copy_to_sparse(Entry& entry, at::Tensor out) const {
+  const Stopwatch watch;
+  const PlainDispatch plain;
+  const std::lock_guard lock(entry.mutex);
+  at::Tensor rows;
+  if (entry.rows == nullptr) {
+    rows = slices_.copy_of(entry, c10::kCPU).contiguous();
+    out.copy_(make_sparse(
+        at::arange(rows.size(0), rows.options().dtype(c10::kLong)),
+        rows,
+        rows.sizes()));
+  } else {
+    const auto [ids, found] = rows_by_id(entry);
+    rows = found;
+    const Where where{"pull", entry.key};
+    const int64_t count = ids.numel();
+    TORCHKV_CHECK_VALUE(
+        count == 0 || ids.const_data_ptr<int64_t>()[count - 1] < out.size(0),
+        where,
+        "expected a sparse out with rows up to ",
+        ids.const_data_ptr<int64_t>()[count - 1],
+        ", but got one of shape ",
+        out.sizes());
+    out.copy_(make_sparse(ids, rows, out.sizes()));
+  }
+  count_rows(entry, rows, watch.seconds());
+}
+
+void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
+  Keys keys;
+  Tensors outs;
+  for (const auto& pull : pulls) {
+    keys.list.push_back(pull.key);
+    if (pull.out.defined()) {
+      outs.append(pull.out);
+    }
+    outs.end_group();
+  }
+  const Entries entries = table_.find(op, keys);
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    const Meta& meta = entries[i]->meta;
+    check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
+  }
+  if (has_shared_) {
+    check_shared({op, keys, nullptr, &outs}, entries);
+  }
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    Entry& entry = *entries[i];
+    const std::lock_guard lock(entry.mutex);
+    const Stopwatch watch;
+    if (entry.rows != nullptr) {
+      pull_row_sparse(entry, pulls[i]);
+      count_rows(entry, pulls[i].rows, watch.seconds());
+      continue;
+    }
+    const bool in_place = entry.slices.size() == 1 &&
+        entry.slices[0].home.device.is_cpu() && pulls[i].rows.is_cpu();
+    copy_rows(
+        in_place ? entry.slices[0].value
+                 : slices_.copy_of(entry, pulls[i].rows.device()),
+        pulls[i]);
+    count_rows(entry, pulls[i].rows, watch.seconds());
+  }
+}
+
+} // namespace torchkv
