@@ -39,6 +39,8 @@ DIFFERENT = {
     "work is not done when the call returns": ("test_async.py",),
     "sparse values are refused": (
         "test_row_sparse_push.py",
+        "test_embeddings.py",
+        "test_embedding_trainers.py",
         "sparse value",
         "sparse init",
         "sparse out",

@@ -15,6 +15,7 @@ from torchkv import (
     distributed,
     initializers,
     lr_scheduler,
+    nn,
     optim,
 )
 from torchkv._C import Work
@@ -50,6 +51,7 @@ __all__ = [
     "initializers",
     "load",
     "lr_scheduler",
+    "nn",
     "optim",
     "register",
     "replicate",

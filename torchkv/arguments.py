@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import numbers
 import reprlib
 from collections.abc import Iterable, Set
@@ -60,6 +61,16 @@ def as_number(op: str, name: str, value: Any) -> float:
         raise ValueError(
             f"{op}: expected {name} to fit in fp64, but got a larger number"
         ) from None
+
+
+def as_batch_size(op: str, batch_size: Any) -> float:
+    """A batch size; ValueError unless it is greater than 0 and finite."""
+    number = as_number(op, "batch_size", batch_size)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(
+            f"{op}: expected a finite batch_size greater than 0, but got {batch_size!r}"
+        )
+    return number
 
 
 def as_keys(op: str, keys: Any) -> list[StoreKey]:

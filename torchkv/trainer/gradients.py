@@ -16,6 +16,7 @@ from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.built_in import BuiltIn
 from torchkv.registered import KVStoreBase
+from torchkv.trainer.embeddings import Embeddings
 
 # The user's rescale_grad of each optimizer, and the one that a trainer has set.
 _rescaled: WeakKeyDictionary[StoreOptimizer, tuple[float, float]] = WeakKeyDictionary()
@@ -54,10 +55,12 @@ class Gradients:
     def __init__(
         self,
         parameters: Mapping[StoreKey, list[Tensor]],
+        embeddings: Embeddings,
         store: KVStore | KVStoreBase | None,
     ) -> None:
         """Of all replicas; `store` is only used to sum them, and may be None."""
         self._parameters = parameters
+        self._embeddings = embeddings
         self._store = store
         if isinstance(store, KVStore):
             store.set_updater(None)
@@ -78,7 +81,8 @@ class Gradients:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles without the weak references."""
-        return {"_parameters": self._parameters, "_store": self._store}
+        names = "_parameters", "_embeddings", "_store"
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begins without reduced and clipped gradients."""
@@ -86,13 +90,14 @@ class Gradients:
         self.forget()
 
     def fresh(self, op: str, ignore_stale: bool) -> dict[StoreKey, list[Tensor]]:
-        """The gradients of the trained parameters, by replica.
+        """The gradients of the trained parameters and embeddings, by replica.
 
         Raises:
             UserWarning: a replica without a gradient, unless `ignore_stale`.
         """
         result = {}
         stale = []
+        num_trained = len(self.trained()) + len(self._embeddings.trained())
         for key in self.trained():
             copies = self._parameters[key]
             found = [p.grad for p in copies if p.grad is not None]
@@ -101,11 +106,17 @@ class Gradients:
                 stale.append(f"{shown(key)}, replica {replica}")
             if found:
                 result[key] = found
+        for key in self._embeddings.trained():
+            found, without = self._embeddings.gradients(key)
+            if without is not None and not ignore_stale:
+                stale.append(f"{shown(key)}, replica {without}")
+            if found:
+                result[key] = found
         if stale:
             raise UserWarning(
                 f"{op}: expected a gradient of each parameter from backward() since "
                 f"the last step, but got none for {len(stale)} of "
-                f"{len(self.trained())} (key {'; key '.join(stale)}); if the model "
+                f"{num_trained} (key {'; key '.join(stale)}); if the model "
                 "only uses some of its parameters on purpose, ignore_stale_grad=True "
                 "skips those without a gradient"
             )
@@ -134,7 +145,7 @@ class Gradients:
             ):
                 self.init(fresh)
                 self._store.pushpull(list(fresh), list(fresh.values()))
-        self._reduced = _firsts(fresh)
+        self._reduced = self._firsts(fresh)
 
     @torch.no_grad()
     def clip(
@@ -150,13 +161,13 @@ class Gradients:
         fresh = self.fresh(op, True)
         norms = [
             _norm_of(
-                copies[0] if _is(self._reduced.get(key), copies[0]) else _sum(copies),
+                copies[0] if self._is(self._reduced, key, copies) else _sum(copies),
                 norm_type,
             )
             for key, copies in fresh.items()
         ]
-        parameters = [p for copies in self._parameters.values() for p in copies]
-        device = parameters[0].device
+        parameters = self.tensors()
+        device = parameters[0].device if parameters else None
         norm = torch.zeros((), dtype=torch.float64, device=device)
         if norms:
             norm = _norm_of(torch.stack([x.to(device) for x in norms]), norm_type)
@@ -166,16 +177,38 @@ class Gradients:
                 f"{norm.item()}; error_if_nonfinite=False clips by it anyway"
             )
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self._clipped, self._norm = _firsts(fresh), norm
+        self._clipped, self._norm = self._firsts(fresh), norm
         return norm
 
     def norm_before_clipping(
         self, fresh: Mapping[StoreKey, list[Tensor]]
     ) -> Tensor | None:
         """The norm that :meth:`clip` returned for these gradients, or None."""
-        if all(_is(self._clipped.get(k), copies[0]) for k, copies in fresh.items()):
+        if all(self._is(self._clipped, *item) for item in fresh.items()):
             return self._norm
         return None
+
+    def tensors(self) -> list[Tensor]:
+        """All parameters of all replicas, and embeddings' rows with gradients."""
+        parameters = [p for copies in self._parameters.values() for p in copies]
+        return parameters + self._embeddings.rows_with_grad()
+
+    def _firsts(
+        self, gradients: Mapping[StoreKey, list[Tensor]]
+    ) -> dict[StoreKey, ref[Tensor]]:
+        return {key: ref(self._first(key, gradients[key])) for key in gradients}
+
+    def _is(
+        self,
+        known: Mapping[StoreKey, ref[Tensor]],
+        key: StoreKey,
+        copies: list[Tensor],
+    ) -> bool:
+        return key in known and known[key]() is self._first(key, copies)
+
+    def _first(self, key: StoreKey, copies: list[Tensor]) -> Tensor:
+        """The first gradient or, as those of embeddings are made anew, their rows'."""
+        return self._embeddings.first_of(key) if key in self._embeddings else copies[0]
 
 
 def scaled(gradients: list[Tensor], scale: float) -> list[Tensor]:
@@ -183,14 +216,6 @@ def scaled(gradients: list[Tensor], scale: float) -> list[Tensor]:
     dtypes = [_C.KVStore.state_dtype(gradient.dtype) for gradient in gradients]
     wide = [g.to(dtype) for g, dtype in zip(gradients, dtypes, strict=True)]
     return list(torch._foreach_mul(wide, scale))
-
-
-def _firsts(gradients: Mapping[StoreKey, list[Tensor]]) -> dict[StoreKey, ref[Tensor]]:
-    return {key: ref(copies[0]) for key, copies in gradients.items()}
-
-
-def _is(known: ref[Tensor] | None, gradient: Tensor) -> bool:
-    return known is not None and known() is gradient
 
 
 def _norm_of(total: Tensor, norm_type: float) -> Tensor:
@@ -218,13 +243,3 @@ def _sum(copies: list[Tensor]) -> Tensor:
         # A sparse tensor takes no dense one in place.
         total = other + total if total.is_sparse else total.add_(other)
     return total
-
-
-def as_batch_size(op: str, batch_size: Any) -> float:
-    """A batch size; ValueError unless it is greater than 0 and finite."""
-    number = as_number(op, "batch_size", batch_size)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{op}: expected a finite batch_size greater than 0, but got {batch_size!r}"
-        )
-    return number

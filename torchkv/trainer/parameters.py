@@ -21,15 +21,25 @@ Params: TypeAlias = (
 from :func:`torchkv.replicate` or as a list or tuple of modules."""
 
 
-def collected(params: Any) -> dict[StoreKey, list[Tensor]]:
+def modules_of(params: Any) -> list[nn.Module]:
+    """The replicas, if `params` is a module or some of them; else none."""
+    if isinstance(params, nn.Module):
+        return [params]
+    if not isinstance(params, list | tuple | Replicas):
+        return []
+    return [item for item in params if isinstance(item, nn.Module)]
+
+
+def collected(params: Any, may_be_none: bool) -> dict[StoreKey, list[Tensor]]:
     """The copies of each parameter, one per replica, by key.
 
     Keys are names or, if there are no names, positions. A repeated tensor has one key.
+    There must be at least one parameter, unless there `may_be_none`.
     For its errors, see :class:`torchkv.Trainer`.
     """
     replicas = [_distinct(named) for named in _named_parameters(params)]
     first = replicas[0]
-    if not first:
+    if not first and not may_be_none:
         raise ValueError("Trainer: expected at least one parameter, but got none")
     for i, replica in enumerate(replicas[1:], 1):
         for key in {**first, **replica}:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchkv.arguments import expect
+from torchkv.nn.embedding import embeddings_of
 from torchkv.trainer.parallel_apply import parallel_apply
 from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 
@@ -248,6 +249,8 @@ class Replicas(Sequence[nn.Module]):
         """Sets the gradients of all replicas to None, or else fills them with zeros."""
         for module in self._modules:
             module.zero_grad(set_to_none)
+            for embedding in embeddings_of(module):
+                embedding.zero_grad(set_to_none)
 
     def to(self, *args: Any, **kwargs: Any) -> Replicas:
         """Moves and casts all replicas, in place, as :meth:`torch.nn.Module.to`.
@@ -317,7 +320,8 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
 
     Args:
         module: moved to the first device as the first replica. The others are deep
-            copies of it.
+            copies of it, but share the stores of its
+            :class:`torchkv.nn.StoreEmbedding` modules.
         devices: one for each replica; may be repeated, as in ``["cpu", "cpu"]``. None:
             all GPUs or, without GPUs, the CPU once.
 
@@ -334,7 +338,11 @@ def replicate(module: nn.Module, devices: Sequence[Device] | None = None) -> Rep
     if not devices:
         raise ValueError("replicate: expected at least one device, but got none")
     first, *others = devices = _checked_devices("replicate", devices, len(devices))
-    copies = [copy.deepcopy(module).to(device) for device in others]
+    stores = [embedding.store for embedding in embeddings_of(module)]
+    copies = [
+        copy.deepcopy(module, {id(store): store for store in stores}).to(device)
+        for device in others
+    ]
     return Replicas([module.to(first), *copies], devices)
 
 
@@ -361,3 +369,5 @@ def _zero_missing_gradients(module: nn.Module) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        for embedding in embeddings_of(module):
+            embedding._note_no_rows()

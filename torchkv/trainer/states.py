@@ -6,9 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from torchkv.arguments import StoreKey, listed
+from torchkv.arguments import listed
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
@@ -22,7 +20,7 @@ from torchkv.trainer.weights import Weights
 class States:
     """A base of :class:`torchkv.Trainer`, in which its methods are documented."""
 
-    _parameters: Mapping[StoreKey, list[Tensor]]
+    _num_replicas: int
     _store: KVStore
     _kvstore: KVStore | KVStoreBase | None
     _gradients: Gradients
@@ -49,8 +47,7 @@ class States:
                 :meth:`save_states`.
         """
         self._weights.store_changed(self._gradients.trained())
-        num_replicas = len(next(iter(self._parameters.values())))
-        state = with_residuals(self._store.state_dict(), num_replicas)
+        state = with_residuals(self._store.state_dict(), self._num_replicas)
         return renamed(state, plain_name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchkv import compression
-from torchkv.arguments import StoreKey, check_known, expect
+from torchkv.arguments import StoreKey, as_batch_size, check_known
 from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
+from torchkv.nn.embedding import StoreEmbedding
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.torch_interface import Push
 from torchkv.registered import KVStoreBase
-from torchkv.trainer.gradients import Gradients, Rescale, as_batch_size, scaled
+from torchkv.trainer.embeddings import Embeddings
+from torchkv.trainer.gradients import Gradients, Rescale, scaled
 from torchkv.trainer.ownership import Ownership
-from torchkv.trainer.parameters import Params, collected
+from torchkv.trainer.parameters import Params, collected, modules_of
 from torchkv.trainer.states import States
+from torchkv.trainer.stores import compress, empty_store
 from torchkv.trainer.weights import Weights
 
 
@@ -76,6 +78,7 @@ class Trainer(States):
         kvstore: str | KVStore | KVStoreBase | None = "device",
         compression_params: Compression = None,
         update_on_kvstore: bool | None = None,
+        embeddings: Iterable[StoreEmbedding] | None = None,
     ) -> None:
         """Arguments in gluon's order, with gluon's defaults.
 
@@ -98,12 +101,16 @@ class Trainer(States):
                 `kvstore` only sums gradients, which :meth:`allreduce_grads` writes
                 back. :meth:`update` then steps once, on a local store of the trainer,
                 and copies the weights to all replicas.
+            embeddings: the :class:`torchkv.nn.StoreEmbedding` modules to train, if
+                `params` are parameters. Those in modules are found. Their tables are
+                keys of `kvstore`, which may then have these keys.
 
         Raises:
             ValueError: no parameters, a parameter that is not a leaf or not
                 initialised, a repeated name, replicas that differ or share a parameter,
-                only some of several replicas, a store with keys or an optimizer, or as
-                ``set_optimizer``.
+                only some of several replicas, a store with keys or an optimizer, a
+                StoreEmbedding of another store, with ``update_on_kvstore=False`` or
+                with a parameter's key, or as ``set_optimizer``.
             KeyError: groups or multipliers of the optimizer, or groups of
                 ``compression_params``, name unknown parameters.
             TypeError: an argument of the wrong type.
@@ -116,14 +123,16 @@ class Trainer(States):
                 f"{type(optimizer_params).__name__}; pass the store by keyword: "
                 "Trainer(params, optimizer, kvstore=...)"
             )
-        self._parameters = collected(params)
-        self._num_replicas = len(next(iter(self._parameters.values())))
+        modules = modules_of(params)
+        self._embeddings = Embeddings(modules, embeddings)
+        self._parameters = collected(params, len(self._embeddings) > 0)
+        self._num_replicas = max(len(modules), 1)
         if kvstore is None and (update_on_kvstore or self._num_replicas > 1):
             raise ValueError(
                 "Trainer: update_on_kvstore=True and several replicas need a kvstore, "
                 f"but got None ({self._num_replicas} replicas)"
             )
-        self._kvstore = _empty_store(kvstore)
+        self._kvstore = empty_store(kvstore, self._embeddings.keys())
         on_kvstore = None
         if update_on_kvstore is not False and isinstance(self._kvstore, KVStore):
             on_kvstore = self._kvstore
@@ -133,6 +142,10 @@ class Trainer(States):
                 f"{self._kvstore!r}, which sums gradients only"
             )
         self._update_on_kvstore = on_kvstore is not None
+        self._embeddings.check_store(
+            self._kvstore, self._update_on_kvstore, self._parameters
+        )
+        names = dict.fromkeys([*self._parameters, *self._embeddings.keys()])
         # Then there is nothing to sum, and MXNet has no store.
         self._is_alone = (
             update_on_kvstore is None
@@ -142,19 +155,18 @@ class Trainer(States):
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
         if isinstance(optimizer, StoreOptimizer):
-            named = optimizer._settings().names()
-            check_known("Trainer", named, self._parameters.keys())  # also frozen ones
+            check_known("Trainer", optimizer._settings().names(), names.keys())
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         if compression_params is not None:
-            _compress(self._kvstore, compression_params, self._parameters)
+            compress(self._kvstore, compression_params, names.keys())
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
         # A store of a third party has sent rank 0's weights.
-        self._gradients = Gradients(self._parameters, reducing)
+        self._gradients = Gradients(self._parameters, self._embeddings, reducing)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
         self._weights.store_changed(self._gradients.trained())
-        self.optimizer._know(self._parameters, self.zero_grad)
+        self.optimizer._know(names, self.zero_grad)
         self._gradients.init(self._gradients.trained())
         self._ownership = Ownership(self._parameters)
 
@@ -185,10 +197,10 @@ class Trainer(States):
     def param_groups(self) -> Sequence[Mapping[str, Any]]:
         """All parameters of all replicas, for ``torch.amp.GradScaler``.
 
-        Read-only: options are in ``trainer.optimizer.param_groups``.
+        And the rows of a StoreEmbedding that have gradients. Read-only: options are in
+        ``trainer.optimizer.param_groups``.
         """
-        params = [p for copies in self._parameters.values() for p in copies]
-        return (MappingProxyType({"params": params}),)
+        return (MappingProxyType({"params": self._gradients.tensors()}),)
 
     @property
     def learning_rate(self) -> float:
@@ -309,6 +321,7 @@ class Trainer(States):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets the gradients of all replicas to None, or else fills them with zeros."""
         self._gradients.forget()
+        self._embeddings.zero_grad(set_to_none)
         for copies in self._parameters.values():
             for parameter in copies:
                 if set_to_none:
@@ -318,9 +331,10 @@ class Trainer(States):
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
+        tables = f"{len(self._embeddings)} embeddings, " * bool(self._embeddings)
         return (
-            f"Trainer({len(self._parameters)} parameters, {self._num_replicas} "
-            f"replicas, {self.optimizer!r})"
+            f"Trainer({len(self._parameters)} parameters, {tables}"
+            f"{self._num_replicas} replicas, {self.optimizer!r})"
         )
 
     # -- the parts of a step
@@ -335,9 +349,10 @@ class Trainer(States):
     def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
         if not gradients:
             return
-        keys = list(gradients)
+        keys = [*gradients]
+        dense = [key for key in keys if key not in self._embeddings]
         optimizer = self.optimizer
-        self._weights.store_changed(keys)
+        self._weights.store_changed(dense)
         norm = self._gradients.norm_before_clipping(gradients)
         pushed = list(gradients.values())
         if not self._update_on_kvstore:
@@ -345,14 +360,24 @@ class Trainer(States):
         scale = self._rescale.by(optimizer, size)
         if scale != 1:
             pushed = [scaled(copies, scale) for copies in pushed]
-        weights = [self._parameters[key] for key in keys]
+        weights = [self._parameters[key] for key in dense]
         num_skipped = optimizer.num_skipped
-        push = Push(lambda: self._store.pushpull(keys, pushed, weights))
-        optimizer.step(push)  # with its hooks
+
+        def push() -> None:
+            # All in one push, so that max_norm clips by the norm of all.
+            if len(dense) == len(keys):
+                self._store.pushpull(keys, pushed, weights)
+                return
+            self._store.push(keys, pushed)
+            if dense:
+                self._store.pull(dense, weights)
+
+        optimizer.step(Push(push))  # with its hooks
         if optimizer.num_skipped == num_skipped:
             self._last_norm = norm
         self._gradients.forget()
-        self._weights.note_written(keys)
+        self._embeddings.zero_grad()
+        self._weights.note_written(dense)
         for copies in weights:
             for parameter in copies:
                 parameter.grad = None
@@ -364,36 +389,6 @@ class Trainer(States):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Declares the parameters to the copy's optimizer, as the constructor does."""
         self.__dict__.update(state)
-        self.optimizer._know(self._parameters, self.zero_grad)
+        names = dict.fromkeys([*self._parameters, *self._embeddings.keys()])
+        self.optimizer._know(names, self.zero_grad)
         self._ownership = Ownership(self._parameters)
-
-
-def _compress(
-    kvstore: KVStore | KVStoreBase | None,
-    compression_params: Compression,
-    parameters: Mapping[StoreKey, list[Tensor]],
-) -> None:
-    if not isinstance(kvstore, KVStore):
-        what = "Trainer: compression_params need a store of torchkv's"
-        raise ValueError(f"{what}, but got {kvstore!r}")
-    _, keys = compression.parse(compression_params)
-    check_known("Trainer", keys, parameters.keys())
-    kvstore.set_gradient_compression(compression_params)
-
-
-def _empty_store(
-    kvstore: str | KVStore | KVStoreBase | None,
-) -> KVStore | KVStoreBase | None:
-    if kvstore is None:
-        return None
-    if isinstance(kvstore, str):
-        return create(kvstore)
-    expect("Trainer", kvstore, KVStoreBase, "a store or a store type as kvstore")
-    if isinstance(kvstore, KVStore) and (
-        len(kvstore) > 0 or kvstore.optimizer is not None
-    ):
-        raise ValueError(
-            "Trainer: expected a store that has neither keys nor an optimizer, but got "
-            f"{kvstore!r}; create one for each trainer"
-        )
-    return kvstore

@@ -119,9 +119,10 @@ class Weights:
 
     def store_loaded(self) -> None:
         """Writes what the store has loaded into the parameters, and shares these."""
-        keys: list[StoreKey] = list(self._store.keys())
+        keys = [key for key in self._store.keys() if key in self._parameters]
         with torch.no_grad():
-            self._store.pull(keys, [self._parameters[key] for key in keys])
+            if keys:
+                self._store.pull(keys, [self._parameters[key] for key in keys])
         shared = {
             key: self._parameters[key][0].detach() for key in self._shareable(keys)
         }

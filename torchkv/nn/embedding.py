@@ -1,0 +1,370 @@
+"""An embedding whose table is a value of a store."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchkv import _C
+from torchkv.arguments import StoreKey, as_batch_size, expect, shown
+from torchkv.kvstore import Key, KVStore
+from torchkv.nn.row_gradients import RowGradients, gradient_of
+
+_MODES = ("sum", "mean", "max")
+# What shape() says of a key whose rows are any ids.
+_UNLIMITED = 2**63 - 1
+
+
+class StoreEmbedding(nn.Module):
+    """``nn.Embedding`` and ``nn.EmbeddingBag`` with the table in a store.
+
+    ::
+
+        store = torchkv.create("local")
+        model = Model(torchkv.nn.StoreEmbedding(None, 64, store, "table"))
+        trainer = torchkv.Trainer(model, "adam", {"lr": 1e-3}, kvstore=store)
+        for ids, labels in loader:
+            F.cross_entropy(model(ids), labels).backward()
+            trainer.step()
+
+    A lookup pulls the distinct rows of the batch, and ``backward`` records their
+    gradients. The next step pushes those of all lookups since the last one, as one
+    sparse tensor of distinct rows: :meth:`torchkv.Trainer.step`, or :meth:`push` in a
+    loop without a trainer. So ids that are not in a batch cost nothing. The store's
+    optimizer steps the rows that were pushed (:meth:`torchkv.KVStore.push`).
+
+    Several modules may have one key of one store: replicas, or an input and an output
+    embedding. :func:`torchkv.replicate` makes replicas that share the store.
+
+    The module has no parameters: the table is not in ``parameters()`` nor in the
+    module's ``state_dict()``, but in the store and in that of the trainer. The
+    methods :meth:`zero_grad` and ``requires_grad_`` of a module that contains this one
+    do not reach it: call its own, or :meth:`torchkv.Trainer.zero_grad`. ``to()`` has no
+    effect: outputs are on the device of the ids, in the dtype of the table. Copies and
+    pickles have a copy of the whole store, which the modules of one model share, and no
+    gradients.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        store: KVStore,
+        key: Key,
+        *,
+        padding_idx: int | None = None,
+        mode: str | None = None,
+        include_last_offset: bool = False,
+        dtype: torch.dtype | None = None,
+        init: Any = None,
+    ) -> None:
+        """Uses a key, dense or row-sparse, or makes a row-sparse one.
+
+        Args:
+            num_embeddings: the number of rows; ids are from 0 to it less 1. None: that
+                of the key or, of a new key, no limit.
+            embedding_dim: the number of elements of a row.
+            store: where the table is. Gradients can be pushed in a store on one
+                machine, to a table in CPU memory.
+            key: the table's key. If the store has it, its value of shape
+                ``(num_embeddings, embedding_dim)`` is the table. If not, the module
+                calls ``store.init_rows``, and a row exists once it has a gradient.
+            padding_idx: an id whose output is zeros, whatever the table has, and which
+                gets no gradient; bags leave it out. May be negative, from the end, if
+                the number of rows is known.
+            mode: None: a row for each id, as ``nn.Embedding``. ``"sum"``, ``"mean"`` or
+                ``"max"``: one for each bag of ids, as ``nn.EmbeddingBag``.
+            include_last_offset: as in ``nn.EmbeddingBag``: the last offset is the end.
+            dtype: of the table, floating-point. None: that of the key or, of a new key,
+                torch's default dtype.
+            init: the initial value of rows of a new key, of
+                :mod:`torchkv.initializers`. None: normally distributed with mean 0 and
+                variance 1, as in ``nn.Embedding``, with a seed from torch's random
+                number generator. Not used if the store has the key.
+
+        Raises:
+            ValueError: the store's value has another shape or dtype, a number that is
+                not positive, an unknown mode, `include_last_offset` without a mode, or
+                a `padding_idx` that is not a row.
+            TypeError: an argument of the wrong type, or a dtype that is not
+                floating-point.
+            Exception: what ``store.init_rows`` raises.
+        """
+        super().__init__()
+        op = "StoreEmbedding"
+        expect(op, store, KVStore, "a store of torchkv's")
+        expect(op, num_embeddings, int | None, "an int or None as num_embeddings")
+        expect(op, embedding_dim, int, "an int as embedding_dim")
+        expect(op, padding_idx, int | None, "an int or None as padding_idx")
+        expect(op, dtype, torch.dtype | None, "a torch.dtype or None as dtype")
+        for name, count in (
+            ("num_embeddings", num_embeddings),
+            ("embedding_dim", embedding_dim),
+        ):
+            if count is not None and count < 1:
+                raise ValueError(f"{op}: expected {name} above 0, but got {count}")
+        if mode is not None and mode not in _MODES:
+            known = ", ".join(map(repr, _MODES))
+            raise ValueError(
+                f"{op}: unknown mode {mode!r}; expected None or one of {known}"
+            )
+        if include_last_offset and mode is None:
+            raise ValueError(f"{op}: include_last_offset needs a mode, but got None")
+        self.store = store
+        self.key: StoreKey = _C.KVStore.key_of(op, key)
+        self.embedding_dim = embedding_dim
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+        if self.key not in store:
+            dtype = dtype or torch.get_default_dtype()
+            _check_dtype(dtype, self.key)
+            if init is None:
+                from torchkv.initializers import Normal
+
+                seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+                init = Normal(seed=seed)
+            store.init_rows(
+                self.key,
+                (embedding_dim,),
+                dtype=dtype,
+                num_rows=num_embeddings,
+                init=init,
+            )
+        self.num_embeddings = self._checked_rows(num_embeddings, dtype)
+        self.dtype = store.dtype(self.key)
+        self.padding_idx = self._checked_padding(padding_idx)
+        self._requires_grad = True
+        self._gradients = RowGradients()
+
+    def _checked_rows(self, rows: int | None, dtype: torch.dtype | None) -> int | None:
+        """The number of rows, or None; ValueError if the value is not such a table."""
+        shape, stored = self.store.shape(self.key), self.store.dtype(self.key)
+        expected = (shape[0] if rows is None and shape else rows, self.embedding_dim)
+        if tuple(shape) != expected:
+            shown_rows = "any" if rows is None else rows
+            raise ValueError(
+                f"StoreEmbedding: expected a value of shape ({shown_rows}, "
+                f"{self.embedding_dim}), but got {tuple(shape)} "
+                f"(key {shown(self.key)})"
+            )
+        if dtype not in (None, stored):
+            raise ValueError(
+                f"StoreEmbedding: expected a value of {dtype}, but got {stored} "
+                f"(key {shown(self.key)})"
+            )
+        _check_dtype(stored, self.key)
+        return None if shape[0] == _UNLIMITED else shape[0]
+
+    def _checked_padding(self, index: int | None) -> int | None:
+        if index is None:
+            return None
+        rows = self.num_embeddings
+        low, high = (0, _UNLIMITED) if rows is None else (-rows, rows)
+        if not low <= index < high:
+            raise ValueError(
+                f"StoreEmbedding: expected a padding_idx from {low} to {high - 1}, but "
+                f"got {index} (key {shown(self.key)})"
+            )
+        return index + (rows or 0) if index < 0 else index
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Looks up rows, or bags of them.
+
+        Args:
+            input: ids, int32 or int64, of any shape and on any device. With a mode:
+                bags of shape (B, N), or of shape (N) with `offsets`.
+            offsets: with a mode, and an input of one dimension: where each bag begins,
+                of shape (B), or (B + 1) with ``include_last_offset``.
+            per_sample_weights: with the mode ``"sum"``: a weight for each id, of the
+                input's shape and the table's dtype.
+
+        Returns:
+            ``(*input.shape, embedding_dim)`` or, with a mode, ``(B, embedding_dim)``,
+            of the table's dtype, on the input's device.
+
+        Raises:
+            IndexError: an id that is not a row of the table.
+            TypeError: an input of another dtype.
+            ValueError: offsets or weights without a mode; with one, what
+                ``F.embedding_bag`` raises.
+            RuntimeError: the store is closed, or a tracer runs.
+        """
+        if self.mode is None and not (offsets is None and per_sample_weights is None):
+            raise ValueError(
+                "StoreEmbedding: expected ids only, as its mode is None, but got "
+                f"offsets or per_sample_weights (key {shown(self.key)})"
+            )
+        positions, rows, padding = self._pull(input)
+        if self.mode is None:
+            return F.embedding(positions, rows, padding)
+        return F.embedding_bag(
+            positions,
+            rows,
+            None if offsets is None else offsets.to(torch.int64),
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+    def _pull(self, input: Tensor) -> tuple[Tensor, Tensor, int | None]:
+        """Positions among the distinct rows, these, and the position of the padding.
+
+        Rows are pulled into CPU memory, from which a store on one machine would
+        otherwise move the table to the device of the first ids.
+        """
+        if input.dtype not in (torch.int32, torch.int64):
+            raise TypeError(
+                "StoreEmbedding: expected ids of torch.int32 or torch.int64, but got "
+                f"{input.dtype} (key {shown(self.key)})"
+            )
+        ids, positions = torch.unique(
+            input.detach().to("cpu", torch.int64), return_inverse=True
+        )
+        self._check_limit(ids)
+        padding = None
+        if self.padding_idx is not None:
+            at = int(torch.searchsorted(ids, self.padding_idx))
+            if at < len(ids) and ids[at] == self.padding_idx:
+                ids = torch.cat([ids[:at], ids[at + 1 :]])
+                padding = len(ids)
+                moved = positions - (positions > at).to(torch.int64)
+                positions = torch.where(positions == at, padding, moved)
+        shape = len(ids) + (padding is not None), self.embedding_dim
+        rows = torch.empty(shape, dtype=self.dtype, device="cpu")
+        self.store.row_sparse_pull(self.key, rows[: len(ids)], row_ids=ids)
+        rows[len(ids) :] = 0
+        rows = rows.to(input.device)
+        if self._requires_grad and torch.is_grad_enabled():
+            self._gradients.track(ids, rows)
+        return positions.to(input.device), rows, padding
+
+    def _check_limit(self, ids: Tensor) -> None:
+        """IndexError for ids that no sparse gradient can have."""
+        limit = _UNLIMITED // self.embedding_dim
+        if self.num_embeddings is None and len(ids) > 0 and ids[-1] >= limit:
+            raise IndexError(
+                f"StoreEmbedding: expected ids below {limit}, as a sparse gradient of "
+                f"rows of {self.embedding_dim} elements has less than 2**63 elements, "
+                f"but got {int(ids[-1])} (key {shown(self.key)})"
+            )
+
+    # -- gradients
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of all lookups since the last step, or None.
+
+        A coalesced ``torch.sparse_coo`` tensor of the table's dtype in CPU memory, of
+        shape ``(num_embeddings, embedding_dim)``; without a number of rows, of as many
+        as its ids need. Changing ``.grad`` of :meth:`rows_with_grad` changes it.
+        """
+        rows = self._gradients.merged()
+        if rows is None:
+            return None
+        count = self.num_embeddings
+        if count is None:
+            count = int(rows.ids[-1]) + 1 if len(rows.ids) else 1
+        return torch.sparse_coo_tensor(
+            rows.ids[None],
+            gradient_of(rows).to("cpu"),
+            (count, self.embedding_dim),
+            is_coalesced=True,
+            check_invariants=False,
+        )
+
+    def rows_with_grad(self) -> list[Tensor]:
+        """A tensor whose ``.grad`` is the gradient of the next step, if there is one.
+
+        For programs that work on the gradients of parameters, as
+        ``nn.utils.clip_grad_norm_([*model.parameters(), *table.rows_with_grad()], 1)``.
+        ``.grad`` is dense, with one row for each distinct id of the batch. A trainer
+        does this by itself.
+        """
+        rows = self._gradients.merged()
+        return [] if rows is None else [rows.values]
+
+    def push(self, batch_size: float = 1) -> None:
+        """Pushes the gradient, with which the store steps, in a loop without a Trainer.
+
+        Args:
+            batch_size: the gradient is divided by it; with ``torch.amp.GradScaler``,
+                pass ``scaler.get_scale()``, and give the optimizer
+                ``skip_nonfinite=True``.
+
+        Raises:
+            RuntimeError: ``backward`` has computed no gradient since the last push, or
+                the store has neither optimizer nor updater.
+            ValueError: a batch size that is not greater than 0 and finite.
+            NotImplementedError: a store that takes no sparse values.
+        """
+        size = as_batch_size("push", batch_size)
+        gradient = self.grad
+        if gradient is None:
+            raise RuntimeError(
+                "push: expected a gradient from backward() since the last push, but "
+                f"got none (key {shown(self.key)})"
+            )
+        if self.store._impl.optimizer() is None:
+            raise RuntimeError(
+                "push: expected a store with an optimizer, as the gradient would "
+                f"replace the table, but got {self.store!r}; call set_optimizer(...) "
+                f"first (key {shown(self.key)})"
+            )
+        if size != 1:
+            wide = _C.KVStore.state_dtype(gradient.dtype)
+            gradient = gradient.to(wide) * (1 / size)
+        self.store.push(self.key, gradient)
+        self._gradients.clear()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradient, or else sets it to one of no rows."""
+        had_gradient = self._gradients.merged() is not None
+        self._gradients.clear()
+        if had_gradient and not set_to_none:
+            self._note_no_rows()
+
+    def _note_no_rows(self) -> None:
+        """Adds a gradient of no rows, unless there is one."""
+        if self._requires_grad and self._gradients.merged() is None:
+            self._gradients.add_empty(self.embedding_dim, self.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether lookups record gradients; if not, the table is not stepped."""
+        return self._requires_grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Sets :attr:`requires_grad`, to freeze the table; returns the module."""
+        self._requires_grad = requires_grad
+        return self
+
+    def extra_repr(self) -> str:
+        """``1000, 64, key='table', padding_idx=0, mode='sum'``."""
+        parts = [f"{self.num_embeddings}, {self.embedding_dim}, key={shown(self.key)}"]
+        if self.padding_idx is not None:
+            parts.append(f"padding_idx={self.padding_idx}")
+        if self.mode is not None:
+            parts.append(f"mode={self.mode!r}")
+        return ", ".join(parts)
+
+
+def _check_dtype(dtype: torch.dtype, key: StoreKey) -> None:
+    if not dtype.is_floating_point:
+        raise TypeError(
+            f"StoreEmbedding: expected a floating-point dtype, but got {dtype} "
+            f"(key {shown(key)})"
+        )
+
+
+def embeddings_of(module: nn.Module) -> list[StoreEmbedding]:
+    """The distinct StoreEmbeddings in a module."""
+    return [part for part in module.modules() if isinstance(part, StoreEmbedding)]

@@ -1,0 +1,102 @@
+"""The gradients of a StoreEmbedding's rows, from ``backward`` to the step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchkv import _C
+
+
+class Rows(NamedTuple):
+    """Distinct rows of a table, which one lookup has pulled."""
+
+    ids: Tensor
+    """In ascending order, int64, in CPU memory."""
+    values: Tensor
+    """A leaf of autograd: its ``.grad`` has a row for each id, in this order. More rows
+    at the end, without gradient, are padding."""
+
+
+class RowGradients:
+    """Collects the rows that have a gradient.
+
+    A lookup whose graph is freed without ``backward``, as in a validation loop, leaves
+    nothing behind. Devices may run ``backward`` in several threads.
+    """
+
+    def __init__(self) -> None:
+        """Begins without gradients."""
+        self._pulled: list[Rows] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles without gradients, as those of a Parameter."""
+        return RowGradients, ()
+
+    def track(self, ids: Tensor, values: Tensor) -> None:
+        """Adds rows as soon as ``backward`` has computed their gradient.
+
+        The hook refers to the ids only: with the values, which it belongs to, it would
+        be a cycle that keeps them until Python's garbage collector runs.
+        """
+
+        def add(values: Tensor) -> None:
+            if not any(rows.values is values for rows in self._pulled):
+                self._pulled.append(Rows(ids, values))
+
+        values.requires_grad_()
+        values.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+
+    def add_empty(self, dim: int, dtype: torch.dtype) -> None:
+        """Adds a gradient of no rows, which is one nevertheless."""
+        values = torch.empty(0, dim, dtype=dtype, device="cpu", requires_grad=True)
+        values.grad = torch.empty(0, dim, dtype=dtype, device="cpu")
+        ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._pulled.append(Rows(ids, values))
+
+    @torch.no_grad()
+    def merged(self) -> Rows | None:
+        """All rows with a gradient as one, or None: those of equal ids are added up.
+
+        In the order of the calls of ``backward``, in the accumulation type.
+        """
+        pulled = [rows for rows in self._pulled if rows.values.grad is not None]
+        if len(pulled) > 1:
+            pulled = [_sum(pulled)]
+            self.clear()
+        self._pulled = pulled
+        return pulled[0] if pulled else None
+
+    def clear(self) -> None:
+        """Drops the gradients."""
+        for rows in self._pulled:
+            # The graph may be kept for another backward, which accumulates into it.
+            rows.values.grad = None
+        self._pulled = []
+
+
+def _sum(pulled: list[Rows]) -> Rows:
+    first = pulled[0].values
+    every = torch.cat([rows.ids for rows in pulled])
+    ids, position = torch.unique(every, return_inverse=True)
+    wide = _C.KVStore.state_dtype(first.dtype)
+    shape = (len(ids), *first.shape[1:])
+    total = torch.zeros(shape, dtype=wide, device=first.device)
+    begin = 0
+    for rows in pulled:
+        end = begin + len(rows.ids)
+        gradient = gradient_of(rows).to(total.device, wide)
+        total.index_add_(0, position[begin:end].to(total.device), gradient)
+        begin = end
+    # Only the gradient matters, so all rows share the memory of one number.
+    values = torch.zeros((), dtype=first.dtype, device=first.device).expand(shape)
+    values.requires_grad_().grad = total.to(first.dtype)
+    return Rows(ids, values)
+
+
+def gradient_of(rows: Rows) -> Tensor:
+    """The gradient of the rows, without that of the padding."""
+    assert rows.values.grad is not None
+    return rows.values.grad.detach()[: len(rows.ids)]

@@ -1,0 +1,45 @@
+"""The store of a Trainer: a new one, or an empty one of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from torchkv import compression
+from torchkv.arguments import StoreKey, check_known, expect
+from torchkv.compression import Compression
+from torchkv.kvstore import KVStore, create
+from torchkv.registered import KVStoreBase
+
+
+def compress(
+    kvstore: KVStore | KVStoreBase | None,
+    compression_params: Compression,
+    names: Set[StoreKey],
+) -> None:
+    """Sets the compression of a trainer's store, whose keys will be `names`."""
+    if not isinstance(kvstore, KVStore):
+        what = "Trainer: compression_params need a store of torchkv's"
+        raise ValueError(f"{what}, but got {kvstore!r}")
+    _, keys = compression.parse(compression_params)
+    check_known("Trainer", keys, names)
+    kvstore.set_gradient_compression(compression_params)
+
+
+def empty_store(
+    kvstore: str | KVStore | KVStoreBase | None, tables: Set[StoreKey]
+) -> KVStore | KVStoreBase | None:
+    """The store of a trainer, or a new one, with no keys but those of `tables`."""
+    if kvstore is None:
+        return None
+    if isinstance(kvstore, str):
+        return create(kvstore)
+    expect("Trainer", kvstore, KVStoreBase, "a store or a store type as kvstore")
+    if isinstance(kvstore, KVStore) and (
+        not tables >= {*kvstore.keys()} or kvstore.optimizer is not None
+    ):
+        other = " but those of its StoreEmbeddings" if tables else ""
+        raise ValueError(
+            f"Trainer: expected a store that has neither keys{other} nor an optimizer, "
+            f"but got {kvstore!r}; create one for each trainer"
+        )
+    return kvstore
