@@ -162,7 +162,9 @@ def test_stores_and_keys_that_are_refused():
     message = r"update_on_kvstore to be True or None.*got False \(key 'table'\)"
     with pytest.raises(ValueError, match=message):
         torchkv.Trainer(model, "sgd", kvstore=store, update_on_kvstore=False)
-    with pytest.raises(ValueError, match="key of type int, as the parameters have"):
+    with pytest.raises(
+        ValueError, match=r"or int where they have no names, but got str \(key"
+    ):
         torchkv.Trainer(
             *(model.parameters(), "sgd"), kvstore=store, embeddings=[model.embedding]
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,13 @@ from torchkv.arguments import StoreKey, as_batch_size, expect, shown
 from torchkv.kvstore import Key, KVStore
 from torchkv.nn.row_gradients import RowGradients, gradient_of
 
+if TYPE_CHECKING:
+    from torchkv.initializers import Initializer
+
 _MODES = ("sum", "mean", "max")
-# What shape() says of a key whose rows are any ids.
-_UNLIMITED = 2**63 - 1
+# The elements of a shape, of a sparse tensor, too. A key whose rows are unlimited has
+# the shape of as many as fit.
+_MOST_ELEMENTS = 2**63 - 1
 
 
 class StoreEmbedding(nn.Module):
@@ -59,13 +63,13 @@ class StoreEmbedding(nn.Module):
         mode: str | None = None,
         include_last_offset: bool = False,
         dtype: torch.dtype | None = None,
-        init: Any = None,
+        init: Initializer | None = None,
     ) -> None:
         """Uses a key, dense or row-sparse, or makes a row-sparse one.
 
         Args:
             num_embeddings: the number of rows; ids are from 0 to it less 1. None: that
-                of the key or, of a new key, no limit.
+                of the key or, of a new key, as many as fit into 2**63 - 1 elements.
             embedding_dim: the number of elements of a row.
             store: where the table is. Gradients can be pushed in a store on one
                 machine, to a table in CPU memory.
@@ -87,8 +91,9 @@ class StoreEmbedding(nn.Module):
 
         Raises:
             ValueError: the store's value has another shape or dtype, a number that is
-                not positive, an unknown mode, `include_last_offset` without a mode, or
-                a `padding_idx` that is not a row.
+                not positive, 2**63 elements or more, an unknown mode,
+                `include_last_offset` without a mode, or a `padding_idx` that is not a
+                row.
             TypeError: an argument of the wrong type, or a dtype that is not
                 floating-point.
             Exception: what ``store.init_rows`` raises.
@@ -106,6 +111,11 @@ class StoreEmbedding(nn.Module):
         ):
             if count is not None and count < 1:
                 raise ValueError(f"{op}: expected {name} above 0, but got {count}")
+        if (num_embeddings or 0) * embedding_dim > _MOST_ELEMENTS:
+            raise ValueError(
+                f"{op}: expected less than 2**63 elements, but got {num_embeddings} "
+                f"rows of {embedding_dim}; None allows any ids"
+            )
         if mode is not None and mode not in _MODES:
             known = ", ".join(map(repr, _MODES))
             raise ValueError(
@@ -156,13 +166,17 @@ class StoreEmbedding(nn.Module):
                 f"(key {shown(self.key)})"
             )
         _check_dtype(stored, self.key)
-        return None if shape[0] == _UNLIMITED else shape[0]
+        return shape[0] if shape[0] < self._most_rows else None
+
+    @property
+    def _most_rows(self) -> int:
+        return _MOST_ELEMENTS // self.embedding_dim
 
     def _checked_padding(self, index: int | None) -> int | None:
         if index is None:
             return None
         rows = self.num_embeddings
-        low, high = (0, _UNLIMITED) if rows is None else (-rows, rows)
+        low, high = (0, self._most_rows) if rows is None else (-rows, rows)
         if not low <= index < high:
             raise ValueError(
                 f"StoreEmbedding: expected a padding_idx from {low} to {high - 1}, but "
@@ -229,7 +243,6 @@ class StoreEmbedding(nn.Module):
         ids, positions = torch.unique(
             input.detach().to("cpu", torch.int64), return_inverse=True
         )
-        self._check_limit(ids)
         padding = None
         if self.padding_idx is not None:
             at = int(torch.searchsorted(ids, self.padding_idx))
@@ -247,16 +260,6 @@ class StoreEmbedding(nn.Module):
             self._gradients.track(ids, rows)
         return positions.to(input.device), rows, padding
 
-    def _check_limit(self, ids: Tensor) -> None:
-        """IndexError for ids that no sparse gradient can have."""
-        limit = _UNLIMITED // self.embedding_dim
-        if self.num_embeddings is None and len(ids) > 0 and ids[-1] >= limit:
-            raise IndexError(
-                f"StoreEmbedding: expected ids below {limit}, as a sparse gradient of "
-                f"rows of {self.embedding_dim} elements has less than 2**63 elements, "
-                f"but got {int(ids[-1])} (key {shown(self.key)})"
-            )
-
     # -- gradients
 
     @property
@@ -265,18 +268,15 @@ class StoreEmbedding(nn.Module):
 
         A coalesced ``torch.sparse_coo`` tensor of the table's dtype in CPU memory, of
         shape ``(num_embeddings, embedding_dim)``; without a number of rows, of as many
-        as its ids need. Changing ``.grad`` of :meth:`rows_with_grad` changes it.
+        as a tensor can have. Changing ``.grad`` of :meth:`rows_with_grad` changes it.
         """
         rows = self._gradients.merged()
         if rows is None:
             return None
-        count = self.num_embeddings
-        if count is None:
-            count = int(rows.ids[-1]) + 1 if len(rows.ids) else 1
         return torch.sparse_coo_tensor(
             rows.ids[None],
             gradient_of(rows).to("cpu"),
-            (count, self.embedding_dim),
+            (self.num_embeddings or self._most_rows, self.embedding_dim),
             is_coalesced=True,
             check_invariants=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -20,16 +21,23 @@ class Rows(NamedTuple):
     at the end, without gradient, are padding."""
 
 
+# Below so many rows, those of several lookups are merged by the step only.
+_FEW_ROWS = 4096
+
+
 class RowGradients:
-    """Collects the rows that have a gradient.
+    """Collects the rows that have a gradient, for any number of threads.
 
     A lookup whose graph is freed without ``backward``, as in a validation loop, leaves
-    nothing behind. Devices may run ``backward`` in several threads.
+    nothing behind. Without steps, gradients take at most the memory of the distinct
+    rows, a few times.
     """
 
     def __init__(self) -> None:
         """Begins without gradients."""
+        self._lock = threading.RLock()
         self._pulled: list[Rows] = []
+        self._limit = _FEW_ROWS  # of rows that are not merged at once
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles without gradients, as those of a Parameter."""
@@ -43,8 +51,13 @@ class RowGradients:
         """
 
         def add(values: Tensor) -> None:
-            if not any(rows.values is values for rows in self._pulled):
-                self._pulled.append(Rows(ids, values))
+            with self._lock:
+                if not any(rows.values is values for rows in self._pulled):
+                    self._pulled.append(Rows(ids, values))
+                if sum(len(rows.ids) for rows in self._pulled) > self._limit:
+                    merged = self.merged()
+                    assert merged is not None
+                    self._limit = max(_FEW_ROWS, 2 * len(merged.ids))
 
         values.requires_grad_()
         values.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
@@ -54,7 +67,8 @@ class RowGradients:
         values = torch.empty(0, dim, dtype=dtype, device="cpu", requires_grad=True)
         values.grad = torch.empty(0, dim, dtype=dtype, device="cpu")
         ids = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._pulled.append(Rows(ids, values))
+        with self._lock:
+            self._pulled.append(Rows(ids, values))
 
     @torch.no_grad()
     def merged(self) -> Rows | None:
@@ -62,19 +76,21 @@ class RowGradients:
 
         In the order of the calls of ``backward``, in the accumulation type.
         """
-        pulled = [rows for rows in self._pulled if rows.values.grad is not None]
-        if len(pulled) > 1:
-            pulled = [_sum(pulled)]
-            self.clear()
-        self._pulled = pulled
-        return pulled[0] if pulled else None
+        with self._lock:
+            pulled = [rows for rows in self._pulled if rows.values.grad is not None]
+            if len(pulled) > 1:
+                pulled = [_sum(pulled)]
+                self.clear()
+            self._pulled = pulled
+            return pulled[0] if pulled else None
 
     def clear(self) -> None:
         """Drops the gradients."""
-        for rows in self._pulled:
-            # The graph may be kept for another backward, which accumulates into it.
-            rows.values.grad = None
-        self._pulled = []
+        with self._lock:
+            for rows in self._pulled:
+                # The graph may be kept for another backward, which accumulates into it.
+                rows.values.grad = None
+            self._pulled = []
 
 
 def _sum(pulled: list[Rows]) -> Rows:

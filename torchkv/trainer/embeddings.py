@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, KeysView, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchkv.arguments import StoreKey, expect, shown
@@ -60,7 +59,11 @@ class Embeddings:
         update_on_kvstore: bool,
         parameters: Mapping[StoreKey, Any],
     ) -> None:
-        """ValueError unless the tables are in the trainer's store, and only they."""
+        """ValueError unless a trainer with that store can step the tables.
+
+        `store` is what the trainer was given, before it creates one.
+        """
+        kinds = {type(key) for key in parameters}
         for module in self._modules():
             where = f"(key {shown(module.key)})"
             if not (isinstance(store, KVStore) and store._impl == module.store._impl):
@@ -80,14 +83,12 @@ class Embeddings:
                     "Trainer: expected a StoreEmbedding with a key of its own, but got "
                     f"that of a parameter {where}"
                 )
-            for key in parameters:
-                if type(key) is not type(module.key):
-                    raise ValueError(
-                        "Trainer: expected a StoreEmbedding with a key of type "
-                        f"{type(key).__name__}, as the parameters have, which are "
-                        f"names for a module and positions for parameters(), but got "
-                        f"{shown(module.key)} {where}"
-                    )
+            if kinds - {type(module.key)}:
+                raise ValueError(
+                    "Trainer: expected a StoreEmbedding with a key of the parameters' "
+                    "type, which is str, or int where they have no names, but got "
+                    f"{type(module.key).__name__} {where}"
+                )
 
     def _modules(self) -> Iterable[StoreEmbedding]:
         for groups in self._of_key.values():
@@ -125,7 +126,7 @@ class Embeddings:
             if trained and not found and without is None:
                 without = i
             result += found
-        return _of_one_size(result), without
+        return result, without
 
     def first_of(self, key: StoreKey) -> Tensor:
         """The gradient of the first module that has one, as it is accumulated."""
@@ -170,20 +171,3 @@ def _check_all_replicas(given: set[int]) -> None:
                     "StoreEmbedding, but got only some of them; pass the Replicas "
                     f"that torchkv.replicate returned (key {shown(copies[0].key)})"
                 )
-
-
-def _of_one_size(gradients: list[Tensor]) -> list[Tensor]:
-    """The gradients with as many rows as the largest, so that they can be added."""
-    count = max((gradient.shape[0] for gradient in gradients), default=0)
-    return [
-        gradient
-        if gradient.shape[0] == count
-        else torch.sparse_coo_tensor(
-            gradient._indices(),
-            gradient._values(),
-            (count, gradient.shape[1]),
-            is_coalesced=True,
-            check_invariants=False,
-        )
-        for gradient in gradients
-    ]

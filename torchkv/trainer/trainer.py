@@ -53,6 +53,9 @@ class Trainer(States):
     no second memory, and no write is lost. Elsewhere, writes through ``.data`` keep the
     version counter and are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
 
+    The tables of :class:`torchkv.nn.StoreEmbedding` modules are keys of the same store:
+    pass it as `kvstore`. Each step pushes the rows that have gradients.
+
     If the optimizer accumulates, the gradients of each step are divided by that step's
     batch size, in a separate pass unless the batch size is 1.
 
@@ -132,6 +135,9 @@ class Trainer(States):
                 "Trainer: update_on_kvstore=True and several replicas need a kvstore, "
                 f"but got None ({self._num_replicas} replicas)"
             )
+        self._embeddings.check_store(
+            kvstore, update_on_kvstore is not False, self._parameters
+        )
         self._kvstore = empty_store(kvstore, self._embeddings.keys())
         on_kvstore = None
         if update_on_kvstore is not False and isinstance(self._kvstore, KVStore):
@@ -142,9 +148,6 @@ class Trainer(States):
                 f"{self._kvstore!r}, which sums gradients only"
             )
         self._update_on_kvstore = on_kvstore is not None
-        self._embeddings.check_store(
-            self._kvstore, self._update_on_kvstore, self._parameters
-        )
         names = dict.fromkeys([*self._parameters, *self._embeddings.keys()])
         # Then there is nothing to sum, and MXNet has no store.
         self._is_alone = (
