@@ -79,8 +79,10 @@ def test_negative_ids_are_the_stores_error():
 
 def test_padding():
     message = r"expected a padding_idx from 0 to \d+, but got -1 \(key 'table'\)"
+    store = torchkv.create("local")
     with pytest.raises(ValueError, match=message):
-        make(padding_idx=-1)
+        make(store=store, padding_idx=-1)
+    assert "table" not in store
     embedding = make(padding_idx=10**12)
     output = embedding(torch.tensor([10**12, 3]))
     assert_same(output[0], torch.zeros(DIM))

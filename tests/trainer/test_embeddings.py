@@ -316,3 +316,17 @@ def test_allreduce_grads_of_one_replica():
         one.clip_grad_norm_(0.1)
         one.update()
     assert_close(weights(model), weights(expected))
+
+
+# torch.compile looks at .grad of what passes a graph break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_model():
+    """The graph breaks at the lookup; the rest is compiled."""
+    trainer, model = make("adagrad")
+    dense, expected = make_dense("adagrad")
+    compiled = torch.compile(model.module, backend="eager")
+    for ids, labels in batches(3):
+        for one, forward in ((dense, expected), (trainer, compiled)):
+            loss_of(forward, ids, labels).backward()
+            one.step()
+        assert_close(weights(model), weights(expected))

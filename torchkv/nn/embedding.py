@@ -101,72 +101,88 @@ class StoreEmbedding(nn.Module):
         super().__init__()
         op = "StoreEmbedding"
         expect(op, store, KVStore, "a store of torchkv's")
-        expect(op, num_embeddings, int | None, "an int or None as num_embeddings")
-        expect(op, embedding_dim, int, "an int as embedding_dim")
-        expect(op, padding_idx, int | None, "an int or None as padding_idx")
-        expect(op, dtype, torch.dtype | None, "a torch.dtype or None as dtype")
+        self.store = store
+        self.key: StoreKey = _C.KVStore.key_of(op, key)
+        where = f" (key {shown(self.key)})"
+        for name, value, types, what in (
+            ("num_embeddings", num_embeddings, int | None, "an int or None"),
+            ("embedding_dim", embedding_dim, int, "an int"),
+            ("padding_idx", padding_idx, int | None, "an int or None"),
+            ("dtype", dtype, torch.dtype | None, "a torch.dtype or None"),
+        ):
+            expect(op, value, types, f"{what} as {name}", where)
         for name, count in (
             ("num_embeddings", num_embeddings),
             ("embedding_dim", embedding_dim),
         ):
             if count is not None and count < 1:
-                raise ValueError(f"{op}: expected {name} above 0, but got {count}")
+                raise ValueError(
+                    f"{op}: expected {name} above 0, but got {count}{where}"
+                )
         if (num_embeddings or 0) * embedding_dim > _MOST_ELEMENTS:
             raise ValueError(
                 f"{op}: expected less than 2**63 elements, but got {num_embeddings} "
-                f"rows of {embedding_dim}; None allows any ids"
+                f"rows of {embedding_dim}; None allows any ids{where}"
             )
         if mode is not None and mode not in _MODES:
             known = ", ".join(map(repr, _MODES))
             raise ValueError(
-                f"{op}: unknown mode {mode!r}; expected None or one of {known}"
+                f"{op}: unknown mode {mode!r}; expected None or one of {known}{where}"
             )
         if include_last_offset and mode is None:
-            raise ValueError(f"{op}: include_last_offset needs a mode, but got None")
-        self.store = store
-        self.key: StoreKey = _C.KVStore.key_of(op, key)
+            raise ValueError(
+                f"{op}: include_last_offset needs a mode, but got None{where}"
+            )
         self.embedding_dim = embedding_dim
         self.mode = mode
         self.include_last_offset = include_last_offset
-        if self.key not in store:
-            dtype = dtype or torch.get_default_dtype()
-            _check_dtype(dtype, self.key)
-            if init is None:
-                from torchkv.initializers import Normal
-
-                seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-                init = Normal(seed=seed)
-            store.init_rows(
-                self.key,
-                (embedding_dim,),
-                dtype=dtype,
-                num_rows=num_embeddings,
-                init=init,
+        is_new = self.key not in store
+        self.dtype = dtype or torch.get_default_dtype()
+        self.num_embeddings = num_embeddings
+        if not is_new:
+            self._take_shape(dtype)
+        if not self.dtype.is_floating_point:
+            raise TypeError(
+                f"{op}: expected a floating-point dtype, but got {self.dtype}{where}"
             )
-        self.num_embeddings = self._checked_rows(num_embeddings, dtype)
-        self.dtype = store.dtype(self.key)
         self.padding_idx = self._checked_padding(padding_idx)
+        if is_new:
+            self._init_rows(init)
         self._requires_grad = True
         self._gradients = RowGradients()
 
-    def _checked_rows(self, rows: int | None, dtype: torch.dtype | None) -> int | None:
-        """The number of rows, or None; ValueError if the value is not such a table."""
+    def _take_shape(self, dtype: torch.dtype | None) -> None:
+        """Of the store's value; ValueError if it is not such a table."""
         shape, stored = self.store.shape(self.key), self.store.dtype(self.key)
+        rows = self.num_embeddings
         expected = (shape[0] if rows is None and shape else rows, self.embedding_dim)
         if tuple(shape) != expected:
-            shown_rows = "any" if rows is None else rows
             raise ValueError(
-                f"StoreEmbedding: expected a value of shape ({shown_rows}, "
-                f"{self.embedding_dim}), but got {tuple(shape)} "
-                f"(key {shown(self.key)})"
+                "StoreEmbedding: expected a value of shape "
+                f"({'any' if rows is None else rows}, {self.embedding_dim}), but got "
+                f"{tuple(shape)} (key {shown(self.key)})"
             )
         if dtype not in (None, stored):
             raise ValueError(
                 f"StoreEmbedding: expected a value of {dtype}, but got {stored} "
                 f"(key {shown(self.key)})"
             )
-        _check_dtype(stored, self.key)
-        return shape[0] if shape[0] < self._most_rows else None
+        self.dtype = stored
+        self.num_embeddings = shape[0] if shape[0] < self._most_rows else None
+
+    def _init_rows(self, init: Initializer | None) -> None:
+        if init is None:
+            from torchkv.initializers import Normal
+
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            init = Normal(seed=seed)
+        self.store.init_rows(
+            self.key,
+            (self.embedding_dim,),
+            dtype=self.dtype,
+            num_rows=self.num_embeddings,
+            init=init,
+        )
 
     @property
     def _most_rows(self) -> int:
@@ -355,14 +371,6 @@ class StoreEmbedding(nn.Module):
         if self.mode is not None:
             parts.append(f"mode={self.mode!r}")
         return ", ".join(parts)
-
-
-def _check_dtype(dtype: torch.dtype, key: StoreKey) -> None:
-    if not dtype.is_floating_point:
-        raise TypeError(
-            f"StoreEmbedding: expected a floating-point dtype, but got {dtype} "
-            f"(key {shown(key)})"
-        )
 
 
 def embeddings_of(module: nn.Module) -> list[StoreEmbedding]:
