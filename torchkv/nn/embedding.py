@@ -248,8 +248,8 @@ class StoreEmbedding(nn.Module):
     def _pull(self, input: Tensor) -> tuple[Tensor, Tensor, int | None]:
         """Positions among the distinct rows, these, and the position of the padding.
 
-        Rows are pulled into CPU memory, from which a store on one machine would
-        otherwise move the table to the device of the first ids.
+        Rows are pulled into CPU memory: a ``device`` store moves a table to the first
+        accelerator whose tensors it is given, where it takes no sparse gradients.
         """
         if input.dtype not in (torch.int32, torch.int64):
             raise TypeError(
