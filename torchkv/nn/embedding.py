@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 from torchkv import _C
 from torchkv.arguments import StoreKey, as_batch_size, expect, shown
+from torchkv.initializers import Initializer, Normal
 from torchkv.kvstore import Key, KVStore
 from torchkv.nn.row_gradients import RowGradients, gradient_of
-
-if TYPE_CHECKING:
-    from torchkv.initializers import Initializer
 
 _MODES = ("sum", "mean", "max")
 # The elements of a shape, of a sparse tensor, too. A key whose rows are unlimited has
@@ -172,8 +170,6 @@ class StoreEmbedding(nn.Module):
 
     def _init_rows(self, init: Initializer | None) -> None:
         if init is None:
-            from torchkv.initializers import Normal
-
             seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
             init = Normal(seed=seed)
         self.store.init_rows(
