@@ -100,8 +100,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // value.
   //
   // A row-sparse key gets the rows that it lacks; of a dense tensor, all.
-  // ASSIGN forgets the others. NotImplementedError for updaters other than
-  // ASSIGN and elementwise optimizers.
+  // ASSIGN forgets the others. NotImplementedError for optimizers and updaters
+  // that need the whole value.
   WorkPtr push(
       const Keys& keys,
       const Tensors& values,

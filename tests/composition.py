@@ -22,7 +22,9 @@ RATE = 0.0625
 TYPES = ["local", "device"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 VALUES = ["dense", "row-sparse", "mixed"]
+# The values of row-sparse keys are not compressed.
 CODECS = [None, OneBit(), TwoBit(), FP16(), BF16(), FP8(), Int4(), TopK(k=5)]
+KEYS = {"dense": CODECS, "row-sparse": [None, TwoBit()]}
 
 
 def python_updater(key, input, stored):
@@ -31,6 +33,20 @@ def python_updater(key, input, stored):
 
 def script_updater(key: str, input: torch.Tensor, stored: torch.Tensor):
     stored.add_(input, alpha=0.5)
+
+
+def rows_updater(key, input, stored):
+    if stored.is_sparse:  # the same rows
+        stored.values().add_(input.values(), alpha=0.5)
+    else:
+        stored.add_(input, alpha=0.5)
+
+
+def rows_script_updater(key: str, input: torch.Tensor, stored: torch.Tensor):
+    if stored.is_sparse:
+        stored.values().add_(input.values(), alpha=0.5)
+    else:
+        stored.add_(input, alpha=0.5)
 
 
 def _optimizers():
@@ -48,9 +64,26 @@ OF_STORED_DTYPE = {
     "none (ASSIGN)": lambda kv: None,
     "a Python function": lambda kv: kv.set_updater(python_updater),
     "a TorchScript function": lambda kv: kv.set_updater(script(script_updater)),
+    "a Python function, `sparse=True`": lambda kv: kv.set_updater(
+        rows_updater, sparse=True
+    ),
+    "a TorchScript function, `sparse=True`": lambda kv: kv.set_updater(
+        script(rows_script_updater), sparse=True
+    ),
     "`torch.optim.SGD`": lambda kv: kv.set_optimizer(torch.optim.SGD, lr=RATE),
 }
 UPDATERS = {**OF_STORED_DTYPE, **dict(_optimizers())}
+
+
+# Those that need whole values.
+_WHOLE = ("LAMB", "DCASGD", "LARS", "LBSGD", "SGLD", "GroupAdaGrad", "torch.optim.SGD")
+
+
+def takes_rows(updater):
+    """Whether row-sparse keys take an updater."""
+    if updater.startswith("a "):
+        return "sparse=True" in updater
+    return not any(f"{name}`" in updater for name in _WHOLE)
 
 
 class Cell(NamedTuple):
@@ -61,16 +94,18 @@ class Cell(NamedTuple):
     values: str
     codec: object
     type: str
+    key: str = "dense"
 
 
 def cells(updater):
     """All combinations with an updater."""
     return [
-        Cell(updater, dtype, values, codec, type)
+        Cell(updater, dtype, values, codec, type, key)
         for dtype in DTYPES
         for values in VALUES
-        for codec in CODECS
         for type in TYPES
+        for key, codecs in KEYS.items()
+        for codec in codecs
     ]
 
 
@@ -101,7 +136,9 @@ class _Sums:
 
     def __init__(self, cell):
         self.cell = cell
-        self.is_compressed = cell.codec is not None and cell.values == "dense"
+        self.is_compressed = (
+            cell.codec is not None and cell.values == "dense" and cell.key == "dense"
+        )
         if not self.is_compressed:
             return
         if isinstance(cell.codec, Int4):  # whose random numbers no model repeats
@@ -130,7 +167,7 @@ def refusal(cell):
     generator = torch.Generator().manual_seed(1)
     first = torch.rand(SHAPE, generator=generator).to(cell.dtype)
     kv, plain = torchkv.create(cell.type), torchkv.create("local")
-    kv.init("w", first)
+    kv.init("w", first if cell.key == "dense" else first.to_sparse(1))
     plain.init("w", first if cell.updater in OF_STORED_DTYPE else first.float())
     for store in (kv, plain):
         UPDATERS[cell.updater](store)
@@ -142,11 +179,15 @@ def refusal(cell):
     for step in range(2):
         values = _some_values(cell.values, generator)
         torch.manual_seed(step)  # of SGLD
-        kv.push("w", values)
+        try:
+            kv.push("w", values)
+        except NotImplementedError as error:
+            return str(error)
         total = sums.of(values)
         torch.manual_seed(step)
         plain.push("w", total)
-    actual, expected = kv.pull("w").float(), plain.pull("w").to(cell.dtype).float()
+    actual = kv.pull("w").to_dense().float()
+    expected = plain.pull("w").to(cell.dtype).float()
     # One unit in the last place: sparse rows are added up in another order.
     most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[cell.dtype]
     assert torch.allclose(actual, expected, rtol=most, atol=most), (
@@ -157,8 +198,13 @@ def refusal(cell):
 
 def page():
     """The page of the documentation."""
-    columns = [("local", None), *(("device", codec) for codec in CODECS)]
-    names = [f"`{t}`" if c is None else f"`device`, `{c.type}`" for t, c in columns]
+    columns = [
+        ("local", None, "dense"),
+        *(("device", codec, "dense") for codec in CODECS),
+        ("device", None, "row-sparse"),
+    ]
+    names = [f"`{t}`" if c is None else f"`device`, `{c.type}`" for t, c, _ in columns]
+    names[-1] = "row-sparse key"
     lines = [f"| updater | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for updater in UPDATERS:
         row = []
@@ -166,7 +212,7 @@ def page():
             found = {
                 refusal(cell)
                 for cell in cells(updater)
-                if (cell.type, cell.codec) == column
+                if (cell.type, cell.codec, cell.key) == column
             }
             assert len(found) == 1, (updater, column, found)
             row.append("yes" if found == {None} else "no")
@@ -178,7 +224,10 @@ def page():
         for codec in CODECS[1:]
     }
     (error,) = errors
-    return TEXT.format(table="\n".join(lines), error=error)
+    of_key = Cell(
+        "`optim.LAMB`", torch.float32, "row-sparse", None, "local", "row-sparse"
+    )
+    return TEXT.format(table="\n".join(lines), error=error, of_key=refusal(of_key))
 
 
 TEXT = """\
@@ -188,8 +237,9 @@ Which updaters work with which types of stores and schemes of
 [compression](compression.md). Each cell stands for fp32, bf16 and fp16 values, and for
 three replicas that are dense, [row-sparse](updaters.md#sparse-gradients), or mixed: the
 tests push each combination twice and compare the stored value with a model.
-(`tests/composition.py` generates this page.) If one of a key's values is row-sparse,
-the key is not compressed.
+(`tests/composition.py` generates this page.) If one of a key's values is row-sparse, or
+the [key itself](embeddings.md#row-sparse-keys), it is not compressed. The last column
+is that of `local` and `device` stores, with and without compression.
 
 {table}
 
@@ -197,6 +247,12 @@ A `local` store refuses every scheme of compression, in words:
 
 ```text
 {error}
+```
+
+A row-sparse key refuses updaters that need the whole value:
+
+```text
+{of_key}
 ```
 
 Type `nccl` needs GPUs. On these, and in stores of several processes, row-sparse and

@@ -20,6 +20,8 @@ def test_each_cell_agrees_or_is_refused(updater):
         text = composition.refusal(cell)
         if cell.type == "local" and cell.codec is not None:
             assert text is not None and "but got 'local'" in text
+        elif cell.key == "row-sparse" and not composition.takes_rows(updater):
+            assert text is not None and "the key is row-sparse" in text
         else:
             assert text is None, cell
 

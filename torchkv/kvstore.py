@@ -428,7 +428,7 @@ class KVStore(Stateful):
 
     # -- updates
 
-    def set_updater(self, updater: Updater | None) -> None:
+    def set_updater(self, updater: Updater | None, sparse: bool = False) -> None:
         """Sets what merges a pushed sum into a stored value.
 
         It is called as ``updater(key, input, stored)`` and writes ``stored`` in
@@ -453,12 +453,19 @@ class KVStore(Stateful):
                 with the store and shared with other holders of the module. Any other
                 callable runs under the GIL.
 
+            sparse: whether it takes rows as they are. If all values of a key are
+                ``torch.sparse_coo`` tensors, or the key is row-sparse, ``input`` is
+                their sum by row, coalesced. The ``stored`` of a row-sparse key is such
+                a tensor, too, with the same rows: those that it has after the call are
+                written to the key. Otherwise sums for dense keys are dense, and pushes
+                to row-sparse keys are a NotImplementedError.
+
         Raises:
             TypeError: another object, a TorchScript updater of another signature or
                 for the other kind of keys. :meth:`push` raises it if the updater
                 returns a new tensor and has not written ``stored``.
         """
-        self._impl.set_updater(updater)
+        self._impl.set_updater(updater, sparse)
 
     _set_updater = set_updater  # MXNet's name
 

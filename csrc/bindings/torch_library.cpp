@@ -98,7 +98,7 @@ IValue keys(const Self& self) {
   return result;
 }
 
-void set_updater(const Self& self, const IValue& updater) {
+void set_updater(const Self& self, const IValue& updater, bool sparse) {
   if (updater.isNone()) {
     self->set_updater(nullptr);
     return;
@@ -107,7 +107,8 @@ void set_updater(const Self& self, const IValue& updater) {
       updater.isModule(),
       "set_updater: expected None or a scripted submodule, but got ",
       ScriptObjects::type_name(updater));
-  self->set_updater(std::make_shared<ScriptUpdater>(updater.toModule()));
+  self->set_updater(
+      std::make_shared<ScriptUpdater>(updater.toModule(), sparse));
 }
 
 void set_optimizer(
@@ -258,7 +259,11 @@ TORCH_LIBRARY(torchkv, m) {
       .def("__len__", &KVStore::size)
       .def("__repr__", &KVStore::repr)
       .def("__str__", &KVStore::repr)
-      .def("set_updater", &set_updater, "", {arg("updater")})
+      .def(
+          "set_updater",
+          &set_updater,
+          "",
+          {arg("updater"), arg("sparse") = false})
       .def("set_optimizer", &set_optimizer, "", {arg("rule"), arg("numbers")})
       .def(
           "set_gradient_compression",

@@ -233,6 +233,16 @@ void Reducer::reduce(const Item& item, Update update) {
   Slices::note_written(*item.entry);
 }
 
+void Reducer::sum_rows(const Item& item, const at::Tensor& sum) {
+  placement_.gather(*item.entry);
+  Call call(*this, item);
+  const Part& part = *call.parts.begin();
+  part.slice->enter(call.order);
+  part.slice->master.reset(); // of an optimizer set meanwhile
+  call.backends.add(job_of(part, part.values, sum));
+  call.backends.run();
+}
+
 void Reducer::copy_out(c10::ArrayRef<Item> items) {
   if (!may_overlap(items)) {
     Parts parts(streams_.runtime, items);

@@ -250,6 +250,15 @@ void copy_rows(
       static_cast<char*>(out.mutable_data_ptr()));
 }
 
+void write_rows(Entry& entry, const at::Tensor& sparse) {
+  const c10::InferenceMode normal(false);
+  const PlainDispatch plain;
+  const at::Tensor rows = sparse.coalesce();
+  const at::Tensor ids = rows._indices()[0].contiguous();
+  const at::Tensor slots = slots_of(entry, ids, nullptr);
+  entry.slices[0].value.index_copy_(0, slots, rows._values());
+}
+
 std::pair<at::Tensor, at::Tensor> rows_by_id(const Entry& entry) {
   const PlainDispatch plain;
   const at::Tensor slots = slots_by_id(entry);

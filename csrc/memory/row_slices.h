@@ -44,6 +44,10 @@ TORCHKV_API void copy_rows(
     const at::Tensor& ids,
     const at::Tensor& out);
 
+// Writes the rows of a sparse tensor of the value's shape and dtype, with one
+// sparse dimension; adds those that are missing.
+TORCHKV_API void write_rows(Entry& entry, const at::Tensor& sparse);
+
 // The rows that it has, in ascending order: their ids, and their values.
 TORCHKV_API std::pair<at::Tensor, at::Tensor> rows_by_id(const Entry& entry);
 // Their ids by slot.

@@ -1,5 +1,6 @@
 #include "batch.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -153,6 +154,44 @@ void Batch::find_rows() {
       pushed->encoding = &found;
     }
   }
+}
+
+bool Batch::has_rows_only() const {
+  return std::all_of(values_.begin(), values_.end(), [](const Value& value) {
+    return dynamic_cast<const RowSparse*>(value.encoding) != nullptr;
+  });
+}
+
+at::Tensor Batch::find_distinct_rows() {
+  std::vector<int64_t> ids;
+  for (const Value& value : values_) {
+    const at::Tensor& own = dynamic_cast<const RowSparse&>(*value.encoding).ids;
+    const auto* const begin = own.const_data_ptr<int64_t>();
+    ids.insert(ids.end(), begin, begin + own.numel());
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  const auto count = static_cast<int64_t>(ids.size());
+  const at::TensorOptions options =
+      at::TensorOptions(c10::kCPU).dtype(c10::kLong);
+  for (Value& value : values_) {
+    const auto& given = dynamic_cast<const RowSparse&>(*value.encoding);
+    RowSparse& found = rows_.emplace_back(given);
+    found.ids = at::empty({given.ids.numel()}, options);
+    auto* const places = found.ids.mutable_data_ptr<int64_t>();
+    const auto* const own = given.ids.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < given.ids.numel(); ++i) {
+      places[i] =
+          std::lower_bound(ids.begin(), ids.end(), own[i]) - ids.begin();
+    }
+    if (!found.order.defined()) { // else they are sorted
+      sort_rows(count, found);
+    }
+    value.encoding = &found;
+  }
+  const at::Tensor distinct = at::empty({count}, options);
+  std::copy(ids.begin(), ids.end(), distinct.mutable_data_ptr<int64_t>());
+  return distinct;
 }
 
 void Batch::keep_rows() {

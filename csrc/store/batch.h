@@ -71,6 +71,12 @@ class TORCHKV_API Batch {
   // Gives the rows that values of row-sparse keys have slots in the stored
   // values, which are made where they are missing: with plan(), for its steps.
   void find_rows();
+  // Instead, of the item that is the only one, and whose values are all
+  // row-sparse: replaces ids by places among the distinct ones, which it
+  // returns in ascending order.
+  at::Tensor find_distinct_rows();
+  // Whether all values are row-sparse.
+  bool has_rows_only() const;
   // After find_rows(): forgets the other rows of these keys.
   void keep_rows();
 

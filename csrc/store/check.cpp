@@ -371,29 +371,4 @@ void check_optimizable(const char* op, const Entry& entry) {
       dtype_name(dtype));
 }
 
-void check_steps_rows(
-    const char* op,
-    const Entry& entry,
-    const Updater& updater) {
-  if (entry.rows == nullptr) {
-    return;
-  }
-  const Where where{op, entry.key};
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater),
-      where,
-      "expected a built-in optimizer or no updater, as the key is row-sparse, "
-      "but the store has another updater, which needs the whole value");
-  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
-    const RuleSpec rule = (*optimizer)->rule_of(entry.key);
-    TORCHKV_CHECK_NOT_IMPLEMENTED(
-        can_step_rows(rule),
-        where,
-        "expected an optimizer that steps rows by themselves, as the key is "
-        "row-sparse, but got '",
-        name_of(rule),
-        "', which needs the whole value");
-  }
-}
-
 } // namespace torchkv

@@ -1,4 +1,4 @@
-// Checks of the state of optimizers.
+// Checks of updaters, and of the state of optimizers.
 #include <ATen/OpMathType.h>
 #include <c10/core/ScalarType.h>
 
@@ -86,6 +86,33 @@ void check_state(
         "missing state '",
         name,
         "'");
+  }
+}
+
+void check_steps_rows(
+    const char* op,
+    const Entry& entry,
+    const Updater& updater) {
+  if (entry.rows == nullptr) {
+    return;
+  }
+  const Where where{op, entry.key};
+  const auto* opaque = std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      opaque == nullptr || (*opaque)->takes_rows(),
+      where,
+      "expected an optimizer of torchkv's, or an updater that was set with "
+      "sparse=True, as the key is row-sparse, but the updater needs the whole "
+      "value");
+  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+    const RuleSpec rule = (*optimizer)->rule_of(entry.key);
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        can_step_rows(rule),
+        where,
+        "expected an optimizer that steps rows by themselves, as the key is "
+        "row-sparse, but got '",
+        name_of(rule),
+        "', which needs the whole value");
   }
 }
 

@@ -75,10 +75,7 @@ WorkPtr LocalStore::insert(const Call& given) {
     has_shared_ = true;
   }
   enter(scope, call, entries);
-  std::optional<Groups> values;
-  if (rows) {
-    values.emplace(entries, *rows);
-  }
+  const auto values = rows ? std::make_unique<Groups>(entries, *rows) : nullptr;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i]->rows != nullptr) {
       replace_rows(*values, i);
@@ -243,13 +240,18 @@ void LocalStore::update_one_by_one(
     placement_.place(batch.items, /*may_shard=*/false);
     batch.compress(slices_);
     slices_.end_leases(entry);
-    reducer_.reduce(batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
-      batch.count_compressed(); // also if the updater throws
-      const InProgress<Store> updating(this);
-      const Stopwatch updater_watch;
-      apply_updater(opaque, entry.key, input, stored, entry.is_shared);
-      update_seconds = updater_watch.seconds();
-    });
+    if (opaque.takes_rows() && batch.has_rows_only()) {
+      update_seconds = update_rows(batch, opaque);
+    } else {
+      reducer_.reduce(
+          batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
+            batch.count_compressed(); // also if the updater throws
+            const InProgress<Store> updating(this);
+            const Stopwatch updater_watch;
+            apply_updater(opaque, entry.key, input, stored, entry.is_shared);
+            update_seconds = updater_watch.seconds();
+          });
+    }
     ++entry.version;
     add_seconds(batch.items, &KeyStats::update_seconds, update_seconds);
     count_push(

@@ -52,7 +52,8 @@ class TORCHKV_API LocalStore final : public Store {
   std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
       override;
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override;
-  void init_rows(const Key& key, Meta meta, const RowInit& init) override;
+  void init_rows(const Key& key, const Meta& meta, const RowInit& init)
+      override;
   int64_t num_rows(const char* op, const Key& key) const override;
   void erase_rows(
       const char* op,
@@ -136,15 +137,18 @@ class TORCHKV_API LocalStore final : public Store {
   void update(const Groups& values, const Updater& updater);
   void assign_sums(const Groups& values);
   void update_one_by_one(const Groups& values, OpaqueUpdater& opaque);
+  // Of the key of a batch of one, whose values are row-sparse. Returns the
+  // seconds that the updater took. REQUIRES: its mutex.
+  double update_rows(Batch& batch, OpaqueUpdater& opaque);
   void copy_out(const Groups& outs) const;
   // The same for one row-sparse value. REQUIRES: its mutex.
   void copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs) const;
   // Of a value of any kind. REQUIRES: its mutex is free.
-  void copy_to_sparse(Entry& entry, at::Tensor out) const;
+  void copy_to_sparse(Entry& entry, const at::Tensor& out) const;
   // Replaces the rows of a row-sparse value. REQUIRES: its mutex.
   void replace_rows(const Groups& values, size_t i);
   // Adds a key without rows.
-  EntryPtr insert_rows(const Key& key, Meta meta, const RowInit& init);
+  EntryPtr insert_rows(const Key& key, const Meta& meta, const RowInit& init);
   // assign, where the tensors become the stored values.
   void share(const Call& call, const Entries& entries);
   // REQUIRES: updater_mutex_.
@@ -155,7 +159,10 @@ class TORCHKV_API LocalStore final : public Store {
       const Keys& keys,
       const std::vector<KeyState>& states,
       bool by_slot);
-  void load_rows(const Key& key, const Tensors& value, StoreState::Rows rows);
+  void load_rows(
+      const Key& key,
+      const Tensors& value,
+      const StoreState::Rows& rows);
   // If the state has a compression. REQUIRES: the entry's mutex.
   void save_residuals(const Entry& entry, StoreState& state) const;
   // Frees stale residuals of keys that no call holds.

@@ -1,6 +1,7 @@
 // How the values of a LocalStore, or rows of them, are copied out.
-#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <deque>
 #include <mutex>
@@ -40,20 +41,6 @@ SparseOuts sparse_outs(const Call& call, const Entries& entries) {
     }
   }
   return sparse;
-}
-
-at::Tensor make_sparse(
-    const at::Tensor& ids,
-    const at::Tensor& rows,
-    c10::IntArrayRef sizes) {
-  return at::_sparse_coo_tensor_with_dims_and_tensors(
-      /*sparse_dim=*/1,
-      rows.dim() - 1,
-      sizes,
-      ids.unsqueeze(0),
-      rows,
-      rows.options().layout(c10::kSparse),
-      /*is_coalesced=*/true);
 }
 
 // The rows of a row-sparse value; of an unlimited one, with as many rows as its
@@ -215,7 +202,7 @@ void LocalStore::copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs)
   count_pull(Item{&entry, {}, outs, nullptr}, watch.seconds());
 }
 
-void LocalStore::copy_to_sparse(Entry& entry, at::Tensor out) const {
+void LocalStore::copy_to_sparse(Entry& entry, const at::Tensor& out) const {
   const Stopwatch watch;
   const PlainDispatch plain;
   const std::lock_guard lock(entry.mutex);

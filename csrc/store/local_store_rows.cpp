@@ -1,21 +1,27 @@
 // Row-sparse keys of a LocalStore.
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
 #include <memory>
 #include <mutex>
 #include <utility>
 
 #include "../core/errors.h"
+#include "../core/in_progress.h"
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
 #include "../kernels/cpu/row_memory.h"
 #include "../memory/row_slices.h"
 #include "check.h"
+#include "count_calls.h"
 #include "local_store.h"
+#include "row_values.h"
 
 namespace torchkv {
 
 EntryPtr LocalStore::insert_rows(
     const Key& key,
-    Meta meta,
+    const Meta& meta,
     const RowInit& init) {
   constexpr auto* op = "init_rows";
   const Where where{op, key};
@@ -29,7 +35,7 @@ EntryPtr LocalStore::insert_rows(
       dtype_name(meta.dtype));
   check_dtype(where, meta.dtype);
   table_.check_absent(op, key);
-  Entries entries{c10::make_intrusive<Entry>(key, std::move(meta))};
+  Entries entries{c10::make_intrusive<Entry>(key, meta)};
   make_row_sparse(*entries[0], init);
   {
     const std::lock_guard lock(updater_mutex_);
@@ -40,8 +46,11 @@ EntryPtr LocalStore::insert_rows(
   return entries[0];
 }
 
-void LocalStore::init_rows(const Key& key, Meta meta, const RowInit& init) {
-  insert_rows(key, std::move(meta), init);
+void LocalStore::init_rows(
+    const Key& key,
+    const Meta& meta,
+    const RowInit& init) {
+  insert_rows(key, meta, init);
 }
 
 int64_t LocalStore::num_rows(const char* op, const Key& key) const {
@@ -71,11 +80,46 @@ void LocalStore::erase_rows(
   }
 }
 
+double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
+  const Item& item = batch.items[0];
+  Entry& entry = *item.entry;
+  const at::Tensor ids = batch.find_distinct_rows();
+  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
+  sizes[0] = ids.numel();
+  const c10::InferenceMode normal(false);
+  const auto make = [&] {
+    return at::empty(
+        sizes, at::TensorOptions(c10::kCPU).dtype(entry.meta.dtype));
+  };
+  const at::Tensor sum = make();
+  reducer_.sum_rows(item, sum);
+  at::Tensor input = make_sparse(ids, sum, entry.meta.sizes);
+  const InProgress<Store> updating(this);
+  const Stopwatch watch;
+  if (entry.rows == nullptr) {
+    apply_updater(
+        opaque, entry.key, input, entry.slices[0].value, entry.is_shared);
+    Slices::note_written(entry);
+    return watch.seconds();
+  }
+  const at::Tensor rows = make();
+  copy_rows(entry, ids, rows);
+  at::Tensor stored = make_sparse(ids.clone(), rows, entry.meta.sizes);
+  try {
+    apply_updater(opaque, entry.key, input, stored, /*is_shared=*/false);
+  } catch (...) {
+    write_rows(entry, stored); // what it has written stays
+    throw;
+  }
+  write_rows(entry, stored);
+  return watch.seconds();
+}
+
 // In a new store.
 void LocalStore::load_rows(
     const Key& key,
     const Tensors& value,
-    StoreState::Rows rows) {
+    const StoreState::Rows& rows) {
   const Where where{"load", key};
   const at::Tensor& given = value.flat[0];
   check_storable(where, given);
@@ -88,14 +132,14 @@ void LocalStore::load_rows(
       rows.ids.sizes(),
       " for rows of shape ",
       given.sizes());
-  Meta meta = row_sparse_meta(
+  const Meta meta = row_sparse_meta(
       where, rows.num_rows, given.sizes().slice(1), given.scalar_type());
   const PlainDispatch plain;
   auto encoding = std::make_shared<RowSparse>();
   encoding->ids = parse_row_ids(where, meta, rows.ids);
   encoding->sizes = meta.sizes;
   encoding->dtype = meta.dtype;
-  const EntryPtr entry = insert_rows(key, std::move(meta), rows.init);
+  const EntryPtr entry = insert_rows(key, meta, rows.init);
   const Tensors encoded =
       Tensors::encoded(given.contiguous(), std::move(encoding));
   const std::lock_guard lock(entry->mutex);

@@ -257,7 +257,7 @@ void LocalStore::load(StoreState state) {
     if (rows == state.rows.end()) {
       insert({"init", key, &value});
     } else {
-      load_rows(key, value, std::exchange(rows->second, {}));
+      load_rows(key, value, rows->second);
     }
     table_.find("load", key)[0]->version = state.versions[i];
   }

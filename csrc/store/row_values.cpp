@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/SparseTensorImpl.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -136,6 +137,21 @@ bool is_sparse_coo(const at::Tensor& tensor) {
   return tensor.is_sparse() &&
       !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
       !tensor.key_set().has(c10::DispatchKey::Functionalize);
+}
+
+at::Tensor make_sparse(
+    const at::Tensor& ids,
+    const at::Tensor& rows,
+    c10::IntArrayRef sizes) {
+  const PlainDispatch plain;
+  return at::_sparse_coo_tensor_with_dims_and_tensors(
+      /*sparse_dim=*/1,
+      rows.dim() - 1,
+      sizes,
+      ids.unsqueeze(0),
+      rows,
+      rows.options().layout(c10::kSparse),
+      /*is_coalesced=*/true);
 }
 
 std::optional<DenseOuts> dense_outs(const Call& pull) {

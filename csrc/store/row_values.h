@@ -38,6 +38,13 @@ struct DenseOuts {
 };
 std::optional<DenseOuts> dense_outs(const Call& pull);
 
+// A coalesced torch.sparse_coo tensor, which keeps both tensors. REQUIRES: ids
+// in ascending order, without repeats.
+at::Tensor make_sparse(
+    const at::Tensor& ids,
+    const at::Tensor& rows,
+    c10::IntArrayRef sizes);
+
 // Sorts ids that are below `limit`, with the order of their rows.
 void sort_rows(int64_t limit, RowSparse& rows);
 

@@ -67,7 +67,7 @@ class TORCHKV_API Store {
   // NotImplementedError unless overridden.
   virtual void init_rows(
       const Key& key,
-      Meta /*meta*/,
+      const Meta& /*meta*/,
       const RowInit& /*init*/) {
     const Where where{"init_rows", key};
     TORCHKV_CHECK_NOT_IMPLEMENTED(

@@ -18,6 +18,9 @@
 namespace torchkv {
 namespace {
 
+// A file of the archive of an updater that takes rows.
+constexpr const char* kTakesRows = "torchkv_takes_rows";
+
 [[noreturn]] void refuse(const std::string& what) {
   TORCH_CHECK_TYPE(
       false,
@@ -106,17 +109,22 @@ torch::jit::Module wrap(const torch::jit::StrongFunctionPtr& function) {
 
 } // namespace
 
-ScriptUpdater::ScriptUpdater(torch::jit::Module module, const void* object)
-    : OpaqueUpdater(object),
+ScriptUpdater::ScriptUpdater(
+    torch::jit::Module module,
+    const void* object,
+    bool takes_rows)
+    : OpaqueUpdater(object, takes_rows),
       module_(std::move(module)),
       forward_(find_forward(module_)),
       key_kind_(check_signature(forward_.function().getSchema())) {}
 
-ScriptUpdater::ScriptUpdater(const torch::jit::Module& module)
-    : ScriptUpdater(module, module._ivalue().get()) {}
+ScriptUpdater::ScriptUpdater(const torch::jit::Module& module, bool takes_rows)
+    : ScriptUpdater(module, module._ivalue().get(), takes_rows) {}
 
-ScriptUpdater::ScriptUpdater(const torch::jit::StrongFunctionPtr& function)
-    : ScriptUpdater(wrap(function), function.function_) {
+ScriptUpdater::ScriptUpdater(
+    const torch::jit::StrongFunctionPtr& function,
+    bool takes_rows)
+    : ScriptUpdater(wrap(function), function.function_, takes_rows) {
   function_owner_ = function.cu_;
 }
 
@@ -132,7 +140,11 @@ at::Tensor ScriptUpdater::serialize() const {
   const c10::InferenceMode normal_tensors(false);
   const PlainDispatch plain;
   std::ostringstream stream;
-  module_.save(stream);
+  torch::jit::ExtraFilesMap extra;
+  if (takes_rows()) {
+    extra[kTakesRows] = "1";
+  }
+  module_.save(stream, extra);
   const std::string bytes = stream.str();
   at::Tensor result = at::empty(
       {static_cast<int64_t>(bytes.size())},
@@ -165,7 +177,10 @@ std::shared_ptr<ScriptUpdater> ScriptUpdater::load(const at::Tensor& bytes) {
       std::string(
           static_cast<const char*>(flat.const_data_ptr()),
           static_cast<size_t>(flat.numel())));
-  return std::make_shared<ScriptUpdater>(torch::jit::load(stream));
+  torch::jit::ExtraFilesMap extra{{kTakesRows, ""}}; // to read
+  const torch::jit::Module module =
+      torch::jit::load(stream, std::nullopt, extra);
+  return std::make_shared<ScriptUpdater>(module, !extra[kTakesRows].empty());
 }
 
 } // namespace torchkv

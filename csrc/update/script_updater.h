@@ -24,8 +24,12 @@ class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
  public:
   // Throws TypeError, with the expected signature, where `forward` does not
   // take (key: int or str, input: Tensor, stored: Tensor).
-  explicit ScriptUpdater(const torch::jit::Module& module);
-  explicit ScriptUpdater(const torch::jit::StrongFunctionPtr& function);
+  explicit ScriptUpdater(
+      const torch::jit::Module& module,
+      bool takes_rows = false);
+  explicit ScriptUpdater(
+      const torch::jit::StrongFunctionPtr& function,
+      bool takes_rows = false);
   // From serialize().
   static std::shared_ptr<ScriptUpdater> load(const at::Tensor& bytes);
 
@@ -37,7 +41,7 @@ class TORCHKV_API ScriptUpdater final : public OpaqueUpdater {
   at::Tensor serialize() const override;
 
  private:
-  ScriptUpdater(torch::jit::Module module, const void* object);
+  ScriptUpdater(torch::jit::Module module, const void* object, bool takes_rows);
 
   // Keeps a function's code alive; a module owns its own.
   std::shared_ptr<torch::jit::CompilationUnit> function_owner_;

@@ -64,8 +64,33 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::alias(tensor);
 }
 
-// Whether `handed` is still an alias of `stored`.
-bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
+at::Tensor handed_over(const at::Tensor& tensor) {
+  return tensor.is_sparse() ? tensor : alias_of(tensor);
+}
+
+// What a tensor must keep.
+struct Form {
+  explicit Form(const at::Tensor& tensor)
+      : sizes(tensor.sizes()), dtype(tensor.scalar_type()) {}
+
+  bool is_of(const at::Tensor& sparse) const {
+    return sparse.is_sparse() && sparse.sizes() == c10::IntArrayRef(sizes) &&
+        sparse.scalar_type() == dtype && sparse.sparse_dim() == 1;
+  }
+
+  c10::SmallVector<int64_t, 4> sizes;
+  c10::ScalarType dtype;
+};
+
+// Whether `handed` is still an alias of `stored` or, if it is sparse, of the
+// form that it had.
+bool is_intact(
+    const at::Tensor& handed,
+    const at::Tensor& stored,
+    const Form& before) {
+  if (stored.is_sparse()) {
+    return before.is_of(handed);
+  }
   return handed.has_storage() &&
       handed.storage().is_alias_of(stored.storage()) &&
       handed.storage_offset() == stored.storage_offset() &&
@@ -79,10 +104,10 @@ bool is_intact(const at::Tensor& handed, const at::Tensor& stored) {
 // If the updater kept its arguments, later writes of either would be visible to
 // the other. Gives the store its own memory then.
 void separate(at::Tensor& stored, at::Tensor& input, bool is_shared) {
-  if (input.storage().use_count() > 1) {
+  if (!input.is_sparse() && input.storage().use_count() > 1) {
     input.reset(); // the next push makes a new one
   }
-  if (!is_shared && stored.storage().use_count() > 1) {
+  if (!is_shared && !stored.is_sparse() && stored.storage().use_count() > 1) {
     const PlainDispatch plain;
     stored = stored.clone();
     forbid_resize(stored);
@@ -151,7 +176,8 @@ class OnItsStream {
 
 } // namespace
 
-OpaqueUpdater::OpaqueUpdater(const void* object) : turn_(turn_of(object)) {}
+OpaqueUpdater::OpaqueUpdater(const void* object, bool takes_rows)
+    : turn_(turn_of(object)), takes_rows_(takes_rows) {}
 
 std::string expected_signature(KeyKind kind) {
   return c10::str(
@@ -190,10 +216,11 @@ void apply_updater(
   bool written_in_place = false;
   try {
     const OnItsStream on_its_stream(updater, input, stored);
-    const at::Tensor handed_input = alias_of(input);
-    const at::Tensor handed = alias_of(stored);
+    const at::Tensor handed_input = handed_over(input);
+    const at::Tensor handed = handed_over(stored);
+    const Form before(stored);
     updater.update(key, handed_input, handed);
-    written_in_place = is_intact(handed, stored);
+    written_in_place = is_intact(handed, stored, before);
   } catch (...) {
     separate(stored, input, is_shared);
     throw;
@@ -207,6 +234,12 @@ void apply_updater(
 }
 
 Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
+  if (stored.is_sparse()) {
+    const bool is_stored = returned.is_same(stored) ||
+        (returned.has_storage() &&
+         returned.storage().is_alias_of(stored._values().storage()));
+    return is_stored ? Returned::kStored : Returned::kNewTensor;
+  }
   return returned.has_storage() &&
           returned.storage().is_alias_of(stored.storage())
       ? Returned::kStored
@@ -214,8 +247,10 @@ Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
 }
 
 Returned what_is(uintptr_t address, const at::Tensor& stored) {
-  const auto begin = reinterpret_cast<uintptr_t>(stored.storage().data());
-  return address >= begin && address < begin + stored.storage().nbytes()
+  const c10::Storage& storage =
+      stored.is_sparse() ? stored._values().storage() : stored.storage();
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  return address >= begin && address < begin + storage.nbytes()
       ? Returned::kStored
       : Returned::kNewTensor;
 }
@@ -224,8 +259,8 @@ void check_returned(
     const Key& key,
     Returned returned,
     const at::Tensor& stored) {
-  // The alias passed to the updater has version 0. Writes through .data or
-  // numpy do not change it.
+  // What was passed to the updater has version 0. Writes through .data or numpy
+  // do not change it.
   TORCH_CHECK_TYPE(
       returned != Returned::kNewTensor || stored._version() != 0,
       "push: expected the updater to write the stored value in place, but it "

@@ -22,16 +22,26 @@ namespace torchkv {
 // key, in the order pushed.
 class TORCHKV_API OpaqueUpdater {
  public:
-  OpaqueUpdater() : OpaqueUpdater(this) {}
+  explicit OpaqueUpdater(bool takes_rows = false)
+      : OpaqueUpdater(this, takes_rows) {}
   // `object` identifies the code that runs. Updaters of one object, set on
   // several stores, share a mutex. REQUIRES: the object lives as long as this
   // updater.
-  explicit OpaqueUpdater(const void* object);
+  explicit OpaqueUpdater(const void* object, bool takes_rows = false);
   virtual ~OpaqueUpdater() = default;
   C10_DISABLE_COPY_AND_ASSIGN(OpaqueUpdater);
 
+  // Whether it takes sums of rows as they are. Otherwise a dense key's are made
+  // dense, and a row-sparse key refuses it.
+  bool takes_rows() const {
+    return takes_rows_;
+  }
+
   // Merges `input`, the sum, into `stored`, in place. Both have the stored
-  // dtype and shape, are on the current device and valid during the call.
+  // dtype and shape, are on the current device and valid during the call. If it
+  // takes rows, and all values are sparse or the key is row-sparse, `input` is
+  // a coalesced torch.sparse_coo tensor with one sparse dimension; `stored` of
+  // a row-sparse key is one, too, of the same rows, and may get others.
   // Exceptions reach the caller of push unchanged. An implementation that gets
   // a tensor back from the user's code passes it to check_returned. REQUIRES:
   // the mutex is held, no GIL; run through apply_updater.
@@ -62,6 +72,7 @@ class TORCHKV_API OpaqueUpdater {
 
  private:
   const std::shared_ptr<Turn> turn_;
+  const bool takes_rows_;
 };
 
 // How a sum becomes the stored value: it replaces it (ASSIGN), or an optimizer
@@ -87,7 +98,8 @@ void check_key_kind(const char* op, const Updater& updater, KeyKind kind);
 // must not have changed, also when it throws: `stored` and `input` alias
 // nothing that it may have kept, except a `stored` that is shared with the
 // caller. `input` may be left undefined by this. On an accelerator it runs on
-// its own stream, ordered with the current one.
+// its own stream, ordered with the current one. Sparse tensors are handed over
+// themselves: they are copies.
 void apply_updater(
     OpaqueUpdater& updater,
     const Key& key,

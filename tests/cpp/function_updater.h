@@ -17,8 +17,8 @@ class FunctionUpdater final : public OpaqueUpdater {
   using Function =
       std::function<void(const at::Tensor& input, const at::Tensor& stored)>;
 
-  explicit FunctionUpdater(Function function)
-      : function_(std::move(function)) {}
+  explicit FunctionUpdater(Function function, bool takes_rows = false)
+      : OpaqueUpdater(takes_rows), function_(std::move(function)) {}
 
   void update(
       const Key& /*key*/,
@@ -38,8 +38,9 @@ class FunctionUpdater final : public OpaqueUpdater {
 };
 
 inline std::shared_ptr<OpaqueUpdater> updater_of(
-    FunctionUpdater::Function function) {
-  return std::make_shared<FunctionUpdater>(std::move(function));
+    FunctionUpdater::Function function,
+    bool takes_rows = false) {
+  return std::make_shared<FunctionUpdater>(std::move(function), takes_rows);
 }
 
 } // namespace torchkv::testing

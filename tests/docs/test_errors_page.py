@@ -21,6 +21,13 @@ def store_with(value=None, updater=None):
     return store
 
 
+def push_to_a_row_sparse_key():
+    store = torchkv.create("local")
+    store.init_rows("a", (1,), num_rows=2)
+    store.set_updater(fail)
+    store.push("a", torch.ones(2, 1))
+
+
 def closed():
     store = store_with()
     store.close()
@@ -78,6 +85,7 @@ ON_ONE_MACHINE = {
         "a",
         torch.sparse_coo_tensor([[9]], [1.0], (2,), check_invariants=False),
     ),
+    "`NotImplementedError`: the key is row-sparse": push_to_a_row_sparse_key,
     "`TypeError`: int and str keys": lambda: store_with().pull(3),
     "`TypeError`: dtype": lambda: store_with(torch.zeros(2, dtype=torch.int64)).push(
         "a", torch.ones(2)
@@ -92,7 +100,9 @@ ON_ONE_MACHINE = {
     "`RuntimeError`: called from its own updater": call_from_the_updater,
     "`RuntimeError`: closed": lambda: closed().pull("a"),
     "`RuntimeError`: under a tracer": call_under_a_tracer,
-    "`NotImplementedError`": lambda: store_with().init("b", torch.ones(2).to_sparse()),
+    "`NotImplementedError`": lambda: store_with().init(
+        "b", torch.ones(2, device="meta")
+    ),
     "any other": lambda: store_with(updater=fail).push("a", torch.ones(2)),
 }
 

@@ -152,12 +152,6 @@ py::object dtype(const BoundStore& self, py::handle key) {
       reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
-void set_updater(const BoundStore& self, const py::object& updater) {
-  auto parsed = parse_updater(updater);
-  const py::gil_scoped_release no_gil;
-  self->set_updater(std::move(parsed));
-}
-
 void take(const BoundStore& self, const BoundStore& other) {
   const py::gil_scoped_release no_gil;
   self->take(*other);
@@ -342,7 +336,11 @@ PYBIND11_MODULE(_C, m) {
       .def("is_row_sparse", &is_row_sparse)
       .def("num_rows", &num_rows)
       .def("dtype", &dtype)
-      .def("set_updater", &set_updater)
+      .def(
+          "set_updater",
+          &set_updater,
+          py::arg("updater"),
+          py::arg("sparse") = false)
       .def(
           "weak",
           [](const BoundStore& self) {

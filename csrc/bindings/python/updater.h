@@ -42,8 +42,9 @@ inline Returned what_is_in(
 // A Python callable as updater. It may be freed by any thread.
 class PythonUpdater final : public OpaqueUpdater {
  public:
-  explicit PythonUpdater(py::object callable)
-      : OpaqueUpdater(object_of(callable)), callable_(std::move(callable)) {}
+  PythonUpdater(py::object callable, bool takes_rows)
+      : OpaqueUpdater(object_of(callable), takes_rows),
+        callable_(std::move(callable)) {}
   ~PythonUpdater() override {
     PyObject* callable = callable_.release().ptr();
     if (Py_IsInitialized() == 0) {
@@ -98,12 +99,14 @@ inline bool makes_coroutine(const py::object& function) {
   return false;
 }
 
-inline std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
+inline std::shared_ptr<OpaqueUpdater> parse_updater(
+    const py::object& updater,
+    bool takes_rows) {
   if (updater.is_none()) {
     return nullptr;
   }
   if (const auto module = torch::jit::as_module(updater)) {
-    return std::make_shared<ScriptUpdater>(*module);
+    return std::make_shared<ScriptUpdater>(*module, takes_rows);
   }
   if (py::isinstance<torch::jit::StrongFunctionPtr>(updater)) {
     TORCH_CHECK_TYPE(
@@ -111,7 +114,7 @@ inline std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
         "set_updater: expected a TorchScript function, but got a "
         "ScriptFunction whose __init__ was not called");
     return std::make_shared<ScriptUpdater>(
-        py::cast<torch::jit::StrongFunctionPtr>(updater));
+        py::cast<torch::jit::StrongFunctionPtr>(updater), takes_rows);
   }
   TORCH_CHECK_TYPE(
       PyCallable_Check(updater.ptr()) != 0,
@@ -123,7 +126,17 @@ inline std::shared_ptr<OpaqueUpdater> parse_updater(const py::object& updater) {
           !makes_coroutine(py::type::of(updater).attr("__call__")),
       "set_updater: expected a callable that does its work when it is called, "
       "but got a coroutine or generator function");
-  return std::make_shared<PythonUpdater>(updater);
+  return std::make_shared<PythonUpdater>(updater, takes_rows);
+}
+
+inline void set_updater(
+    const BoundStore& self,
+    const py::object& updater,
+    py::handle sparse) {
+  auto parsed =
+      parse_updater(updater, as_bool("set_updater", "sparse", sparse));
+  const py::gil_scoped_release no_gil;
+  self->set_updater(std::move(parsed));
 }
 
 } // namespace torchkv

@@ -44,7 +44,8 @@ class ForwardingStore final : public Store {
   int64_t num_rows(const char* op, const Key& key) const override {
     return forward([&] { return inner_->num_rows(op, key); });
   }
-  void init_rows(const Key& key, Meta meta, const RowInit& init) override {
+  void init_rows(const Key& key, const Meta& meta, const RowInit& init)
+      override {
     forward([&] { inner_->init_rows(key, meta, init); });
   }
   void erase_rows(

@@ -6,11 +6,13 @@
 #include <vector>
 
 #include "core/row_sparse.h"
-#include "error_text.h"
+#include "function_updater.h"
 #include "kvstore.h"
 
 namespace torchkv {
 namespace {
+
+using testing::updater_of;
 
 at::Tensor sparse(
     std::initializer_list<int64_t> ids,
@@ -63,6 +65,24 @@ TEST(LocalStoreRowsTest, RefusesValuesThatItCannotAddUp) {
           Tensors::encoded(at::ones({10, 2}), std::make_shared<RowSparse>())),
       c10::NotImplementedError);
   EXPECT_EQ(store.num_rows(3), 0);
+}
+
+TEST(LocalStoreRowsTest, AnUpdaterMayTakeRows) {
+  KVStore store;
+  store.init_rows(3, {2}, at::kFloat, 10);
+  store.set_updater(updater_of(
+      [](const at::Tensor& input, const at::Tensor& stored) {
+        stored._values().sub_(input._values());
+      },
+      /*takes_rows=*/true));
+  store.push(3, Tensors::replicas({sparse({7, 3}, 1), sparse({3}, 2)}));
+  const at::Tensor value = store.pull(3)[0];
+  EXPECT_TRUE(at::equal(value._indices()[0], at::tensor({3, 7}, at::kLong)));
+  EXPECT_TRUE(
+      at::equal(value._values().select(1, 0), at::tensor({-3.0F, -1.0F})));
+  store.set_updater(
+      updater_of([](const at::Tensor&, const at::Tensor&) { FAIL(); }));
+  EXPECT_THROW(store.push(3, sparse({7}, 1)), c10::NotImplementedError);
 }
 
 TEST(LocalStoreRowsTest, ThreadsPushPullDeleteAndSave) {
