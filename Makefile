@@ -16,8 +16,8 @@ PYTEST_JOBS ?= 3
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_OUT ?= build/bench
-# Within 10 minutes; the others are optimizers, sparse, compression, checkpoint, distributed
-# and distributed_sizes.
+# Within 10 minutes; the others are optimizers, sparse, lookups, compression, trainer,
+# checkpoint, distributed and distributed_sizes.
 BENCHMARKS ?= overhead reduce model
 
 # torch==2.13.0 lives in .venv/torch-2.13.0.

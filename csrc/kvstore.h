@@ -246,10 +246,12 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // of the keys that this process's server holds.
   int64_t num_steps() const;
   // Copies of what the optimizer keeps for the keys. ValueError without an
-  // optimizer.
+  // optimizer. Of a row-sparse key: of its rows in ascending order, with their
+  // ids as "row_ids".
   std::vector<KeyState> optimizer_states(const Keys& keys) const;
   // Replaces it. ValueError for a state that does not fit this optimizer and
-  // the key's shape; then nothing has changed.
+  // the key's shape, or is of other rows than the key has; then nothing has
+  // changed.
   void set_optimizer_states(
       const Keys& keys,
       const std::vector<KeyState>& states);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
+import operator
 import reprlib
 from collections.abc import Iterable, Set
 from typing import Any, TypeAlias
@@ -61,6 +62,23 @@ def as_number(op: str, name: str, value: Any) -> float:
         raise ValueError(
             f"{op}: expected {name} to fit in fp64, but got a larger number"
         ) from None
+
+
+def as_size(op: str, name: str, value: Any) -> int:
+    """An int of 64 bits, or what has ``__index__``, except a bool.
+
+    Raises:
+        TypeError: another object.
+        ValueError: a larger number.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"{op}: expected an int in {name}, but got {type(value).__name__}"
+        )
+    size = operator.index(value)
+    if not -(2**63) <= size < 2**63:
+        raise ValueError(f"{op}: expected {name} to fit in 64 bits, but got {size}")
+    return size
 
 
 def as_batch_size(op: str, batch_size: Any) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 import torch
 
 from torchkv import _C, compression, registered
-from torchkv.arguments import as_keys, expect
+from torchkv.arguments import as_keys, as_size, expect
 from torchkv.compression import Compression
 from torchkv.initializers import Initializer, Zeros
 from torchkv.optim import StoreOptimizer, TorchOptimizer
@@ -195,8 +195,12 @@ class KVStore(Stateful):
         """
         init = Zeros() if init is None else init
         expect("init_rows", init, Initializer, "one of torchkv.initializers as init")
-        described = init._described()
-        self._impl.init_rows(key, row_shape, dtype, num_rows, described)
+        expect("init_rows", dtype, torch.dtype, "a torch.dtype as dtype")
+        expect("init_rows", row_shape, Sequence, "a shape, such as (64,), as row_shape")
+        shape = [as_size("init_rows", "row_shape", size) for size in row_shape]
+        if num_rows is not None:
+            num_rows = as_size("init_rows", "num_rows", num_rows)
+        self._impl.init_rows(key, shape, dtype, num_rows, init._described())
 
     def push(
         self,
@@ -361,7 +365,7 @@ class KVStore(Stateful):
             key: keys of the store.
             row_ids: of row-sparse keys, an int32 or int64 tensor per key: the keys stay
                 and forget these rows, with what the optimizer keeps for them. Rows that
-                a key does not have are skipped.
+                a key does not have are skipped. Versions stay.
 
         Raises:
             IndexError: a row id that is out of range; then nothing has changed.

@@ -92,10 +92,10 @@ RowInit make_row_init(
       ": expected a std of at least 0 for the initial value of rows, but got ",
       init.std);
   TORCH_CHECK_VALUE(
-      init.low <= init.high,
+      init.low <= init.high && std::isfinite(init.high - init.low),
       op,
-      ": expected low to be at most high for the initial value of rows, but "
-      "got ",
+      ": expected low to be at most high, and their difference to be finite, "
+      "for the initial value of rows, but got ",
       init.low,
       " and ",
       init.high);

@@ -255,8 +255,15 @@ void write_rows(Entry& entry, const at::Tensor& sparse) {
   const PlainDispatch plain;
   const at::Tensor rows = sparse.coalesce();
   const at::Tensor ids = rows._indices()[0].contiguous();
+  const at::Tensor given = rows._values().contiguous();
   const at::Tensor slots = slots_of(entry, ids, nullptr);
-  entry.slices[0].value.index_copy_(0, slots, rows._values());
+  if (given.numel() != 0) {
+    kernels::cpu::scatter_rows(
+        memory_of(entry.meta, entry.slices[0].value),
+        slots.const_data_ptr<int64_t>(),
+        ids.numel(),
+        static_cast<const char*>(given.const_data_ptr()));
+  }
 }
 
 std::pair<at::Tensor, at::Tensor> rows_by_id(const Entry& entry) {

@@ -44,8 +44,9 @@ TORCHKV_API void copy_rows(
     const at::Tensor& ids,
     const at::Tensor& out);
 
-// Writes the rows of a sparse tensor of the value's shape and dtype, with one
-// sparse dimension; adds those that are missing.
+// Writes the rows of a sparse tensor of the value's dtype and row shape, with
+// one sparse dimension; adds those that are missing. REQUIRES: ids that the
+// value may have.
 TORCHKV_API void write_rows(Entry& entry, const at::Tensor& sparse);
 
 // The rows that it has, in ascending order: their ids, and their values.

@@ -153,7 +153,9 @@ Meta row_sparse_meta(
       is_valid && meta.sizes[0] >= 0 && most > 0 && meta.sizes[0] <= most,
       where,
       "expected sizes of at least 0 and less than 2^63 elements, but got ",
-      c10::IntArrayRef(meta.sizes));
+      num_rows ? c10::str(*num_rows) : std::string("any number of"),
+      " rows of shape ",
+      row_shape);
   if (!num_rows) {
     meta.sizes[0] = most;
   }

@@ -92,10 +92,10 @@ WorkPtr LocalStore::pull(const Call& given) {
   }
   const Groups outs(std::move(entries), *call.outs);
   enter(scope, call, outs.entries());
-  copy_out(outs);
   for (const auto& [entry, out] : sparse) {
-    copy_to_sparse(*entry, out);
+    copy_to_sparse(*entry, out); // which may refuse rows that do not fit
   }
+  copy_out(outs);
   return scope ? scope->finish() : nullptr;
 }
 
@@ -226,6 +226,9 @@ void LocalStore::copy_to_sparse(Entry& entry, const at::Tensor& out) const {
         ", but got one of shape ",
         out.sizes());
     out.copy_(make_sparse(ids, rows, out.sizes()));
+  }
+  if (!out.is_inference()) {
+    out.unsafeGetTensorImpl()->bump_version();
   }
   count_rows(entry, rows, watch.seconds());
 }

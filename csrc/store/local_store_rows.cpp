@@ -10,6 +10,7 @@
 #include "../core/in_progress.h"
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
+#include "../kernels/cpu/row_ids.h"
 #include "../kernels/cpu/row_memory.h"
 #include "../memory/row_slices.h"
 #include "check.h"
@@ -18,6 +19,26 @@
 #include "row_values.h"
 
 namespace torchkv {
+
+namespace {
+
+// What an updater must leave of the sparse tensor that it was given.
+bool has_form_of(const Meta& meta, const at::Tensor& sparse) {
+  return sparse.is_sparse() && sparse.sparse_dim() == 1 &&
+      sparse.sizes() == c10::IntArrayRef(meta.sizes) &&
+      sparse.scalar_type() == meta.dtype;
+}
+
+// The index of the first row id that the value cannot have; -1: none.
+int64_t first_bad_row(const Entry& entry, const at::Tensor& sparse) {
+  const PlainDispatch plain;
+  const at::Tensor ids = sparse._indices()[0].contiguous();
+  return kernels::cpu::inspect_row_ids(
+             ids.const_data_ptr<int64_t>(), ids.numel(), entry.meta.sizes[0])
+      .first_bad;
+}
+
+} // namespace
 
 EntryPtr LocalStore::insert_rows(
     const Key& key,
@@ -108,9 +129,20 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
   try {
     apply_updater(opaque, entry.key, input, stored, /*is_shared=*/false);
   } catch (...) {
-    write_rows(entry, stored); // what it has written stays
+    if (has_form_of(entry.meta, stored) && first_bad_row(entry, stored) < 0) {
+      write_rows(entry, stored); // what it has written stays
+    }
     throw;
   }
+  const int64_t bad = first_bad_row(entry, stored);
+  TORCH_CHECK_INDEX(
+      bad < 0,
+      "push: expected the updater to write rows from 0 to ",
+      entry.meta.sizes[0] - 1,
+      ", but it wrote row ",
+      bad < 0 ? bad : stored._indices()[0][bad].item<int64_t>(),
+      ' ',
+      entry.key.context());
   write_rows(entry, stored);
   return watch.seconds();
 }

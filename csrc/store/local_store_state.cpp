@@ -1,5 +1,6 @@
 // What a LocalStore hands out to be saved, and takes back.
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/equal.h>
 
 #include <algorithm>
 #include <utility>
@@ -23,6 +24,30 @@ bool keeps_place(const Entry& entry, const Entry& next) {
   return entry.slices.size() == 1 &&
       entry.slices[0].home == next.slices[0].home &&
       same_layout(entry.meta.sizes, entry.strides, next.strides);
+}
+
+// In the state of a row-sparse key, the ids of the rows that it is of.
+constexpr const char* kRowIds = "row_ids";
+
+// ValueError unless a state is that of the rows which the key has.
+void check_row_ids(const char* op, Entry& entry, const KeyState& state) {
+  const PlainDispatch plain;
+  const Where where{op, entry.key};
+  const auto ids = state.tensors.find(kRowIds);
+  if (ids == state.tensors.end() && state.tensors.empty()) {
+    return;
+  }
+  const std::lock_guard lock(entry.mutex);
+  const at::Tensor own = row_ids(entry).index_select(0, slots_by_id(entry));
+  TORCHKV_CHECK_VALUE(
+      ids != state.tensors.end() && ids->second.scalar_type() == c10::kLong &&
+          at::equal(ids->second.to(c10::kCPU), own),
+      where,
+      "expected the state of the ",
+      own.numel(),
+      " rows that the key has, by their ids as 'row_ids', but got that of "
+      "others; the state of the whole store (save, state_dict) has rows and "
+      "state");
 }
 
 // The state of rows in ascending order of their ids, in the order of the slots.
@@ -199,6 +224,8 @@ std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) {
       for (auto& [name, tensor] : states.back().tensors) {
         tensor = tensor.index_select(0, slots);
       }
+      states.back().tensors.emplace(
+          kRowIds, row_ids(*entry).index_select(0, slots));
     }
   }
   return states;
@@ -227,18 +254,22 @@ void LocalStore::set_optimizer_states(
       states.size(),
       " ",
       keys.context());
+  std::vector<KeyState> given = states; // without ids
   for (size_t i = 0; i < states.size(); ++i) {
-    check_state(
-        op, *entries[i], optimizer->rule_of(entries[i]->key), states[i]);
+    if (entries[i]->rows != nullptr && !by_slot) {
+      check_row_ids(op, *entries[i], given[i]);
+      given[i].tensors.erase(kRowIds);
+    }
+    check_state(op, *entries[i], optimizer->rule_of(entries[i]->key), given[i]);
   }
   for (size_t i = 0; i < states.size(); ++i) {
     Entry& entry = *entries[i];
     const std::lock_guard lock(entry.mutex);
     const RuleSpec rule = optimizer->rule_of(entry.key);
     if (entry.rows == nullptr || by_slot) {
-      slices_.set_state(entry, rule, states[i]);
+      slices_.set_state(entry, rule, given[i]);
     } else {
-      slices_.set_state(entry, rule, by_slots(op, entry, states[i]));
+      slices_.set_state(entry, rule, by_slots(op, entry, given[i]));
     }
     entry.generation = optimizer->generation;
   }

@@ -113,6 +113,12 @@ void allocate_rows(const Meta& meta, Lookup& lookup) {
       at::empty(sizes, at::TensorOptions(lookup.device).dtype(meta.dtype));
 }
 
+void note_written(const at::Tensor& out) {
+  if (!out.is_inference()) {
+    out.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 void write_out(const Lookup& lookup) {
   const PlainDispatch plain;
   const RowPull& pull = lookup.pull;
@@ -122,9 +128,11 @@ void write_out(const Lookup& lookup) {
       at::Tensor out = pull.out;
       out.copy_(pull.rows.view(lookup.sizes));
     }
+    note_written(pull.out);
     return;
   }
   at::Tensor out = lookup.out;
+  note_written(out);
   // The ids are sorted and distinct.
   out.copy_(
       at::_sparse_coo_tensor_with_dims_and_tensors(

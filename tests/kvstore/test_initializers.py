@@ -116,11 +116,22 @@ def test_distributions():
 
 
 @pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("limits", [(0, 1), (-3, -2), (-1, 0), (0, 2.0**-30)], ids=str)
+def test_uniform_numbers_are_below_their_limit(limits, dtype):
+    low, high = limits
+    rows = rows_of(Uniform(low, high, seed=1), torch.arange(20_000), dtype=dtype)
+    assert rows.double().min() >= low and rows.double().max() < high
+
+
+@pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
         (lambda: Normal(std=-1), ValueError, "init_rows: expected a std of at least 0"),
         (lambda: Normal(mean=math.nan), ValueError, "expected a finite mean"),
         (lambda: Uniform(2, 1), ValueError, "low to be at most high"),
+        (lambda: Uniform(-1e308, 1e308), ValueError, "difference to be finite"),
         (lambda: Uniform("a"), TypeError, "init_rows"),
         (lambda: Normal(seed=1.5), TypeError, "init_rows: expected an int as seed"),
         (lambda: Normal(seed=True), TypeError, "init_rows: expected an int as seed"),

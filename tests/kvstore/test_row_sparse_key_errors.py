@@ -61,6 +61,21 @@ CALLS = {
         ValueError, r"^init_rows: expected rows of dtype .*int32 \(key 9\)"),
     "a quantized dtype": (
         lambda kv: kv.init_rows(9, (3,), torch.qint8), NotImplementedError, "qint8"),
+    "a number as row_shape": (
+        lambda kv: kv.init_rows(9, 2), TypeError,
+        "^init_rows: expected a shape, .* as row_shape, but got int"),
+    "a float in row_shape": (
+        lambda kv: kv.init_rows(9, (2.5,)), TypeError,
+        "^init_rows: expected an int in row_shape, but got float"),
+    "a bool as num_rows": (
+        lambda kv: kv.init_rows(9, (2,), num_rows=True), TypeError,
+        "^init_rows: expected an int in num_rows, but got bool"),
+    "more rows than 64 bits count": (
+        lambda kv: kv.init_rows(9, (2,), num_rows=2**63), ValueError,
+        "^init_rows: expected num_rows to fit in 64 bits"),
+    "a str as dtype": (
+        lambda kv: kv.init_rows(9, (2,), "float32"), TypeError,
+        "^init_rows: expected a torch.dtype as dtype, but got str"),
     "a str as init": (
         lambda kv: kv.init_rows(9, (3,), init="zeros"), TypeError,
         "^init_rows: expected one of torchkv.initializers as init, but got str"),

@@ -114,7 +114,8 @@ def test_optimizers_do_as_for_a_dense_key(kv, name, dtype):
         pushed |= model_sum(values, shape, OPMATH.get(dtype, dtype))[1]
         kv.push([3, 5], [values, values])
         check_rows(kv, kv.pull(5), pushed.nonzero().flatten().tolist())
-    sparse_state, dense_state = kv.optimizer.state[3], kv.optimizer.state[5]
+    sparse_state, dense_state = dict(kv.optimizer.state[3]), kv.optimizer.state[5]
+    assert_same(sparse_state.pop("row_ids"), pushed.nonzero().flatten())
     assert sparse_state.keys() == dense_state.keys()
     for which, state in sparse_state.items():
         if isinstance(state, torch.Tensor):

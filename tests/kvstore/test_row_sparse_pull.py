@@ -239,3 +239,19 @@ def test_values_ids_and_outs_on_a_gpu():
         kv.row_sparse_pull(3, sparse_out, row_ids=ids)
         assert sparse_out.indices()[0].tolist() == [2, 9]
         assert torch.equal(sparse_out.values(), value[[2, 9]])
+
+
+@pytest.mark.parametrize("is_row_sparse", [True, False])
+def test_autograd_sees_that_outs_are_written(is_row_sparse):
+    kv = torchkv.create("local")
+    value = torch.ones(4, 3)
+    kv.init(3, value.to_sparse(1) if is_row_sparse else value)
+    ids = torch.tensor([1, 2])
+    outs = [torch.zeros(2, 3), torch.zeros(3, 2).t(), torch.zeros(4, 3).to_sparse(1)]
+    for out in outs:
+        before = out._version
+        kv.row_sparse_pull(3, out=out, row_ids=ids)
+        assert out._version > before
+    before = outs[2]._version
+    kv.pull(3, out=outs[2], ignore_sparse=False)
+    assert outs[2]._version > before

@@ -213,7 +213,12 @@ def test_an_updater_that_raises(kv):
 
 
 def resize(input, stored):
-    stored.sparse_resize_and_clear_((2, 4), 1, 1)
+    stored.sparse_resize_((20, 4), 1, 1).add_(sparse([15], torch.ones(1, 4), (20, 4)))
+
+
+def resize_and_raise(input, stored):
+    resize(input, stored)
+    raise RuntimeError("push: replaced (key 3)")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +226,7 @@ def resize(input, stored):
     [
         (lambda input, stored: stored + input, TypeError, "returned a new tensor"),
         (resize, RuntimeError, "replaced"),
+        (resize_and_raise, RuntimeError, "replaced"),
     ],
 )
 def test_what_an_updater_must_not_do(kv, update, kind, message):
@@ -303,3 +309,24 @@ def test_set_inside_torchscript():
     kv.init_rows(3, (4,), num_rows=9)
     calls = script(Holder(kv))(sparse([1], torch.ones(1, 4), SHAPE))
     assert calls == 1 and dense_of(kv).sum() == -8
+
+
+@pytest.mark.parametrize("row", [-5, 99])
+def test_rows_that_the_key_cannot_have(kv, row):
+    kv.init(3, sparse([1], torch.ones(1, 4), SHAPE))
+    before = bits(dense_of(kv))
+    kv.set_updater(
+        lambda key, i, s: s.copy_(sparse([row], torch.ones(1, 4), SHAPE)), sparse=True
+    )
+    with pytest.raises(IndexError, match=rf"^push: .* it wrote row {row} \(key 3\)"):
+        kv.push(3, sparse([1], torch.ones(1, 4), SHAPE))
+    assert bits(dense_of(kv)) == before and row_ids_of(kv) == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn, torch.bool])
+def test_dtypes_that_torch_cannot_index(kv, dtype):
+    kv.init_rows(3, (4,), dtype, num_rows=9)
+    kv.set_updater(lambda key, i, s: s.values().copy_(i.values()), sparse=True)
+    kv.push(3, sparse([2, 5], torch.ones(2, 4).to(dtype), SHAPE))
+    rows = kv.row_sparse_pull(3, row_ids=torch.tensor([5, 0]))
+    assert rows.float().tolist() == [[1.0] * 4, [0.0] * 4]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import torchkv
+from embedding_tables import DIM, make, plain_bag, stored, weighted
 from helpers import assert_same
-from tables import DIM, make, plain_bag, stored, weighted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

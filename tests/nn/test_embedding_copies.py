@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import torchkv
+from embedding_tables import DIM, ROWS, make, stored, table
 from helpers import assert_same
-from tables import DIM, ROWS, make, stored, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

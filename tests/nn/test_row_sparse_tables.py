@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import torchkv
+from embedding_tables import DIM, ROWS, weighted
 from helpers import assert_same
-from tables import DIM, ROWS, weighted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

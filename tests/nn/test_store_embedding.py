@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 import torchkv
+from embedding_tables import DIM, ROWS, make, plain, stored, table, weighted
 from helpers import assert_same, run_threads
-from tables import DIM, ROWS, make, plain, stored, table, weighted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -366,3 +367,43 @@ def test_to_and_half_do_not_change_the_table():
     embedding = make().half().to(torch.float64)
     assert embedding(torch.tensor([1])).dtype == torch.float32
     assert stored(embedding).dtype == torch.float32
+
+
+def test_threads_push_each_gradient_once():
+    store = torchkv.create("local")
+    store.init("table", torch.zeros(4, 2))
+    store.set_optimizer(torchkv.optim.SGD(lr=1.0))
+    embedding = torchkv.nn.StoreEmbedding(4, 2, store, "table")
+    failures = []
+
+    def work():
+        for _ in range(100):
+            embedding(torch.tensor([1])).sum().backward()
+            try:
+                embedding.push()
+            except RuntimeError as error:  # another thread has pushed it
+                if "expected a gradient" not in str(error):
+                    failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if embedding.grad is not None:
+        embedding.push()
+    assert not failures
+    assert store.pull("table")[1].tolist() == [-300.0, -300.0]
+
+
+def test_a_refused_push_keeps_the_gradient():
+    store = torchkv.create("local")
+    store.init_rows("table", (2,), num_rows=4)
+    store.set_optimizer(torchkv.optim.LAMB(lr=1.0))  # which needs the whole table
+    embedding = torchkv.nn.StoreEmbedding(4, 2, store, "table")
+    embedding(torch.tensor([1, 1])).sum().backward()
+    with pytest.raises(NotImplementedError, match="row-sparse"):
+        embedding.push()
+    store.set_optimizer(torchkv.optim.SGD(lr=1.0))
+    embedding.push()
+    assert store.row_sparse_pull("table", row_ids=torch.tensor(1)).tolist() == [-2, -2]

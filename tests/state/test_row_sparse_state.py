@@ -174,14 +174,29 @@ def test_optimizer_states_are_in_the_order_of_ids(tmp_path):
     assert content(other)[0] == before[0]
 
 
-def test_states_of_another_number_of_rows(tmp_path):
+@pytest.mark.parametrize("what", ["fewer", "others"])
+def test_states_of_other_rows(what, tmp_path):
     kv, file = trained(), tmp_path / "states"
     kv.save_optimizer_states(file)
-    kv.delete("zeros", row_ids=kv.pull("zeros").indices()[0][:1])
+    first = kv.pull("zeros").indices()[0][:1]
+    kv.delete("zeros", row_ids=first)
+    if what == "others":
+        kept = {*kv.pull("zeros").indices()[0].tolist(), int(first)}
+        new = next(row for row in range(SHAPE[0]) if row not in kept)
+        rows = torch.ones(1, 3, dtype=torch.bfloat16)
+        kv.push("zeros", torch.sparse_coo_tensor([[new]], rows, SHAPE))
     before = content(kv)
-    with pytest.raises(ValueError, match=r"expected shape .*\(key 'zeros'\)"):
+    with pytest.raises(ValueError, match=r"state of the \d+ rows .*\(key 'zeros'\)"):
         kv.load_optimizer_states(file)
     assert content(kv) == before
+
+
+def test_an_unlimited_key_of_empty_rows_loads_its_own_state():
+    kv = torchkv.create()
+    kv.init_rows(3, (0, 4))
+    kv.push(3, torch.sparse_coo_tensor([[7]], torch.ones(1, 0, 4), (8, 0, 4)))
+    kv.load_state_dict(kv.state_dict())
+    assert kv.pull(3).indices().tolist() == [[7]]
 
 
 def test_a_store_without_such_keys_has_the_form_of_before(tmp_path):

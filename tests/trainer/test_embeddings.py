@@ -288,6 +288,27 @@ def test_a_frozen_table_is_not_stepped():
     assert_same(after["table"], rows())
 
 
+def test_the_first_replica_freezes_the_table():
+    trainer, copies = make(replicas=2)
+    [first, _] = [replica.embedding for replica in copies]
+    first.requires_grad_(False)
+    after = train(trainer, copies, batches(2))
+    assert_same(after["table"], rows())
+    for replica in copies:
+        replica.embedding.zero_grad()
+
+
+def test_a_frozen_other_replica_has_no_gradient():
+    """Its rows would not be trained, so it is reported as a missing gradient."""
+    trainer, copies = make(replicas=2)
+    [_, second] = [replica.embedding for replica in copies]
+    second.requires_grad_(False)
+    ids, labels = batches(1)[0]
+    loss_of(copies, ids, labels).backward()
+    with pytest.raises(UserWarning, match="'table', replica 1"):
+        trainer.step()
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad(set_to_none):
     trainer, copies = make(replicas=2)

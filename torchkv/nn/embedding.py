@@ -282,12 +282,14 @@ class StoreEmbedding(nn.Module):
         shape ``(num_embeddings, embedding_dim)``; without a number of rows, of as many
         as a tensor can have. Changing ``.grad`` of :meth:`rows_with_grad` changes it.
         """
-        rows = self._gradients.merged()
-        if rows is None:
-            return None
+        with self._gradients.lock:
+            rows = self._gradients.merged()
+            return None if rows is None else self._sparse(rows.ids, gradient_of(rows))
+
+    def _sparse(self, ids: Tensor, rows: Tensor) -> Tensor:
         return torch.sparse_coo_tensor(
-            rows.ids[None],
-            gradient_of(rows).to("cpu"),
+            ids[None],
+            rows.to("cpu"),
             (self.num_embeddings or self._most_rows, self.embedding_dim),
             is_coalesced=True,
             check_invariants=False,
@@ -319,23 +321,29 @@ class StoreEmbedding(nn.Module):
             NotImplementedError: a store that takes no sparse values.
         """
         size = as_batch_size("push", batch_size)
-        gradient = self.grad
-        if gradient is None:
-            raise RuntimeError(
-                "push: expected a gradient from backward() since the last push, but "
-                f"got none (key {shown(self.key)})"
-            )
-        if self.store._impl.optimizer() is None:
+        if self._gradients.merged() is not None and (
+            self.store._impl.optimizer() is None
+        ):
             raise RuntimeError(
                 "push: expected a store with an optimizer, as the gradient would "
                 f"replace the table, but got {self.store!r}; call set_optimizer(...) "
                 f"first (key {shown(self.key)})"
             )
+        taken = self._gradients.take()
+        if taken is None:
+            raise RuntimeError(
+                "push: expected a gradient from backward() since the last push, but "
+                f"got none (key {shown(self.key)})"
+            )
+        gradient = self._sparse(*taken)
         if size != 1:
             wide = _C.KVStore.state_dtype(gradient.dtype)
             gradient = gradient.to(wide) * (1 / size)
-        self.store.push(self.key, gradient)
-        self._gradients.clear()
+        try:
+            self.store.push(self.key, gradient)
+        except BaseException:
+            self._gradients.put_back(*taken)
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradient, or else sets it to one of no rows."""

@@ -35,7 +35,7 @@ class RowGradients:
 
     def __init__(self) -> None:
         """Begins without gradients."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._pulled: list[Rows] = []
         self._limit = _FEW_ROWS  # of rows that are not merged at once
 
@@ -51,7 +51,7 @@ class RowGradients:
         """
 
         def add(values: Tensor) -> None:
-            with self._lock:
+            with self.lock:
                 if not any(rows.values is values for rows in self._pulled):
                     self._pulled.append(Rows(ids, values))
                 if sum(len(rows.ids) for rows in self._pulled) > self._limit:
@@ -67,7 +67,7 @@ class RowGradients:
         values = torch.empty(0, dim, dtype=dtype, device="cpu", requires_grad=True)
         values.grad = torch.empty(0, dim, dtype=dtype, device="cpu")
         ids = torch.empty(0, dtype=torch.int64, device="cpu")
-        with self._lock:
+        with self.lock:
             self._pulled.append(Rows(ids, values))
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class RowGradients:
 
         In the order of the calls of ``backward``, in the accumulation type.
         """
-        with self._lock:
+        with self.lock:
             pulled = [rows for rows in self._pulled if rows.values.grad is not None]
             if len(pulled) > 1:
                 pulled = [_sum(pulled)]
@@ -84,9 +84,27 @@ class RowGradients:
             self._pulled = pulled
             return pulled[0] if pulled else None
 
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """Removes the gradient, for one of several threads: ids and rows, or None."""
+        with self.lock:
+            rows = self.merged()
+            if rows is None:
+                return None
+            gradient = gradient_of(rows)
+            self.clear()
+            return rows.ids, gradient
+
+    def put_back(self, ids: Tensor, gradient: Tensor) -> None:
+        """Adds what :meth:`take` has removed."""
+        values = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+        values = values.expand(gradient.shape).requires_grad_()
+        values.grad = gradient
+        with self.lock:
+            self._pulled.insert(0, Rows(ids, values))
+
     def clear(self) -> None:
         """Drops the gradients."""
-        with self._lock:
+        with self.lock:
             for rows in self._pulled:
                 # The graph may be kept for another backward, which accumulates into it.
                 rows.values.grad = None

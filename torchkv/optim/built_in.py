@@ -262,6 +262,10 @@ def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, 
         if name in result:
             continue
         is_tensor = isinstance(value, torch.Tensor)
+        if name == "row_ids" and is_tensor and value.dtype == torch.int64:
+            if max(result["step"], result["num_accumulated"]) > 0:
+                result[name] = value
+            continue
         if not (is_tensor and (value.is_floating_point() or value.is_complex())):
             kind = value.dtype if is_tensor else type(value).__name__
             raise ValueError(

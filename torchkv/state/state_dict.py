@@ -323,20 +323,20 @@ def _check_fits(
         if item.rows is not None:
             num_rows = item.rows.num_rows
             if num_rows == -1:
-                num_rows = (2**63 - 1) // max(math.prod(shape[1:]), 1)
+                num_rows = (2**63 - 1) // math.prod(max(n, 1) for n in shape[1:])
             shape = (num_rows, *shape[1:])
-        if (value.dtype, shape) != expected:
-            raise ValueError(
-                f"load_state_dict: expected a value of {expected[0]} and shape "
-                f"{list(expected[1])}, but got {value.dtype} and {list(shape)} "
-                f"(key {shown(key)})"
-            )
         kinds = impl.is_row_sparse(key), item.rows is not None
         if kinds[0] != kinds[1]:
             names = ["dense", "row-sparse"]
             raise ValueError(
                 f"load_state_dict: expected a {names[kinds[0]]} value, as the store "
                 f"has, but got a {names[kinds[1]]} one (key {shown(key)})"
+            )
+        if (value.dtype, shape) != expected:
+            raise ValueError(
+                f"load_state_dict: expected a value of {expected[0]} and shape "
+                f"{list(expected[1])}, but got {value.dtype} and {list(shape)} "
+                f"(key {shown(key)})"
             )
 
 

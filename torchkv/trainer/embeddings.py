@@ -110,11 +110,11 @@ class Embeddings:
     # -- gradients
 
     def trained(self) -> list[StoreKey]:
-        """The keys of tables that are not frozen."""
+        """The keys of tables that the first replica has not frozen."""
         return [
             key
             for key, groups in self._of_key.items()
-            if any(module.requires_grad for group in groups for module in group)
+            if any(m.requires_grad for m in next(filter(None, groups), []))
         ]
 
     def gradients(self, key: StoreKey) -> tuple[list[Tensor], int | None]:
@@ -122,8 +122,7 @@ class Embeddings:
         without, result = None, []
         for i, group in enumerate(self._of_key[key]):
             found = [gradient for m in group if (gradient := m.grad) is not None]
-            trained = any(module.requires_grad for module in group)
-            if trained and not found and without is None:
+            if group and not found and without is None:
                 without = i
             result += found
         return result, without

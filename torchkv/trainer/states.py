@@ -76,8 +76,9 @@ class States:
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes the optimizer's options and state, per parameter, to a file.
 
-        Weights are not included; save ``model.state_dict()`` as well. The file is
-        replaced atomically: after a failure or crash it is still the old one.
+        Weights are not included; save ``model.state_dict()`` as well. That has no
+        table of a StoreEmbedding: save :meth:`state_dict` instead, which has all. The
+        file is replaced atomically: after a failure or crash it is still the old one.
 
         Raises:
             OSError: what writing raised.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "../../core/mixed_bits.h"
 #include "cache_line.h"
@@ -109,6 +110,23 @@ double normal_quantile(double p) {
   return q < 0 ? -x : x;
 }
 
+// The next number below.
+float below(float x) {
+  return std::nextafter(x, -std::numeric_limits<float>::infinity());
+}
+double below(double x) {
+  return std::nextafter(x, -std::numeric_limits<double>::infinity());
+}
+template <class T> // of 16 bits
+T below(T x) {
+  constexpr uint32_t kSign = 0x8000;
+  const uint32_t own = x.x;
+  const bool is_zero = (own & ~kSign) == 0;
+  const bool is_negative = (own & kSign) != 0;
+  const uint32_t bits = is_zero ? kSign + 1 : is_negative ? own + 1 : own - 1;
+  return T(static_cast<uint16_t>(bits), T::from_bits());
+}
+
 template <class T>
 void init_row(const RowInit& init, int64_t id, int64_t size, T* row) {
   const uint64_t stream = mixed_bits(
@@ -124,6 +142,10 @@ void init_row(const RowInit& init, int64_t id, int64_t size, T* row) {
     } else {
       row[i] = static_cast<T>(value);
     }
+    // Rounding may give the limit itself.
+    const bool is_limit = init.id == RowInit::Id::kUniform &&
+        init.low < init.high && static_cast<double>(row[i]) >= init.high;
+    row[i] = is_limit ? below(row[i]) : row[i];
   }
 }
 
@@ -177,6 +199,25 @@ void gather_rows(
           } else {
             init_one(rows, init, ids[i], row);
           }
+        }
+      });
+}
+
+void scatter_rows(
+    const RowMemory& rows,
+    const int64_t* slots,
+    int64_t count,
+    const char* given) {
+  const int64_t row_bytes = rows.row_bytes();
+  parallel_spans(
+      1,
+      [&](int64_t /*job*/) { return Work{count, 2 * row_bytes, kGrain}; },
+      [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
+        for (int64_t i = begin; i < end; ++i) {
+          std::memcpy(
+              rows.data + slots[i] * row_bytes,
+              given + i * row_bytes,
+              row_bytes);
         }
       });
 }

@@ -30,6 +30,13 @@ TORCHKV_API void gather_rows(
     const RowInit& init,
     char* out);
 
+// rows[slots[i]] = given[i]. REQUIRES: distinct slots.
+TORCHKV_API void scatter_rows(
+    const RowMemory& rows,
+    const int64_t* slots,
+    int64_t count,
+    const char* given);
+
 // rows[to[i]] = rows[from[i]], in order.
 TORCHKV_API void move_rows(
     const RowMemory& rows,
