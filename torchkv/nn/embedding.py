@@ -263,7 +263,8 @@ class StoreEmbedding(nn.Module):
                 padding = len(ids)
                 moved = positions - (positions > at).to(torch.int64)
                 positions = torch.where(positions == at, padding, moved)
-        shape = len(ids) + (padding is not None), self.embedding_dim
+        num_padding = 0 if padding is None else 1
+        shape = len(ids) + num_padding, self.embedding_dim
         rows = torch.empty(shape, dtype=self.dtype, device="cpu")
         self.store.row_sparse_pull(self.key, rows[: len(ids)], row_ids=ids)
         rows[len(ids) :] = 0
