@@ -93,11 +93,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // updater, once per distinct key, in the order in which the keys first
   // appear.
   //
-  // On one machine, values in CPU memory may be torch.sparse_coo tensors with
-  // one sparse dimension. Their rows are added up by id: ASSIGN sets the others
-  // to zero, elementwise optimizers step the pushed rows only, and other
-  // updaters get a dense sum. IndexError for an id that is not a row of the
-  // value.
+  // On one machine, values may be torch.sparse_coo tensors with one sparse
+  // dimension. Their rows are added up by id: ASSIGN sets the others to zero,
+  // elementwise optimizers step the pushed rows only, and other updaters get a
+  // dense sum. IndexError for an id that is not a row of the value. The host
+  // waits for ids on an accelerator.
   //
   // A row-sparse key gets the rows that it lacks; of a dense tensor, all.
   // ASSIGN forgets the others. NotImplementedError for optimizers and updaters

@@ -191,7 +191,7 @@ class KVStore(Stateful):
             ValueError: a key that is already initialized, a negative size, more than
                 2**63 - 1 elements, a dtype that `init` does not support.
             NotImplementedError: a ``dist`` store; at a push, an updater or optimizer
-                (LAMB) that needs the whole value, or values on accelerators.
+                (LAMB) that needs the whole value.
         """
         init = Zeros() if init is None else init
         expect("init_rows", init, Initializer, "one of torchkv.initializers as init")
@@ -216,11 +216,12 @@ class KVStore(Stateful):
         runs once per distinct key, in the order in which the keys first appear.
         Without an updater the sum replaces the stored value.
 
-        On one machine, values in CPU memory may be ``torch.sparse_coo`` tensors with
-        one sparse dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their
-        rows are added up by id. Without an updater, rows that were not pushed become
-        zero; built-in optimizers other than LAMB step the pushed rows only; all others
-        get a dense sum. For row-sparse keys, see :meth:`init_rows`.
+        On one machine, values may be ``torch.sparse_coo`` tensors with one sparse
+        dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their rows are
+        added up by id. Without an updater, rows that were not pushed become zero;
+        built-in optimizers other than LAMB step the pushed rows only; all others get a
+        dense sum. The host waits for ids on an accelerator. For row-sparse keys, see
+        :meth:`init_rows`.
 
         Args:
             key: keys of the store.

@@ -8,8 +8,8 @@
 
 namespace torchkv {
 
-// What the backends of encoded values in CPU memory have in common. Sums: a
-// batch that adds up encoded values and steps with them in one pass.
+// What the backends of encoded values have in common. Sums: a batch that adds
+// up those in CPU memory and steps with them in one pass.
 template <class Sums>
 class EncodedBackend : public Backend {
  public:
@@ -37,6 +37,7 @@ class EncodedBackend : public Backend {
     Job sum = job;
     sum.result = &total;
     sum.step = &kAssignStep;
+    sum.is_norm = false;
     add_sum(sum);
     const Value value(&total);
     Job summed = job;

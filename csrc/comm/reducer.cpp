@@ -233,14 +233,23 @@ void Reducer::reduce(const Item& item, Update update) {
   Slices::note_written(*item.entry);
 }
 
-void Reducer::sum_rows(const Item& item, const at::Tensor& sum) {
+void Reducer::sum_rows(const Item& item, int64_t num_rows, Update update) {
   placement_.gather(*item.entry);
   Call call(*this, item);
   const Part& part = *call.parts.begin();
-  part.slice->enter(call.order);
-  part.slice->master.reset(); // of an optimizer set meanwhile
+  Slice& slice = *part.slice;
+  slice.enter(call.order);
+  slice.master.reset(); // of an optimizer set meanwhile
+  c10::SmallVector<int64_t, 4> sizes(item.entry->meta.sizes);
+  sizes[0] = num_rows;
+  at::Tensor sum = streams_.runtime.allocate(
+      sizes,
+      at::detail::defaultStrides(sizes),
+      item.entry->meta.dtype,
+      slice.home.device);
   call.backends.add(job_of(part, part.values, sum));
   call.backends.run();
+  update(sum, slice.value);
 }
 
 void Reducer::copy_out(c10::ArrayRef<Item> items) {

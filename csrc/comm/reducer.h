@@ -67,10 +67,9 @@ class TORCHKV_API Reducer {
   using Update = c10::function_ref<void(at::Tensor& input, at::Tensor& stored)>;
   void reduce(const Item& item, Update update);
 
-  // The same where the sum is not kept: adds up the values into `sum`, of the
-  // stored dtype, whose rows the values' ids count, and gathers the stored
-  // value.
-  void sum_rows(const Item& item, const at::Tensor& sum);
+  // The same where the sum is not kept: it has `num_rows` rows, which the
+  // values' ids count.
+  void sum_rows(const Item& item, int64_t num_rows, Update update);
 
   // Writes each item's stored value into all its outs, in one pass over the
   // memory of all items. REQUIRES: distinct entries.

@@ -6,25 +6,22 @@
 #include "../memory/layout.h"
 
 namespace torchkv {
-namespace {
-
-const RowSparse* rows_of(const Value& value) {
-  return dynamic_cast<const RowSparse*>(value.encoding);
-}
-
-} // namespace
 
 bool RowSparseBackend::add(const Job& job) {
   const bool is_supported =
-      job.result->device().is_cpu() && job.result->is_contiguous() &&
+      job.result->is_contiguous() &&
       std::all_of(job.values.begin(), job.values.end(), [](const Value& value) {
-        return value.device().is_cpu() &&
-            (value.dense() != nullptr || rows_of(value) != nullptr);
+        return value.dense() != nullptr || rows_in(value) != nullptr;
       });
   if (!is_supported) {
     return false;
   }
-  if (job.is_norm || (job.step->is_lazy && can_step_rows(job.step->rule))) {
+  const bool takes_rows =
+      job.is_norm || (job.step->is_lazy && can_step_rows(job.step->rule));
+  // Elsewhere, lists with dense values have kernels for the sum's step.
+  const bool takes_dense =
+      job.result->device().is_cpu() || (!job.is_norm && !job.is_step());
+  if (takes_rows && (takes_dense || has_rows_only(job.values))) {
     add_sum(job);
   } else {
     add_dense_step(job);
@@ -32,7 +29,20 @@ bool RowSparseBackend::add(const Job& job) {
   return true;
 }
 
+void RowSparseBackend::run() {
+  EncodedBackend::run();
+  device_sums_.run();
+}
+
+double RowSparseBackend::squared_norm(double scale) {
+  return EncodedBackend::squared_norm(scale) + device_sums_.squared_norm(scale);
+}
+
 void RowSparseBackend::add_sum(const Job& job) {
+  if (!job.result->device().is_cpu()) {
+    device_sums_.add(job);
+    return;
+  }
   // Values of several dtypes are converted first: rows are few.
   c10::ScalarType dtype = job.values[0].dtype();
   for (const auto& value : job.values) {
@@ -46,7 +56,7 @@ void RowSparseBackend::add_sum(const Job& job) {
     source.data =
         static_cast<const char*>(payload_as(value, dtype).const_data_ptr());
     source.is_dense = value.dense() != nullptr;
-    if (const RowSparse* const rows = rows_of(value)) {
+    if (const RowSparse* const rows = rows_in(value)) {
       source.ids = rows->ids.const_data_ptr<int64_t>();
       source.num_ids = rows->ids.numel();
       source.is_distinct = rows->is_distinct;
@@ -71,13 +81,15 @@ void RowSparseBackend::add_sum(const Job& job) {
        state});
 }
 
-// The payload, or the elements of a dense value; a copy of the dtype where it
-// has another, or another memory layout than a contiguous one.
+// The payload, or the elements of a dense value; a copy in CPU memory where it
+// has another dtype, or another memory layout than a contiguous one, or is
+// elsewhere.
 const at::Tensor& RowSparseBackend::payload_as(
     const Value& value,
     c10::ScalarType dtype) {
   const at::Tensor& data = *value.data;
-  if (data.scalar_type() == dtype && data.is_contiguous() && is_plain(data)) {
+  if (data.scalar_type() == dtype && data.is_contiguous() &&
+      is_plain_cpu(data)) {
     return data;
   }
   Runtime& runtime = backends_.order().runtime();
@@ -85,7 +97,7 @@ const at::Tensor& RowSparseBackend::payload_as(
       data.sizes(),
       at::detail::defaultStrides(data.sizes()),
       dtype,
-      data.device()));
+      c10::kCPU));
   runtime.copy(copy, data);
   return copy;
 }

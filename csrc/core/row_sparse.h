@@ -1,6 +1,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
 
 #include "value.h"
 
@@ -9,7 +12,8 @@ namespace torchkv {
 constexpr const char* kRowSparse = "row-sparse";
 
 // Some rows of a value, along its first dimension; the others are zero. The
-// payload has these rows, plain and contiguous in CPU memory.
+// payload has these rows, plain and contiguous, for a row-sparse key in CPU
+// memory.
 //
 // Of a value pushed to a row-sparse key, Batch::find_rows replaces the ids, in
 // any order until then, by slots of the stored value.
@@ -27,5 +31,16 @@ struct RowSparse final : Encoding {
   bool is_distinct =
       false; // that no id repeats: known where `order` is not set
 };
+
+// Null for other values.
+inline const RowSparse* rows_in(const Value& value) {
+  return dynamic_cast<const RowSparse*>(value.encoding);
+}
+
+inline bool has_rows_only(c10::ArrayRef<Value> values) {
+  return std::all_of(values.begin(), values.end(), [](const Value& value) {
+    return rows_in(value) != nullptr;
+  });
+}
 
 } // namespace torchkv

@@ -69,6 +69,16 @@ inline bool has_layout_of(const Entry& entry, const at::Tensor& tensor) {
       same_layout(tensor.sizes(), tensor.strides(), entry.strides);
 }
 
+// Whether the elements of the stored value are in the order of a contiguous
+// tensor's.
+inline bool is_contiguous(const Entry& entry) {
+  return entry.meta.num_elements == 0 ||
+      same_layout(
+             entry.meta.sizes,
+             entry.strides,
+             at::detail::defaultStrides(entry.meta.sizes));
+}
+
 // The memory from a tensor's first element to the end of its last.
 struct Span {
   const char* begin = nullptr;

@@ -157,9 +157,7 @@ void Batch::find_rows() {
 }
 
 bool Batch::has_rows_only() const {
-  return std::all_of(values_.begin(), values_.end(), [](const Value& value) {
-    return dynamic_cast<const RowSparse*>(value.encoding) != nullptr;
-  });
+  return torchkv::has_rows_only(values_);
 }
 
 at::Tensor Batch::find_distinct_rows() {

@@ -9,6 +9,7 @@
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
+#include "../memory/gather_rows.h"
 #include "../memory/layout.h"
 #include "../memory/row_slices.h"
 #include "check.h"
@@ -260,12 +261,15 @@ void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
       count_rows(entry, pulls[i].rows, watch.seconds());
       continue;
     }
-    const bool in_place = entry.slices.size() == 1 &&
-        entry.slices[0].home.device.is_cpu() && pulls[i].rows.is_cpu();
-    copy_rows(
-        in_place ? entry.slices[0].value
-                 : slices_.copy_of(entry, pulls[i].rows.device()),
-        pulls[i]);
+    if (entry.slices.size() != 1 && !is_contiguous(entry)) {
+      copy_rows(slices_.copy_of(entry, pulls[i].rows.device()), pulls[i]);
+    } else if (
+        entry.slices[0].home.device.is_cpu() && pulls[i].rows.is_cpu() &&
+        entry.slices.size() == 1) {
+      copy_rows(entry.slices[0].value, pulls[i]);
+    } else {
+      gather_rows(entry, streams_, pulls[i].ids, pulls[i].rows);
+    }
     count_rows(entry, pulls[i].rows, watch.seconds());
   }
 }

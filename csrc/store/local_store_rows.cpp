@@ -1,5 +1,5 @@
 // Row-sparse keys of a LocalStore.
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <memory>
@@ -105,25 +105,31 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
   const Item& item = batch.items[0];
   Entry& entry = *item.entry;
   const at::Tensor ids = batch.find_distinct_rows();
-  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
-  sizes[0] = ids.numel();
-  const c10::InferenceMode normal(false);
-  const auto make = [&] {
-    return at::empty(
-        sizes, at::TensorOptions(c10::kCPU).dtype(entry.meta.dtype));
-  };
-  const at::Tensor sum = make();
-  reducer_.sum_rows(item, sum);
-  at::Tensor input = make_sparse(ids, sum, entry.meta.sizes);
-  const InProgress<Store> updating(this);
-  const Stopwatch watch;
-  if (entry.rows == nullptr) {
-    apply_updater(
-        opaque, entry.key, input, entry.slices[0].value, entry.is_shared);
-    Slices::note_written(entry);
-    return watch.seconds();
-  }
-  const at::Tensor rows = make();
+  double seconds = 0;
+  reducer_.sum_rows(
+      item, ids.numel(), [&](at::Tensor& sum, at::Tensor& stored) {
+        const c10::InferenceMode normal(false);
+        at::Tensor input =
+            make_sparse(ids.to(sum.device()), sum, entry.meta.sizes);
+        const InProgress<Store> updating(this);
+        const Stopwatch watch;
+        if (entry.rows == nullptr) {
+          apply_updater(opaque, entry.key, input, stored, entry.is_shared);
+          Slices::note_written(entry);
+        } else {
+          update_own_rows(entry, opaque, ids, input);
+        }
+        seconds = watch.seconds();
+      });
+  return seconds;
+}
+
+void LocalStore::update_own_rows(
+    Entry& entry,
+    OpaqueUpdater& opaque,
+    const at::Tensor& ids,
+    at::Tensor& input) {
+  const at::Tensor rows = at::empty_like(input._values());
   copy_rows(entry, ids, rows);
   at::Tensor stored = make_sparse(ids.clone(), rows, entry.meta.sizes);
   try {
@@ -144,7 +150,6 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
       ' ',
       entry.key.context());
   write_rows(entry, stored);
-  return watch.seconds();
 }
 
 // In a new store.

@@ -25,18 +25,21 @@ at::Tensor empty_ids(int64_t count) {
 }
 
 // A plain, contiguous tensor that is not the stored value itself: rows are read
-// in another order than they are written.
+// in another order than they are written. For a row-sparse key, in CPU memory.
 at::Tensor plain_rows(const at::Tensor& rows, Entry& entry) {
   bool is_stored = false;
   if (entry.rows == nullptr) {
     const std::lock_guard lock(entry.mutex);
     is_stored = entry.is_shared && rows.is_alias_of(entry.slices[0].value);
   }
-  if (!is_stored && rows.is_contiguous() && is_plain(rows)) {
+  const c10::Device device =
+      entry.rows == nullptr ? rows.device() : c10::Device(c10::kCPU);
+  if (!is_stored && rows.is_contiguous() && is_plain(rows) &&
+      rows.device() == device) {
     return rows;
   }
   const PlainDispatch plain;
-  return at::empty(rows.sizes(), rows.options()).copy_(rows);
+  return at::empty(rows.sizes(), rows.options().device(device)).copy_(rows);
 }
 
 void check_ids(
@@ -83,6 +86,7 @@ std::shared_ptr<const Encoding> encode_rows(
   const at::Tensor indices = impl.indices();
   const int64_t count = indices.numel();
   const int64_t num_rows = entry.meta.sizes[0];
+  check_storable(where, impl.values());
   at::Tensor rows = plain_rows(impl.values(), entry);
   TORCHKV_CHECK_VALUE(
       rows.dim() == tensor.dim() && rows.size(0) == count &&
@@ -97,8 +101,7 @@ std::shared_ptr<const Encoding> encode_rows(
   auto encoding = std::make_shared<RowSparse>();
   encoding->sizes = entry.meta.sizes;
   encoding->dtype = rows.scalar_type();
-  const at::Tensor ids =
-      indices.is_contiguous() ? indices : empty_ids(count).copy_(indices[0]);
+  const at::Tensor ids = indices[0].to(c10::kCPU).contiguous();
   const auto* const given = ids.const_data_ptr<int64_t>();
   const auto found = kernels::cpu::inspect_row_ids(given, count, num_rows);
   check_ids(where, ids, found.first_bad, num_rows);
@@ -128,6 +131,16 @@ std::shared_ptr<const Encoding> encode_all_rows(
   encoding->is_distinct = true;
   tensor = plain_rows(tensor, entry);
   return encoding;
+}
+
+void check_takes_rows(const Where& where, Entry& entry) {
+  const std::lock_guard lock(entry.mutex);
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      entry.rows != nullptr || is_contiguous(entry),
+      where,
+      "expected a contiguous stored value, as a value pushed to the key is "
+      "sparse, but got one of strides ",
+      c10::IntArrayRef(entry.strides));
 }
 
 } // namespace
@@ -196,45 +209,6 @@ void check_rows(const Where& where, const at::Tensor& sparse) {
       "; see sparse_dim of torch.Tensor.to_sparse");
 }
 
-void check_takes_rows(
-    const Where& where,
-    Entry& entry,
-    c10::ArrayRef<at::Tensor> values) {
-  const std::lock_guard lock(entry.mutex);
-  const auto check_cpu = [&](const char* what, c10::Device device) {
-    TORCHKV_CHECK_NOT_IMPLEMENTED(
-        device.is_cpu(),
-        where,
-        "expected ",
-        what,
-        " in CPU memory, as ",
-        entry.rows == nullptr ? "a value pushed to the key" : "the key",
-        " is sparse, but got one on device ",
-        device);
-  };
-  for (const auto& value : values) {
-    if (value.defined()) {
-      check_cpu("values", value.device());
-    }
-  }
-  if (entry.rows != nullptr) {
-    return;
-  }
-  for (const auto& slice : entry.slices) {
-    check_cpu("a stored value", slice.home.device);
-  }
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      entry.meta.num_elements == 0 ||
-          same_layout(
-              entry.meta.sizes,
-              entry.strides,
-              at::detail::defaultStrides(entry.meta.sizes)),
-      where,
-      "expected a contiguous stored value, as a value pushed to the key is "
-      "sparse, but got one of strides ",
-      c10::IntArrayRef(entry.strides));
-}
-
 std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
   const Tensors& given = *call.values;
   const bool has_row_sparse_key =
@@ -257,7 +231,7 @@ std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
       continue;
     }
     const Where where{call.op, entry.key};
-    check_takes_rows(where, entry, of_key);
+    check_takes_rows(where, entry);
     for (int64_t j = given.begin(number); j < given.ends[i]; ++j) {
       at::Tensor& tensor = values.flat[j];
       auto& encoding = values.encodings[static_cast<size_t>(j)];

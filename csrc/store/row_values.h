@@ -12,20 +12,13 @@ namespace torchkv {
 // The values of a call with its torch.sparse_coo tensors, and all tensors for
 // row-sparse keys, as row-sparse values (core/row_sparse.h), which point into
 // these tensors where they can; nothing if it has none. Sparse tensors that a
-// call cannot push throw, and so does a key that takes none: its stored value,
-// or another value of the call for it, is not in CPU memory, or the stored
-// value is not contiguous. All other checks are those of check_values.
+// call cannot push throw, and so does a stored value that is not contiguous.
+// All other checks are those of check_values. Ids on accelerators are copied to
+// the CPU, and so are rows for row-sparse keys: the host waits for them.
 std::optional<Tensors> with_rows(const Call& call, const Entries& entries);
 
 // ValueError unless a sparse tensor has one sparse dimension.
 void check_rows(const Where& where, const at::Tensor& sparse);
-
-// NotImplementedError unless the key's stored value, and each of these tensors,
-// can be added up by rows.
-void check_takes_rows(
-    const Where& where,
-    Entry& entry,
-    c10::ArrayRef<at::Tensor> values);
 
 // Whether a tensor has rows: torch.sparse_coo, and not a wrapper.
 bool is_sparse_coo(const at::Tensor& tensor);

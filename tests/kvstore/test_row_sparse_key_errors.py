@@ -192,11 +192,10 @@ def test_nothing_is_kept_of_what_was_pushed(kv):
 @pytest.mark.cuda
 def test_values_on_gpus(kv):
     kv.init_rows(3, (3,), num_rows=4)
-    with pytest.raises(
-        NotImplementedError, match="push: expected values in CPU memory"
-    ):
-        kv.push(3, sparse([1], torch.ones(1, 3), SHAPE).cuda())
-    kv.push(3, sparse([1], torch.ones(1, 3), SHAPE))
+    kv.push(3, sparse([1], torch.ones(1, 3), SHAPE).cuda())
+    kv.push(3, [sparse([2], torch.ones(1, 3), SHAPE).cuda(), torch.ones(SHAPE)])
+    assert_same(dense_of(kv)[:, 0], torch.tensor([1.0, 1, 2, 1]))
+    assert kv.pull(3).device.type == "cpu"
     out = torch.ones(SHAPE, device="cuda")
     kv.pull(3, out=out)
     assert_same(out.cpu(), dense_of(kv))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torchkv
 from dtypes import FLOATS
 from helpers import assert_same, bits, script, snapshot, stored
 from kv_model import OPMATH
@@ -254,14 +255,28 @@ def test_a_shared_value_as_its_own_rows(kv):
 
 
 @pytest.mark.cuda
-def test_values_on_gpus(kv):
-    kv.init(3, torch.ones(SHAPE))
-    with pytest.raises(
-        NotImplementedError, match="push: expected values in CPU memory"
-    ):
-        kv.push(3, sparse(*GOOD).cuda())
-    with pytest.raises(
-        NotImplementedError, match="push: expected values in CPU memory"
-    ):
-        kv.push(3, [sparse(*GOOD), torch.ones(SHAPE).cuda()])
-    assert_same(stored(kv, 3), torch.ones(SHAPE))
+@pytest.mark.parametrize("rule", [None, "sgd", "adam", "lamb"])
+def test_values_on_gpus(kv, rule):
+    """As on the CPU; fake GPUs test more (tests/cpp/mock_cuda/row_sparse_test.cpp)."""
+    other = torchkv.create(kv.type)
+    value = numbers((6, 4))
+    pushes = [
+        [sparse([5, 1, 5, 0], numbers((4, 4)), (6, 4))],
+        [sparse([2, 1], numbers((2, 4)), (6, 4)), numbers((6, 4))],
+    ]
+    for store, device in (kv, "cuda"), (other, "cpu"):
+        store.init(3, value.to(device))
+        if rule is not None:
+            store.set_optimizer(rule, learning_rate=0.5)
+        for values in pushes:
+            store.push(3, [each.to(device) for each in values])
+        with pytest.raises(IndexError, match="but got 6 at index 1"):
+            bad = torch.sparse_coo_tensor(
+                torch.tensor([[1, 6]]), torch.ones(2, 4), (6, 4), check_invariants=False
+            )
+            store.push(3, bad.to(device))
+    ids = torch.tensor([5, 0, 5])
+    rows = kv.row_sparse_pull(3, row_ids=ids.cuda())
+    assert rows.is_cuda
+    torch.testing.assert_close(rows.cpu(), other.row_sparse_pull(3, row_ids=ids))
+    torch.testing.assert_close(stored(kv, 3), stored(other, 3))

@@ -70,7 +70,7 @@ class StoreEmbedding(nn.Module):
                 of the key or, of a new key, as many as fit into 2**63 - 1 elements.
             embedding_dim: the number of elements of a row.
             store: where the table is. Gradients can be pushed in a store on one
-                machine, to a table in CPU memory.
+                machine.
             key: the table's key. If the store has it, its value of shape
                 ``(num_embeddings, embedding_dim)`` is the table. If not, the module
                 calls ``store.init_rows``, and a row exists once it has a gradient.
@@ -242,11 +242,7 @@ class StoreEmbedding(nn.Module):
         )
 
     def _pull(self, input: Tensor) -> tuple[Tensor, Tensor, int | None]:
-        """Positions among the distinct rows, these, and the position of the padding.
-
-        Rows are pulled into CPU memory: a ``device`` store moves a table to the first
-        accelerator whose tensors it is given, where it takes no sparse gradients.
-        """
+        """Positions among the distinct rows, these, and the position of the padding."""
         if input.dtype not in (torch.int32, torch.int64):
             raise TypeError(
                 "StoreEmbedding: expected ids of torch.int32 or torch.int64, but got "
@@ -265,10 +261,9 @@ class StoreEmbedding(nn.Module):
                 positions = torch.where(positions == at, padding, moved)
         num_padding = 0 if padding is None else 1
         shape = len(ids) + num_padding, self.embedding_dim
-        rows = torch.empty(shape, dtype=self.dtype, device="cpu")
+        rows = torch.empty(shape, dtype=self.dtype, device=input.device)
         self.store.row_sparse_pull(self.key, rows[: len(ids)], row_ids=ids)
         rows[len(ids) :] = 0
-        rows = rows.to(input.device)
         if self._requires_grad and torch.is_grad_enabled():
             self._gradients.track(ids, rows)
         return positions.to(input.device), rows, padding
@@ -279,9 +274,11 @@ class StoreEmbedding(nn.Module):
     def grad(self) -> Tensor | None:
         """The gradient of all lookups since the last step, or None.
 
-        A coalesced ``torch.sparse_coo`` tensor of the table's dtype in CPU memory, of
-        shape ``(num_embeddings, embedding_dim)``; without a number of rows, of as many
-        as a tensor can have. Changing ``.grad`` of :meth:`rows_with_grad` changes it.
+        A coalesced ``torch.sparse_coo`` tensor of the table's dtype, of shape
+        ``(num_embeddings, embedding_dim)``; without a number of rows, of as many as a
+        tensor can have. It is in CPU memory, so that a push does not move a table from
+        there to an accelerator. Changing ``.grad`` of :meth:`rows_with_grad` changes
+        it.
         """
         with self._gradients.lock:
             rows = self._gradients.merged()

@@ -1,70 +1,335 @@
-// Sparse values on fake GPUs: refused before anything has changed.
+// Sparse values on fake GPUs: results, and the order of all work.
 #include <ATen/ATen.h>
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <ostream>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "devices_test.h"
+#include "function_updater.h"
+#include "kernels/cuda/library.h"
+#include "kvstore.h"
+#include "optimizer_helpers.h"
+#include "rule_cases.h"
 #include "stores.h"
 
 namespace torchkv {
 namespace {
 
 using mock_cuda::cuda;
-using mock_cuda::expect_full;
-using mock_cuda::full;
 using mock_cuda::make_store;
+using mock_cuda::StorePtr;
+using testing::optimizer;
 
-class RowSparseDevicesTest : public mock_cuda::DevicesTest {
- protected:
-  static at::Tensor one_row(const at::Tensor& like) {
-    auto sizes = like.sizes().vec();
-    sizes[0] = 1;
-    return at::sparse_coo_tensor(
-        at::zeros({1, 1}, at::kLong), at::ones(sizes), like.sizes());
-  }
-  template <class Call>
-  static void expect_refused(Call call, const std::string& text) {
-    try {
-      call();
-      ADD_FAILURE() << "expected: " << text;
-    } catch (const c10::NotImplementedError& error) {
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-          << error.what();
-    }
-  }
+struct RowMachine {
+  const char* name;
+  const char* type;
+  int num_devices;
+  bool has_kernels;
+  const char* places; // "" = the devices
 };
 
-TEST_F(RowSparseDevicesTest, ValuesOfAKeyAreAllInCpuMemory) {
-  const auto store = make_store();
-  const at::Tensor value = full(1, at::kCPU);
-  store->init(0, value);
-  expect_refused(
-      [&] {
-        store->push(0, Tensors::replicas({one_row(value), full(2, cuda(1))}));
-      },
-      "push: expected values in CPU memory");
-  expect_full(store->pull(0)[0], 1);
-  EXPECT_EQ(store->version(0), 0);
-  store->push(0, one_row(value));
-  EXPECT_EQ(store->version(0), 1);
+void PrintTo(const RowMachine& machine, std::ostream* out) {
+  *out << machine.name;
 }
 
-TEST_F(RowSparseDevicesTest, AStoredValueOnADeviceTakesNone) {
-  const auto store = make_store();
-  const at::Tensor value = full(1, at::kCPU);
-  store->init({0, 1}, Tensors::one_each({value, value}));
-  store->push(1, full(3, cuda(2)));
-  expect_refused(
-      [&] {
-        store->push(
-            {0, 1}, Tensors::one_each({one_row(value), one_row(value)}));
-      },
-      "push: expected a stored value in CPU memory");
-  expect_full(store->pull(0)[0], 1);
-  expect_full(store->pull(1)[0].cpu(), 3);
+// Each operation runs on a store on fake GPUs and on one in CPU memory.
+class RowSparseDevicesTest : public mock_cuda::DevicesTest,
+                             public ::testing::WithParamInterface<RowMachine> {
+ protected:
+  // Shards, of at least 256 KiB, begin and end within rows.
+  static constexpr int64_t kRows = 4001;
+  static constexpr int64_t kColumns = 67;
+
+  RowSparseDevicesTest() : environment_(GetParam().places) {
+    mock_cuda::reset(GetParam().num_devices, mock_cuda::Topology::kPairs);
+    if (!GetParam().has_kernels) {
+      kernels::cuda::set_table(nullptr);
+    }
+    store_ = make_store(GetParam().type);
+    at::manual_seed(0);
+  }
+  ~RowSparseDevicesTest() override {
+    store_.reset(); // before the devices are checked
+  }
+
+  static at::Tensor random(c10::ScalarType dtype = at::kFloat) {
+    return at::randint(-8, 8, {kRows, kColumns}).to(dtype);
+  }
+  c10::Device device(size_t replica) const {
+    return cuda(static_cast<int>(replica) % GetParam().num_devices);
+  }
+  static at::Tensor sparse(
+      const at::Tensor& ids,
+      const at::Tensor& rows,
+      c10::IntArrayRef sizes) {
+    return at::_sparse_coo_tensor_with_dims_and_tensors(
+        1,
+        rows.dim() - 1,
+        sizes,
+        ids.unsqueeze(0),
+        rows,
+        rows.options().layout(c10::kSparse),
+        /*is_coalesced=*/false);
+  }
+  // Unsorted and repeated rows, or sorted ones.
+  static at::Tensor random_rows(
+      bool sorted,
+      c10::ScalarType dtype = at::kFloat,
+      bool whole = true) { // numbers, whose sums are exact
+    at::Tensor ids = at::randint(kRows, {600}, at::kLong);
+    ids = sorted ? std::get<0>(at::_unique(ids))
+                 : at::cat({ids, ids.slice(0, 0, 9)});
+    const at::Tensor rows = whole ? random(dtype).slice(0, 0, ids.size(0))
+                                  : at::randn({ids.size(0), kColumns});
+    return sparse(ids, rows, {kRows, kColumns});
+  }
+  at::Tensor moved(const at::Tensor& value, size_t replica) const {
+    const auto copy = [&](const at::Tensor& tensor) {
+      return at::empty_like(tensor, device(replica)).copy_(tensor);
+    };
+    return value.is_sparse()
+        ? sparse(
+              copy(value._indices()[0]), copy(value._values()), value.sizes())
+        : copy(value);
+  }
+
+  void init(const Key& key, const at::Tensor& value) {
+    store_->init(key, moved(value, 0));
+    expected_->init(key, value);
+  }
+  void push(const Key& key, const std::vector<at::Tensor>& values) {
+    expected_->push(key, Tensors::replicas(values));
+    std::vector<at::Tensor> on_devices;
+    on_devices.reserve(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      on_devices.push_back(moved(values[i], i));
+    }
+    store_->push(key, Tensors::replicas(on_devices));
+    for (const auto& value : on_devices) {
+      if (value.is_sparse()) { // the store has read it
+        value._values().zero_();
+      } else {
+        value.zero_();
+      }
+    }
+  }
+  void push_rows(const Key& key, c10::ScalarType dtype = at::kFloat) {
+    push(
+        key,
+        {random_rows(/*sorted=*/false, dtype),
+         random_rows(/*sorted=*/true, dtype),
+         random_rows(/*sorted=*/false, dtype),
+         random_rows(/*sorted=*/true, dtype)});
+  }
+  void expect_pulled(const Key& key, double tolerance = 0) {
+    const at::Tensor expected = expected_->pull(key)[0].to_dense();
+    const at::Tensor out = at::empty_like(expected, device(1));
+    store_->pull(key, out);
+    expect_close(out, expected, tolerance, key.context());
+    const at::Tensor ids = at::randint(expected.size(0), {3, 50}, at::kInt);
+    for (const auto at : {c10::Device(c10::kCPU), device(0), device(1)}) {
+      const at::Tensor rows =
+          at::empty({3, 50, kColumns}, expected.options().device(at));
+      store_->row_sparse_pull(key, ids, rows);
+      expect_close(
+          rows, expected.index({ids.to(at::kLong)}), tolerance, key.context());
+    }
+  }
+  static void expect_close(
+      const at::Tensor& given,
+      const at::Tensor& expected,
+      double tolerance,
+      const std::string& what) {
+    const at::Tensor result = given.cpu();
+    EXPECT_TRUE(
+        tolerance == 0 ? at::equal(result, expected)
+                       : at::allclose(result, expected, tolerance, tolerance))
+        << what << ' ' << given.device() << " is off by "
+        << (result - expected).abs().max().item<double>();
+  }
+
+  mock_cuda::PlacesOfEnvironment environment_;
+  StorePtr expected_ = make_store("local");
+  StorePtr store_;
+};
+
+TEST_P(RowSparseDevicesTest, SumsRows) {
+  for (const auto dtype :
+       {at::kFloat,
+        at::kHalf,
+        at::kLong,
+        at::kComplexFloat,
+        at::kFloat8_e5m2}) {
+    const Key key(static_cast<int64_t>(dtype));
+    init(key, random(dtype));
+    push_rows(key, dtype == at::kFloat8_e5m2 ? at::kHalf : dtype);
+    expect_pulled(key);
+    push(key, {random_rows(false, dtype)}); // on one device
+    expect_pulled(key);
+    push(key, {random(dtype), random_rows(true, dtype), random(dtype)});
+    expect_pulled(key);
+  }
 }
+
+TEST_P(RowSparseDevicesTest, TakesRowsOfAllForms) {
+  init(3, random());
+  push(
+      3,
+      {random_rows(false, at::kHalf), random_rows(true), random(at::kDouble)});
+  expect_pulled(3);
+  const at::Tensor none = sparse(
+      at::empty({0}, at::kLong), at::empty({0, kColumns}), {kRows, kColumns});
+  push(3, {none, random_rows(true)});
+  expect_pulled(3);
+  push(3, {none});
+  expect_pulled(3);
+  const at::Tensor strided = sparse(
+      at::tensor({int64_t{5}, int64_t{2}}, at::kLong),
+      random().t().slice(0, 0, 2).slice(1, 0, kColumns),
+      {kRows, kColumns});
+  push(3, {strided, none});
+  expect_pulled(3);
+}
+
+TEST_P(RowSparseDevicesTest, OptimizersStepTheRows) {
+  for (const bool lazy : {true, false}) {
+    for (const auto* rule : {"sgd", "adam", "adagrad", "lamb"}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const Key key(c10::str(rule, lazy, dtype));
+        const double momentum = 0.5;
+        Optimizer made = optimizer(
+            rule,
+            rule == std::string("sgd")
+                ? NumbersByName{{"lr", 0.1}, {"momentum", momentum}}
+                : NumbersByName{{"lr", 0.1}},
+            {{"max_norm", 1000}, {"skip_nonfinite", 1}});
+        made.gradient.lazy = lazy;
+        init(key, random(dtype));
+        for (const auto& store : {store_, expected_}) {
+          store->set_optimizer(made);
+        }
+        push_rows(key, dtype);
+        push_rows(key, dtype);
+        push(key, {random_rows(false, dtype), random(dtype)});
+        push(key, {random_rows(false, dtype)});
+        EXPECT_NEAR(
+            store_->grad_norm().value_or(0),
+            expected_->grad_norm().value_or(1),
+            1e-2);
+        expect_pulled(key, dtype == at::kBFloat16 ? 2e-2 : 1e-4);
+      }
+    }
+  }
+}
+
+TEST_P(RowSparseDevicesTest, EveryRuleStepsRows) {
+  for (const auto& rule : testing::rule_cases()) {
+    const Key key(rule.name);
+    init(key, at::randn({kRows, kColumns})); // no sums that are 0, for signs
+    for (const auto& store : {store_, expected_}) {
+      store->set_optimizer(optimizer(rule.rule));
+    }
+    for (int i = 0; i < 2; ++i) {
+      push(
+          key,
+          {random_rows(false, at::kFloat, false),
+           random_rows(true, at::kFloat, false)});
+    }
+    expect_pulled(key, 1e-3);
+  }
+}
+
+TEST_P(RowSparseDevicesTest, Accumulates) {
+  init(3, random());
+  for (const auto& store : {store_, expected_}) {
+    store->set_optimizer(optimizer("sgd", {{"lr", 0.5}}, {{"accumulate", 2}}));
+  }
+  for (int i = 0; i < 4; ++i) {
+    push_rows(3);
+    expect_pulled(3);
+  }
+}
+
+TEST_P(RowSparseDevicesTest, UpdatersGetRowsWhereTheValueIs) {
+  for (const bool takes_rows : {true, false}) {
+    const Key key(takes_rows ? 1 : 2);
+    init(key, random());
+    for (const auto& store : {store_, expected_}) {
+      const bool is_device = store == store_;
+      store->set_updater(
+          testing::updater_of(
+              [=](const at::Tensor& input, const at::Tensor& stored) {
+                EXPECT_EQ(input.is_sparse(), takes_rows);
+                EXPECT_EQ(stored.is_cuda(), is_device);
+                if (input.is_sparse()) {
+                  EXPECT_EQ(input._values().device(), stored.device());
+                  stored.index_add_(0, input._indices()[0], input._values());
+                } else {
+                  stored.add_(input);
+                }
+              },
+              takes_rows));
+    }
+    push_rows(key);
+    push(key, {random_rows(true)});
+    expect_pulled(key);
+  }
+}
+
+TEST_P(RowSparseDevicesTest, RowSparseKeysAreInCpuMemory) {
+  for (const auto* rule : {"", "sgd", "adam"}) {
+    const Key key(rule);
+    init(key, random_rows(false));
+    if (*rule != 0) {
+      for (const auto& store : {store_, expected_}) {
+        store->set_optimizer(optimizer(rule, {{"lr", 0.5}}));
+      }
+    }
+    push_rows(key);
+    push(key, {random_rows(true), random()});
+    expect_pulled(key);
+    EXPECT_TRUE(store_->pull(key)[0].is_cpu());
+  }
+}
+
+TEST_P(RowSparseDevicesTest, ALocalStoreTakesRowsFromDevices) {
+  store_ = make_store("local");
+  init(3, random());
+  for (const auto& store : {store_, expected_}) {
+    store->set_optimizer(optimizer("adam", {{"lr", 0.5}}));
+  }
+  push_rows(3);
+  push(3, {random(), random_rows(false)});
+  expect_pulled(3);
+}
+
+TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
+  init(3, random());
+  const at::Tensor wrong = sparse(
+      at::tensor({int64_t{1}, int64_t{kRows}}, at::kLong),
+      at::ones({2, kColumns}),
+      {kRows, kColumns});
+  EXPECT_THROW(store_->push(3, moved(wrong, 0)), c10::IndexError);
+  expect_pulled(3);
+  EXPECT_EQ(store_->version(3), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Machines,
+    RowSparseDevicesTest,
+    ::testing::Values(
+        RowMachine{"one", "device", 1, true, ""},
+        RowMachine{"two", "device", 2, true, ""},
+        RowMachine{"four", "device", 4, true, ""},
+        RowMachine{"operators", "device", 4, false, ""},
+        RowMachine{"nccl", "nccl", 4, true, ""},
+        RowMachine{"logical", "device", 1, true, "cuda:0,cuda:0,cuda:0"},
+        RowMachine{"with_the_cpu", "device", 2, true, "cuda:0,cuda:1,cpu"}),
+    [](const auto& machine) { return machine.param.name; });
 
 } // namespace
 } // namespace torchkv
