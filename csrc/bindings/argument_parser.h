@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "../core/errors.h"
@@ -69,9 +70,9 @@ class ArgumentParser {
         keys.context());
   }
 
-  // The tensors of `keys`; `what` is "value" or "out", for messages. TypeError
-  // for anything but tensors; ValueError for an empty list, a wrong number and
-  // lists that are nested too deep.
+  // The tensors of `keys`; `what` is "value", "out" or "row_ids", for messages.
+  // TypeError for anything but tensors; ValueError for an empty list, a wrong
+  // number and lists that are nested too deep.
   Tensors tensors(const Keys& keys, const Object& object, const char* what)
       const {
     Tensors result;
@@ -79,6 +80,7 @@ class ArgumentParser {
       append_group(result, keys.list[0], object, what);
       return result;
     }
+    const char* const plural = std::string_view(what) == "row_ids" ? "" : "s";
     TORCH_CHECK_VALUE(
         Objects::is_list(object),
         op_,
@@ -86,7 +88,8 @@ class ArgumentParser {
         keys.size(),
         " ",
         what,
-        "s, one for each key, but got ",
+        plural,
+        ", one for each key, but got ",
         Objects::type_name(object),
         " ",
         keys.context());
@@ -98,7 +101,8 @@ class ArgumentParser {
         keys.size(),
         " ",
         what,
-        "s, one for each key, but got ",
+        plural,
+        ", one for each key, but got ",
         size,
         " ",
         keys.context());

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "../core/plain_dispatch.h"
+#include "../core/sparse.h"
 #include "../kernels/cpu/row_memory.h"
 #include "row_table.h"
 #include "slices.h"
@@ -254,8 +255,8 @@ void write_rows(Entry& entry, const at::Tensor& sparse) {
   const c10::InferenceMode normal(false);
   const PlainDispatch plain;
   const at::Tensor rows = sparse.coalesce();
-  const at::Tensor ids = rows._indices()[0].contiguous();
-  const at::Tensor given = rows._values().contiguous();
+  const at::Tensor ids = sparse_impl(rows).indices()[0].contiguous();
+  const at::Tensor given = sparse_impl(rows).values().contiguous();
   const at::Tensor slots = slots_of(entry, ids, nullptr);
   if (given.numel() != 0) {
     kernels::cpu::scatter_rows(

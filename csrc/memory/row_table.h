@@ -11,8 +11,8 @@
 
 namespace torchkv {
 
-// Which rows a row-sparse value has: they are numbered from 0 without gaps, as
-// they lie in memory (slots).
+// Which rows a row-sparse value has: they are numbered from 0 without gaps, in
+// the order of the memory (slots).
 class TORCHKV_API RowTable {
  public:
   explicit RowTable(RowInit init) : init(init) {}

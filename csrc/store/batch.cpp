@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
 #include "../memory/row_slices.h"
 #include "compressed_values.h"
@@ -161,6 +162,7 @@ bool Batch::has_rows_only() const {
 }
 
 at::Tensor Batch::find_distinct_rows() {
+  const PlainDispatch plain;
   std::vector<int64_t> ids;
   for (const Value& value : values_) {
     const at::Tensor& own = dynamic_cast<const RowSparse&>(*value.encoding).ids;

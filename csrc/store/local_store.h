@@ -140,12 +140,12 @@ class TORCHKV_API LocalStore final : public Store {
   // Of the key of a batch of one, whose values are row-sparse. Returns the
   // seconds that the updater took. REQUIRES: its mutex.
   double update_rows(Batch& batch, OpaqueUpdater& opaque);
-  // Of a row-sparse key, with the rows that the input has.
+  // Of a row-sparse key, with copies of the rows that the input has.
   static void update_own_rows(
       Entry& entry,
       OpaqueUpdater& opaque,
-      const at::Tensor& ids,
-      at::Tensor& input);
+      at::Tensor& input,
+      at::Tensor& stored);
   void copy_out(const Groups& outs) const;
   // The same for one row-sparse value. REQUIRES: its mutex.
   void copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs) const;

@@ -9,6 +9,7 @@
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
+#include "../core/sparse.h"
 #include "../memory/gather_rows.h"
 #include "../memory/layout.h"
 #include "../memory/row_slices.h"
@@ -116,7 +117,7 @@ std::vector<at::Tensor> LocalStore::pull(
     if (entry->rows != nullptr) {
       const Stopwatch watch;
       result.push_back(sparse_copy(*entry));
-      count_rows(*entry, result.back()._values(), watch.seconds());
+      count_rows(*entry, sparse_impl(result.back()).values(), watch.seconds());
       continue;
     }
     result.push_back(

@@ -4,12 +4,14 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "../core/errors.h"
 #include "../core/in_progress.h"
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
+#include "../core/sparse.h"
 #include "../kernels/cpu/row_ids.h"
 #include "../kernels/cpu/row_memory.h"
 #include "../memory/row_slices.h"
@@ -29,13 +31,41 @@ bool has_form_of(const Meta& meta, const at::Tensor& sparse) {
       sparse.scalar_type() == meta.dtype;
 }
 
-// The index of the first row id that the value cannot have; -1: none.
-int64_t first_bad_row(const Entry& entry, const at::Tensor& sparse) {
+// The first row that the value cannot have.
+std::optional<int64_t> first_bad_row(
+    const Entry& entry,
+    const at::Tensor& sparse) {
   const PlainDispatch plain;
-  const at::Tensor ids = sparse._indices()[0].contiguous();
-  return kernels::cpu::inspect_row_ids(
-             ids.const_data_ptr<int64_t>(), ids.numel(), entry.meta.sizes[0])
-      .first_bad;
+  const at::Tensor ids = sparse_impl(sparse).indices()[0].contiguous();
+  const auto* const all = ids.const_data_ptr<int64_t>();
+  const int64_t bad =
+      kernels::cpu::inspect_row_ids(all, ids.numel(), entry.meta.sizes[0])
+          .first_bad;
+  return bad < 0 ? std::nullopt : std::optional(all[bad]);
+}
+
+struct RowsOfUpdate {
+  at::Tensor input;
+  at::Tensor stored; // undefined for a dense key
+};
+
+// What an updater gets for the sums of these rows.
+RowsOfUpdate rows_of_update(
+    const Entry& entry,
+    const at::Tensor& ids,
+    const at::Tensor& sums) {
+  const c10::InferenceMode normal(false);
+  const PlainDispatch plain;
+  const auto sparse = [&](const at::Tensor& of_ids, const at::Tensor& rows) {
+    return make_sparse(of_ids, rows, entry.meta.sizes);
+  };
+  RowsOfUpdate result{sparse(ids.to(sums.device()), sums), {}};
+  if (entry.rows != nullptr) {
+    const at::Tensor rows = at::empty_like(sums);
+    copy_rows(entry, ids, rows);
+    result.stored = sparse(ids.clone(), rows);
+  }
+  return result;
 }
 
 } // namespace
@@ -108,16 +138,14 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
   double seconds = 0;
   reducer_.sum_rows(
       item, ids.numel(), [&](at::Tensor& sum, at::Tensor& stored) {
-        const c10::InferenceMode normal(false);
-        at::Tensor input =
-            make_sparse(ids.to(sum.device()), sum, entry.meta.sizes);
+        RowsOfUpdate rows = rows_of_update(entry, ids, sum);
         const InProgress<Store> updating(this);
         const Stopwatch watch;
         if (entry.rows == nullptr) {
-          apply_updater(opaque, entry.key, input, stored, entry.is_shared);
+          apply_updater(opaque, entry.key, rows.input, stored, entry.is_shared);
           Slices::note_written(entry);
         } else {
-          update_own_rows(entry, opaque, ids, input);
+          update_own_rows(entry, opaque, rows.input, rows.stored);
         }
         seconds = watch.seconds();
       });
@@ -127,26 +155,23 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
 void LocalStore::update_own_rows(
     Entry& entry,
     OpaqueUpdater& opaque,
-    const at::Tensor& ids,
-    at::Tensor& input) {
-  const at::Tensor rows = at::empty_like(input._values());
-  copy_rows(entry, ids, rows);
-  at::Tensor stored = make_sparse(ids.clone(), rows, entry.meta.sizes);
+    at::Tensor& input,
+    at::Tensor& stored) {
   try {
     apply_updater(opaque, entry.key, input, stored, /*is_shared=*/false);
   } catch (...) {
-    if (has_form_of(entry.meta, stored) && first_bad_row(entry, stored) < 0) {
+    if (has_form_of(entry.meta, stored) && !first_bad_row(entry, stored)) {
       write_rows(entry, stored); // what it has written stays
     }
     throw;
   }
-  const int64_t bad = first_bad_row(entry, stored);
+  const std::optional<int64_t> bad = first_bad_row(entry, stored);
   TORCH_CHECK_INDEX(
-      bad < 0,
+      !bad,
       "push: expected the updater to write rows from 0 to ",
       entry.meta.sizes[0] - 1,
       ", but it wrote row ",
-      bad < 0 ? bad : stored._indices()[0][bad].item<int64_t>(),
+      bad.value_or(0),
       ' ',
       entry.key.context());
   write_rows(entry, stored);

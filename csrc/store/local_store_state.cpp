@@ -18,7 +18,7 @@
 namespace torchkv {
 namespace {
 
-// Whether a value, whole as that of `next`, lies as that one does, so that what
+// Whether a value, whole as that of `next`, is where that one is, so that what
 // an optimizer keeps for it may stay. REQUIRES: the entry's mutex.
 bool keeps_place(const Entry& entry, const Entry& next) {
   return entry.slices.size() == 1 &&

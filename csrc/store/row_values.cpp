@@ -1,7 +1,6 @@
 #include "row_values.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/empty.h>
 
@@ -13,6 +12,7 @@
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
+#include "../core/sparse.h"
 #include "../kernels/cpu/row_ids.h"
 #include "../memory/layout.h"
 #include "check.h"
@@ -79,8 +79,7 @@ std::shared_ptr<const Encoding> encode_rows(
     Entry& entry,
     at::Tensor& tensor) {
   const Where where{op, entry.key};
-  const auto& impl =
-      *static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+  const at::SparseTensorImpl& impl = sparse_impl(tensor);
   check_rows_shape(where, entry.meta, impl.sizes());
   check_rows(where, tensor);
   const at::Tensor indices = impl.indices();
@@ -191,6 +190,7 @@ std::optional<DenseOuts> dense_outs(const Call& pull) {
 }
 
 void sort_rows(int64_t limit, RowSparse& rows) {
+  const PlainDispatch plain;
   const auto found = kernels::cpu::inspect_row_ids(
       rows.ids.const_data_ptr<int64_t>(), rows.ids.numel(), limit);
   rows.is_distinct = found.is_ascending && found.is_distinct;

@@ -13,6 +13,7 @@
 #include "../core/in_progress.h"
 #include "../core/plain_dispatch.h"
 #include "../core/process.h"
+#include "../core/sparse.h"
 #include "../device/runtime.h"
 
 namespace torchkv {
@@ -237,7 +238,8 @@ Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
   if (stored.is_sparse()) {
     const bool is_stored = returned.is_same(stored) ||
         (returned.has_storage() &&
-         returned.storage().is_alias_of(stored._values().storage()));
+         returned.storage().is_alias_of(
+             sparse_impl(stored).values().storage()));
     return is_stored ? Returned::kStored : Returned::kNewTensor;
   }
   return returned.has_storage() &&
@@ -248,7 +250,7 @@ Returned what_is(const at::Tensor& returned, const at::Tensor& stored) {
 
 Returned what_is(uintptr_t address, const at::Tensor& stored) {
   const c10::Storage& storage =
-      stored.is_sparse() ? stored._values().storage() : stored.storage();
+      (stored.is_sparse() ? sparse_impl(stored).values() : stored).storage();
   const auto begin = reinterpret_cast<uintptr_t>(storage.data());
   return address >= begin && address < begin + storage.nbytes()
       ? Returned::kStored

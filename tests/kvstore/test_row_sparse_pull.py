@@ -187,7 +187,7 @@ def test_a_refused_call_has_written_nothing(rows, case):
 
 
 def test_a_list_of_keys_needs_a_list_of_ids(rows):
-    with pytest.raises(ValueError, match="one for each key"):
+    with pytest.raises(ValueError, match="2 row_ids, one for each key"):
         rows.row_sparse_pull(["x", "half"], row_ids=torch.tensor([1]))
     with pytest.raises(ValueError, match="2 row_ids"):
         rows.row_sparse_pull(["x", "half"], row_ids=[torch.tensor([1])])

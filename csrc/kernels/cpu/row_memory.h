@@ -9,7 +9,7 @@
 
 namespace torchkv::kernels::cpu {
 
-// Rows of a row-sparse value, which lie one after another.
+// Rows of a row-sparse value, which follow one another in memory.
 struct RowMemory {
   char* data = nullptr;
   int64_t row_size = 0; // elements
