@@ -265,7 +265,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // type local, unless it is none, and for invalid parts; UnknownKeyError for a
   // key of a group that is not in the store or, in a store without keys, as
   // expect_keys. From then on, by push, TypeError for a key whose dtype is not
-  // floating-point, NotImplementedError for values on accelerators.
+  // floating-point, NotImplementedError in a capture into a CUDA graph.
   void set_gradient_compression(const Compression& compression);
   // The same for all keys, by name; see make_codec.
   void set_gradient_compression(

@@ -255,8 +255,8 @@ A row-sparse key refuses updaters that need the whole value:
 {of_key}
 ```
 
-Type `nccl` needs GPUs. On these, row-sparse values are summed as in a `device` store,
-and compressed ones are a NotImplementedError; in stores of several processes both are.
+Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
+`device` store; in stores of several processes both are a NotImplementedError.
 """
 
 

@@ -564,8 +564,8 @@ class KVStore(Stateful):
                 first push if the store has no keys yet.
             TypeError: an argument of another type. :meth:`push` raises it for keys
                 whose dtype is not floating-point.
-            NotImplementedError: a ``dist`` store. :meth:`push` raises it for values on
-                accelerators.
+            NotImplementedError: a ``dist`` store. :meth:`push` raises it while it is
+                captured into a CUDA graph.
         """
         self._impl.set_gradient_compression(*compression.parse(compression_params))
 

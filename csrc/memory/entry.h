@@ -74,6 +74,12 @@ struct Slice {
   }
 };
 
+// What compression has not sent yet of the values at one position of a list.
+struct Residual {
+  at::Tensor tensor; // the whole value's layout, on the latest value's device
+  Timeline timeline; // orders the streams that touch it
+};
+
 // Where calls with tensors on several devices have placed a value.
 enum class Placing : uint8_t {
   kNot, // none yet: where it began, or on the accelerator of a call of one
@@ -115,9 +121,7 @@ struct Entry : c10::intrusive_ptr_target {
   uint64_t generation = 0;
   int64_t step = 0; // steps of that optimizer
   int64_t num_accumulated = 0; // pushes in `accumulated`
-  // What compression has not sent yet of the values pushed at each position of
-  // a list, in CPU memory with the layout of the whole value.
-  std::vector<at::Tensor> residuals;
+  std::vector<Residual> residuals; // by position
   uint64_t residual_generation = 0; // of the latest compression that made them
   int64_t num_compressed = 0; // pushes whose values were compressed
   KeyStats stats;

@@ -123,6 +123,11 @@ class TORCHKV_API Slices {
   // merge_buffer, or both are in CPU memory.
   void copy(const at::Tensor& destination, const at::Tensor& source);
 
+  // For a StreamOrder.
+  Streams& streams() const {
+    return streams_;
+  }
+
  private:
   at::Tensor allocate_value(
       c10::IntArrayRef sizes,

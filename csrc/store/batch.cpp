@@ -124,12 +124,20 @@ void Batch::compress(Slices& slices) {
       entry.residual_generation =
           std::max(entry.residual_generation, generation);
     }
+    const bool by_kernels = is_sent_by_kernels(entry, item.values);
     for (Value* pushed = own; pushed != value; ++pushed) {
       if (!has_layout_of(entry, *pushed->data)) {
         pushed->data =
             &laid_out_.emplace_back(slices.laid_out_as(entry, *pushed->data));
       }
       const auto position = static_cast<size_t>(pushed - own);
+      if (!by_kernels) {
+        auto [sent, residual] =
+            compress_with_aten(codec, entry, position, *pushed->data, slices);
+        pushed->data = &laid_out_.emplace_back(std::move(sent));
+        sent_.push_back({&entry, position, std::move(residual)});
+        continue;
+      }
       pushed->encoding = &compressed_.emplace_back(
           torchkv::compress(codec, entry, position, *pushed->data, slices));
     }
@@ -207,6 +215,12 @@ void Batch::keep_rows() {
 }
 
 void Batch::count_compressed() {
+  for (auto& [entry, position, residual] : sent_) {
+    entry->num_compressed += position == 0 ? 1 : 0;
+    if (residual.defined()) {
+      entry->residuals[position].tensor = std::move(residual);
+    }
+  }
   if (compressed_.empty()) {
     return;
   }

@@ -98,6 +98,13 @@ class TORCHKV_API Batch {
   std::deque<RowSparse> rows_; // by slot
   // What compressed values point to.
   std::deque<Compressed> compressed_;
+  // Of values on accelerators, or for these: what the sum leaves.
+  struct Sent {
+    Entry* entry;
+    size_t position;
+    at::Tensor residual; // undefined without error feedback
+  };
+  std::vector<Sent> sent_;
   std::deque<at::Tensor> laid_out_;
 };
 

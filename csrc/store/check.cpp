@@ -200,6 +200,20 @@ void check_dtype(const Where& where, c10::ScalarType dtype) {
       dtype_name(dtype));
 }
 
+void check_not_capturing(
+    const Where& where,
+    Runtime& runtime,
+    c10::Device device,
+    const char* what) {
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      device.is_cpu() || !runtime.is_capturing(runtime.current_stream(device)),
+      where,
+      "expected no capture into a CUDA graph of values that are ",
+      what,
+      ", but got one on device ",
+      device);
+}
+
 void check_storable(const Where& where, const at::Tensor& tensor) {
   TORCHKV_CHECK_TYPE(
       tensor.defined(), where, "expected a tensor, but got an undefined one");

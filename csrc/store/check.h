@@ -57,6 +57,14 @@ void check_storable(const Where& where, const at::Tensor& tensor);
 // NotImplementedError for a dtype that cannot be summed.
 void check_dtype(const Where& where, c10::ScalarType dtype);
 
+// NotImplementedError while the current stream of an accelerator is captured
+// into a graph, for values that cannot be: `what` they are.
+void check_not_capturing(
+    const Where& where,
+    Runtime& runtime,
+    c10::Device device,
+    const char* what);
+
 void check_not_empty(const char* op, const Keys& keys);
 
 // As many groups as keys, none of them empty. Bindings ensure this; C++

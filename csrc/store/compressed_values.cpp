@@ -1,7 +1,10 @@
 #include "compressed_values.h"
 
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -38,14 +41,27 @@ c10::ScalarType residual_dtype(const Meta& meta) {
   return meta.dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
 }
 
+// The residual of a position, of zeros where there is none yet. REQUIRES:
+// called for the positions before it.
+Residual& residual_at(Entry& entry, size_t position, Slices& slices) {
+  if (entry.residuals.size() == position) {
+    at::Tensor zeros =
+        slices.empty_like(entry, residual_dtype(entry.meta), c10::kCPU);
+    std::memset(zeros.mutable_data_ptr(), 0, zeros.nbytes());
+    entry.residuals.push_back({std::move(zeros), {}});
+  }
+  return entry.residuals.at(position);
+}
+
 } // namespace
 
 void check_compressible(
     const Call& call,
     const Entries& entries,
-    const Compression& compression) {
+    const Compression& compression,
+    Runtime& runtime) {
   for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
+    const Entry& entry = *entries[i];
     const Codec& codec = compression.codec_of(entry.key);
     const Where where{call.op, entry.key};
     if (codec.id == Codec::Id::kNone) {
@@ -57,24 +73,21 @@ void check_compressible(
         "expected a stored value of floating-point dtype, as values pushed to "
         "the key are compressed, but got ",
         c10::toString(entry.meta.dtype));
-    const auto check_cpu = [&](const char* what, c10::Device device) {
-      TORCHKV_CHECK_NOT_IMPLEMENTED(
-          device.is_cpu(),
-          where,
-          "expected ",
-          what,
-          " in CPU memory, as values pushed to the key are compressed, but got "
-          "one on device ",
-          device);
-    };
     for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
-      check_cpu("values", value.device());
-    }
-    const std::lock_guard lock(entry.mutex);
-    for (const auto& slice : entry.slices) {
-      check_cpu("a stored value", slice.home.device);
+      check_not_capturing(where, runtime, value.device(), "compressed");
     }
   }
+}
+
+bool is_sent_by_kernels(const Entry& entry, c10::ArrayRef<Value> values) {
+  return std::all_of(
+             values.begin(),
+             values.end(),
+             [](const Value& value) { return value.device().is_cpu(); }) &&
+      std::all_of(
+             entry.slices.begin(), entry.slices.end(), [](const Slice& slice) {
+               return slice.home.device.is_cpu();
+             });
 }
 
 Compressed compress(
@@ -88,12 +101,12 @@ Compressed compress(
   result.dtype = residual_dtype(entry.meta);
   result.codec = codec;
   if (codec.has_feedback()) {
-    if (entry.residuals.size() == position) {
-      at::Tensor zeros = slices.empty_like(entry, result.dtype, c10::kCPU);
-      std::memset(zeros.mutable_data_ptr(), 0, zeros.nbytes());
-      entry.residuals.push_back(std::move(zeros));
+    result.residual = residual_at(entry, position, slices).tensor;
+    if (!result.residual.is_cpu()) {
+      Residual& residual = entry.residuals[position];
+      result.residual = residual.tensor =
+          residual_on_cpu(entry, residual, slices);
     }
-    result.residual = entry.residuals.at(position);
   } else {
     result.stream = stream_of(codec, entry, position);
   }
@@ -132,6 +145,65 @@ Compressed compress(
     result.ties_end = top.ties_end;
   }
   return result;
+}
+
+SentWithAten compress_with_aten(
+    const Codec& codec,
+    Entry& entry,
+    size_t position,
+    const at::Tensor& value,
+    Slices& slices) {
+  const c10::ScalarType dtype = residual_dtype(entry.meta);
+  const int64_t num_elements = entry.meta.num_elements;
+  StreamOrder order(slices.streams());
+  at::Tensor residual;
+  if (codec.has_feedback()) {
+    Residual& kept = residual_at(entry, position, slices);
+    if (kept.tensor.device() != value.device()) {
+      const at::Tensor moved = slices.empty_like(entry, dtype, value.device());
+      slices.copy(
+          moved,
+          kept.tensor.is_cpu() ? kept.tensor
+                               : residual_on_cpu(entry, kept, slices));
+      kept.tensor = moved;
+    }
+    if (order.enter(Place{value.device()}, kept.timeline)) {
+      order.runtime().keep_until_done(
+          kept.tensor, order.stream(Place{value.device()}));
+    }
+    residual = part_of(kept.tensor, 0, num_elements);
+  } else {
+    order.enter(Place{value.device()});
+  }
+  if (num_elements == 0) {
+    return {value, {}};
+  }
+  const PlainDispatch plain;
+  const c10::InferenceMode normal(false);
+  SentWithAten result = send_with_aten(
+      codec,
+      part_of(value, 0, num_elements),
+      residual,
+      dtype,
+      stream_of(codec, entry, position));
+  for (at::Tensor* const tensor : {&result.sent, &result.residual}) {
+    if (tensor->defined()) {
+      *tensor = at::as_strided(*tensor, value.sizes(), value.strides());
+    }
+  }
+  return result;
+}
+
+at::Tensor residual_on_cpu(
+    const Entry& entry,
+    Residual& residual,
+    Slices& slices) {
+  StreamOrder order(slices.streams());
+  order.enter(Place{residual.tensor.device()}, residual.timeline);
+  at::Tensor copy =
+      slices.empty_like(entry, residual.tensor.scalar_type(), c10::kCPU);
+  slices.copy(copy, residual.tensor);
+  return copy;
 }
 
 void check_residuals(

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "../comm/send_with_aten.h"
 #include "../core/compressed.h"
 #include "../memory/entry.h"
 #include "../memory/slices.h"
@@ -11,12 +12,18 @@
 namespace torchkv {
 
 // For a call whose values are compressed: TypeError for a key of another than a
-// floating-point dtype, NotImplementedError for values or stored values that
-// are not in CPU memory. REQUIRES: the thread holds no entry's mutex.
+// floating-point dtype, NotImplementedError for values on an accelerator whose
+// current stream is captured into a CUDA graph: each replay would have the same
+// residual and random numbers.
 void check_compressible(
     const Call& call,
     const Entries& entries,
-    const Compression& compression);
+    const Compression& compression,
+    Runtime& runtime);
+
+// Whether a key's stored value and these values are in CPU memory, where
+// kernels send values. REQUIRES: the entry's mutex.
+bool is_sent_by_kernels(const Entry& entry, c10::ArrayRef<Value> values);
 
 // What the codec sends of a key's value at a position in its list; makes the
 // residual where there is none yet, of zeros. REQUIRES: the entry's mutex,
@@ -27,6 +34,21 @@ Compressed compress(
     Entry& entry,
     size_t position,
     const at::Tensor& value,
+    Slices& slices);
+
+// The same by PyTorch's operators, on the device of the value: what is sent, as
+// a dense tensor laid out as the value, and the residual, which is not set.
+SentWithAten compress_with_aten(
+    const Codec& codec,
+    Entry& entry,
+    size_t position,
+    const at::Tensor& value,
+    Slices& slices);
+
+// A copy of a residual in CPU memory. REQUIRES: the entry's mutex.
+at::Tensor residual_on_cpu(
+    const Entry& entry,
+    Residual& residual,
     Slices& slices);
 
 // ValueError unless these can be an entry's residuals.

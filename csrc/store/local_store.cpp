@@ -67,7 +67,8 @@ Entries LocalStore::make_entries(const Call& call) const {
 WorkPtr LocalStore::insert(const Call& given) {
   std::optional<AsyncScope> scope;
   const Entries entries = make_entries(given);
-  const std::optional<Tensors> rows = with_rows(given, entries);
+  const std::optional<Tensors> rows =
+      with_rows(given, entries, streams_.runtime);
   Call call = given;
   call.values = rows ? &*rows : given.values;
   if (call.options.share) {
@@ -154,13 +155,14 @@ WorkPtr LocalStore::merge(const Call& call) {
 WorkPtr LocalStore::apply(const Call& given, const Updater& updater) {
   std::optional<AsyncScope> scope;
   Entries entries = table_.find(given.op, given.keys);
-  const std::optional<Tensors> rows = with_rows(given, entries);
+  const std::optional<Tensors> rows =
+      with_rows(given, entries, streams_.runtime);
   Call call = given;
   call.values = rows ? &*rows : given.values;
   check(call, entries, updater);
   const CompressionPtr compression = this->compression();
   if (compression != nullptr) {
-    check_compressible(call, entries, compression->get());
+    check_compressible(call, entries, compression->get(), streams_.runtime);
   }
   check_expected_keys(call.op);
   Entries of_outs = call.outs == nullptr ? Entries() : entries;
@@ -274,7 +276,8 @@ void LocalStore::assign(const Call& given) {
         where,
         "expected a dense key to share its value, but got a row-sparse one");
   }
-  const std::optional<Tensors> rows = with_rows(given, entries);
+  const std::optional<Tensors> rows =
+      with_rows(given, entries, streams_.runtime);
   Call call = given;
   call.values = rows ? &*rows : given.values;
   check(call, entries, {});

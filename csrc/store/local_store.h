@@ -170,7 +170,7 @@ class TORCHKV_API LocalStore final : public Store {
       const Tensors& value,
       const StoreState::Rows& rows);
   // If the state has a compression. REQUIRES: the entry's mutex.
-  void save_residuals(const Entry& entry, StoreState& state) const;
+  void save_residuals(Entry& entry, StoreState& state) const;
   // Frees stale residuals of keys that no call holds.
   void replace_compression(
       const char* op,

@@ -65,16 +65,14 @@ void LocalStore::replace_compression(
   }
 }
 
-void LocalStore::save_residuals(const Entry& entry, StoreState& state) const {
+void LocalStore::save_residuals(Entry& entry, StoreState& state) const {
   if (!state.compression) {
     return;
   }
   state.num_compressed.push_back(entry.num_compressed);
   auto& result = state.residuals.emplace_back();
-  for (const auto& residual : entry.residuals) {
-    const at::Tensor& copy = result.emplace_back(
-        slices_.empty_like(entry, residual.scalar_type(), c10::kCPU));
-    slices_.copy(copy, residual);
+  for (auto& residual : entry.residuals) {
+    result.push_back(residual_on_cpu(entry, residual, slices_));
   }
 }
 
@@ -91,9 +89,10 @@ void LocalStore::load_compression(const StoreState& state, const Keys& keys) {
       continue; // zeros
     }
     for (const auto& residual : state.residuals[i]) {
-      const at::Tensor& copy = entry.residuals.emplace_back(
-          slices_.empty_like(entry, residual.scalar_type(), c10::kCPU));
+      const at::Tensor copy =
+          slices_.empty_like(entry, residual.scalar_type(), c10::kCPU);
       slices_.copy(copy, residual);
+      entry.residuals.push_back({copy, {}});
     }
     entry.num_compressed = state.num_compressed[i];
   }

@@ -12,6 +12,7 @@
 #include "../memory/row_slices.h"
 #include "../update/script_updater.h"
 #include "check.h"
+#include "compressed_values.h"
 #include "local_store.h"
 #include "shared_values.h"
 
@@ -175,8 +176,10 @@ void LocalStore::share(const Call& call, const Entries& entries) {
         *shared.emplace_back(c10::make_intrusive<Entry>(entry.key, entry.meta));
     placement_.store(next, call.values->flat[i], /*share=*/true);
     const std::lock_guard lock(entry.mutex);
-    for (const auto& residual : entry.residuals) {
-      next.residuals.push_back(slices_.laid_out_as(next, residual));
+    for (auto& residual : entry.residuals) {
+      next.residuals.push_back(
+          {slices_.laid_out_as(next, residual_on_cpu(entry, residual, slices_)),
+           {}});
     }
     if (optimizer != nullptr && entry.generation == optimizer->generation &&
         !keeps_place(entry, next)) {

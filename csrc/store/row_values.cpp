@@ -75,10 +75,10 @@ void sort_unsorted_rows(int64_t limit, RowSparse& rows) {
 
 // Replaces a sparse tensor by its rows.
 std::shared_ptr<const Encoding> encode_rows(
-    const char* op,
+    const Where& where,
     Entry& entry,
-    at::Tensor& tensor) {
-  const Where where{op, entry.key};
+    at::Tensor& tensor,
+    Runtime& runtime) {
   const at::SparseTensorImpl& impl = sparse_impl(tensor);
   check_rows_shape(where, entry.meta, impl.sizes());
   check_rows(where, tensor);
@@ -86,6 +86,7 @@ std::shared_ptr<const Encoding> encode_rows(
   const int64_t count = indices.numel();
   const int64_t num_rows = entry.meta.sizes[0];
   check_storable(where, impl.values());
+  check_not_capturing(where, runtime, tensor.device(), "sparse");
   at::Tensor rows = plain_rows(impl.values(), entry);
   TORCHKV_CHECK_VALUE(
       rows.dim() == tensor.dim() && rows.size(0) == count &&
@@ -117,8 +118,11 @@ std::shared_ptr<const Encoding> encode_rows(
 std::shared_ptr<const Encoding> encode_all_rows(
     const Where& where,
     Entry& entry,
-    at::Tensor& tensor) {
+    at::Tensor& tensor,
+    Runtime& runtime) {
   check_storable(where, tensor);
+  check_not_capturing(
+      where, runtime, tensor.device(), "those of a row-sparse key");
   check_shape(where, entry.meta, tensor.sizes());
   const PlainDispatch plain;
   auto encoding = std::make_shared<RowSparse>();
@@ -209,7 +213,10 @@ void check_rows(const Where& where, const at::Tensor& sparse) {
       "; see sparse_dim of torch.Tensor.to_sparse");
 }
 
-std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
+std::optional<Tensors> with_rows(
+    const Call& call,
+    const Entries& entries,
+    Runtime& runtime) {
   const Tensors& given = *call.values;
   const bool has_row_sparse_key =
       std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
@@ -243,9 +250,9 @@ std::optional<Tensors> with_rows(const Call& call, const Entries& entries) {
             encoding->form,
             "'");
       } else if (is_sparse_coo(tensor)) {
-        encoding = encode_rows(call.op, entry, tensor);
+        encoding = encode_rows(where, entry, tensor, runtime);
       } else if (entry.rows != nullptr) {
-        encoding = encode_all_rows(where, entry, tensor);
+        encoding = encode_all_rows(where, entry, tensor, runtime);
       }
     }
   }

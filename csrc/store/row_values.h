@@ -14,8 +14,12 @@ namespace torchkv {
 // these tensors where they can; nothing if it has none. Sparse tensors that a
 // call cannot push throw, and so does a stored value that is not contiguous.
 // All other checks are those of check_values. Ids on accelerators are copied to
-// the CPU, and so are rows for row-sparse keys: the host waits for them.
-std::optional<Tensors> with_rows(const Call& call, const Entries& entries);
+// the CPU, and so are rows for row-sparse keys: the host waits for them, and
+// such a call cannot be captured (check_not_capturing).
+std::optional<Tensors> with_rows(
+    const Call& call,
+    const Entries& entries,
+    Runtime& runtime);
 
 // ValueError unless a sparse tensor has one sparse dimension.
 void check_rows(const Where& where, const at::Tensor& sparse);

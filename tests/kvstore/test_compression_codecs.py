@@ -245,3 +245,22 @@ def test_topk_sends_the_first_of_equal_magnitudes(kv, count):
     expected = torch.zeros(6)
     expected[order] = value[order]
     assert_same(stored(kv, "w"), expected)
+
+
+@pytest.mark.cuda
+@each_codec
+@each_float
+def test_values_on_gpus(codec, dtype):
+    """The bits of the CPU; fake GPUs test more (mock_cuda/compression_test.cpp)."""
+    stores = [torchkv.create("device") for _ in range(2)]
+    for kv in stores:
+        kv.init("w", torch.zeros(37, 83, dtype=dtype))
+        kv.set_gradient_compression(codec)
+    for num_values in (1, 3, 2):
+        values = [some((37, 83), dtype) for _ in range(num_values)]
+        for kv, device in zip(stores, ("cpu", "cuda"), strict=True):
+            kv.push("w", [value.to(device) for value in values])
+        on_cpu, on_gpu = [stored(kv, "w").cpu() for kv in stores]
+        assert_same(on_gpu, on_cpu)
+    on_cpu, on_gpu = [kv.state_dict()["keys"]["w"]["residuals"] for kv in stores]
+    assert [bits(each) for each in on_gpu] == [bits(each) for each in on_cpu]

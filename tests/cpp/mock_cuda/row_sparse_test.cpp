@@ -1,5 +1,6 @@
 // Sparse values on fake GPUs: results, and the order of all work.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "devices_test.h"
 #include "function_updater.h"
+#include "graph.h"
 #include "kernels/cuda/library.h"
 #include "kvstore.h"
 #include "optimizer_helpers.h"
@@ -21,6 +23,7 @@ namespace {
 
 using mock_cuda::cuda;
 using mock_cuda::make_store;
+using mock_cuda::new_stream;
 using mock_cuda::StorePtr;
 using testing::optimizer;
 
@@ -316,6 +319,25 @@ TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
   EXPECT_THROW(store_->push(3, moved(wrong, 0)), c10::IndexError);
   expect_pulled(3);
   EXPECT_EQ(store_->version(3), 0);
+}
+
+TEST_P(RowSparseDevicesTest, CannotBeCaptured) {
+  if (!GetParam().has_kernels) {
+    GTEST_SKIP() << "only the library of kernels knows of captures";
+  }
+  init(3, random());
+  const at::Tensor value = moved(random_rows(true), 0);
+  const c10::Stream stream = new_stream(device(0));
+  std::string error;
+  {
+    const c10::StreamGuard guard(stream);
+    mock_cuda::begin_capture(stream);
+    error = mock_cuda::refusal([&] { store_->push(3, value); });
+    EXPECT_EQ(mock_cuda::refusal([&] { mock_cuda::end_capture(stream); }), "");
+  }
+  EXPECT_NE(error.find("push: expected no capture"), std::string::npos)
+      << error;
+  expect_pulled(3);
 }
 
 INSTANTIATE_TEST_SUITE_P(

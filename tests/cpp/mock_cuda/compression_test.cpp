@@ -1,0 +1,210 @@
+// Gradient compression of values on fake GPUs: results, and the order of all
+// work.
+#include "store/compression.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "devices_test.h"
+#include "graph.h"
+#include "kernels/cuda/library.h"
+#include "kvstore.h"
+#include "optimizer_helpers.h"
+#include "stores.h"
+
+namespace torchkv {
+namespace {
+
+using mock_cuda::cuda;
+using mock_cuda::make_store;
+using mock_cuda::new_stream;
+using mock_cuda::StorePtr;
+using testing::optimizer;
+
+struct CompressingMachine {
+  const char* name;
+  const char* type;
+  int num_devices;
+  bool has_kernels;
+  const char* places; // "" = the devices
+};
+
+void PrintTo(const CompressingMachine& machine, std::ostream* out) {
+  *out << machine.name;
+}
+
+// Each operation runs on a store on fake GPUs and on one in CPU memory.
+class CompressedDevicesTest
+    : public mock_cuda::DevicesTest,
+      public ::testing::WithParamInterface<CompressingMachine> {
+ protected:
+  CompressedDevicesTest() : environment_(GetParam().places) {
+    mock_cuda::reset(GetParam().num_devices, mock_cuda::Topology::kPairs);
+    if (!GetParam().has_kernels) {
+      kernels::cuda::set_table(nullptr);
+    }
+    store_ = make_store(GetParam().type);
+    at::manual_seed(0);
+  }
+  ~CompressedDevicesTest() override {
+    store_.reset(); // before the devices are checked
+  }
+
+  // Of 600 KB, so that it is sharded.
+  static at::Tensor random(c10::ScalarType dtype = at::kFloat) {
+    return at::randn({3, 50001}, at::kDouble).to(dtype);
+  }
+  c10::Device device(size_t replica) const {
+    return cuda(static_cast<int>(replica) % GetParam().num_devices);
+  }
+  void compress(const char* name) {
+    for (const auto& store : {store_, expected_}) {
+      store->set_gradient_compression({{make_codec("test", name, {})}, {}});
+    }
+  }
+  void init(const Key& key, const at::Tensor& value) {
+    store_->init(key, value.to(device(0)));
+    expected_->init(key, value);
+  }
+  void push(const Key& key, const std::vector<at::Tensor>& values) {
+    expected_->push(key, Tensors::replicas(values));
+    std::vector<at::Tensor> on_devices;
+    on_devices.reserve(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      on_devices.push_back(
+          at::empty_like(values[i], device(i)).copy_(values[i]));
+    }
+    store_->push(key, Tensors::replicas(on_devices));
+    for (const auto& value : on_devices) {
+      value.zero_(); // the store has read it
+    }
+  }
+  void push_some(const Key& key, c10::ScalarType dtype = at::kFloat) {
+    push(key, {random(dtype), random(dtype), random(dtype)});
+  }
+  void expect_pulled(const Key& key, double tolerance = 0) {
+    const at::Tensor expected = expected_->pull(key)[0];
+    const at::Tensor out = at::empty_like(expected, device(1));
+    store_->pull(key, out);
+    const at::Tensor result = out.cpu();
+    EXPECT_TRUE(
+        tolerance == 0 ? at::equal(result, expected)
+                       : at::allclose(result, expected, tolerance, tolerance))
+        << key.context() << " is off by "
+        << (result - expected).abs().max().item<double>();
+  }
+
+  mock_cuda::PlacesOfEnvironment environment_;
+  StorePtr expected_ = make_store("device");
+  StorePtr store_;
+};
+
+constexpr auto kCodecs =
+    {"1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk"};
+
+TEST_P(CompressedDevicesTest, SumsWhatIsSent) {
+  for (const auto* codec : kCodecs) {
+    compress(codec);
+    for (const auto dtype : {at::kFloat, at::kHalf, at::kDouble}) {
+      const Key key(c10::str(codec, dtype));
+      init(key, random(dtype));
+      push_some(key, dtype);
+      expect_pulled(key);
+      push_some(key, dtype); // with residuals
+      expect_pulled(key);
+      push(key, {random(dtype).t().contiguous().t(), random(at::kBFloat16)});
+      expect_pulled(key);
+    }
+  }
+}
+
+TEST_P(CompressedDevicesTest, OptimizersStepWithWhatIsSent) {
+  for (const auto* codec : kCodecs) {
+    const Key key(codec);
+    compress(codec);
+    init(key, random());
+    for (const auto& store : {store_, expected_}) {
+      store->set_optimizer(optimizer(
+          "sgd",
+          {{"lr", 0.1}, {"momentum", 0.9}},
+          {{"max_norm", 1}, {"accumulate", 2}}));
+    }
+    for (int i = 0; i < 4; ++i) {
+      push_some(key);
+    }
+    expect_pulled(key, 1e-4);
+  }
+}
+
+TEST_P(CompressedDevicesTest, ResidualsFollowTheValues) {
+  compress("2bit");
+  init(3, at::zeros({2, 3}));
+  for (const auto& store : {store_, expected_}) {
+    store->set_optimizer(optimizer("sgd", {{"lr", 1}}));
+  }
+  const at::Tensor part = at::full({2, 3}, 0.4);
+  const auto push_from = [&](c10::Device first) {
+    expected_->push(3, part);
+    store_->push(3, part.to(first));
+    expect_pulled(3);
+  };
+  push_from(c10::kCPU);
+  push_from(cuda(GetParam().num_devices - 1));
+  push_from(device(0));
+  push_from(c10::kCPU);
+  const c10::Stream other = new_stream(device(0));
+  {
+    const c10::StreamGuard guard(other);
+    push_from(device(0));
+  }
+  push_from(device(0));
+  const StorePtr copy = KVStore::from_state(store_->state());
+  push_from(device(0));
+  copy->push(3, part);
+  EXPECT_TRUE(at::equal(copy->pull(3)[0].cpu(), expected_->pull(3)[0]));
+}
+
+TEST_P(CompressedDevicesTest, CannotBeCaptured) {
+  if (!GetParam().has_kernels) {
+    GTEST_SKIP() << "only the library of kernels knows of captures";
+  }
+  init(3, random());
+  compress("2bit");
+  const at::Tensor value = random().to(device(0));
+  const c10::Stream stream = new_stream(device(0));
+  std::string error;
+  {
+    const c10::StreamGuard guard(stream);
+    mock_cuda::begin_capture(stream);
+    error = mock_cuda::refusal([&] { store_->push(3, value); });
+    EXPECT_EQ(mock_cuda::refusal([&] { mock_cuda::end_capture(stream); }), "");
+  }
+  EXPECT_NE(error.find("push: expected no capture"), std::string::npos)
+      << error;
+  expect_pulled(3);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Machines,
+    CompressedDevicesTest,
+    ::testing::Values(
+        CompressingMachine{"one", "device", 1, true, ""},
+        CompressingMachine{"two", "device", 2, true, ""},
+        CompressingMachine{"operators", "device", 3, false, ""},
+        CompressingMachine{"nccl", "nccl", 3, true, ""},
+        CompressingMachine{
+            "logical",
+            "device",
+            1,
+            true,
+            "cuda:0,cuda:0,cuda:0"}),
+    [](const auto& machine) { return machine.param.name; });
+
+} // namespace
+} // namespace torchkv
