@@ -15,11 +15,11 @@ struct SentWithAten {
 
 // What a codec sends of a value plus residual, and what it leaves, by ATen
 // operators, on devices without kernels: the formulas of kernels/codecs.h on
-// whole tensors, with the same bits. The value: the elements of a whole value in
-// the order of its memory, one-dimensional. Results are new, of `dtype`, fp32 or
-// fp64, which the residual has, too; it is undefined for a codec without error
-// feedback. `stream`: of int4's random numbers. Does not block the host.
-// REQUIRES: PlainDispatch; at least one element.
+// whole tensors, with the same bits. The value: the elements of a whole value
+// in the order of its memory, one-dimensional. Results are new, of `dtype`,
+// fp32 or fp64, which the residual has, too; it is undefined for a codec
+// without error feedback. `stream`: of int4's random numbers. Does not block
+// the host. REQUIRES: PlainDispatch; at least one element.
 SentWithAten send_with_aten(
     const Codec& codec,
     const at::Tensor& value,
