@@ -74,6 +74,8 @@ class Case(NamedTuple):
     first_step: Sequence[Sequence[float]] = ()
     # The parameters of 2bit, with a threshold of at most 1.
     compression: dict[str, Any] | None = None
+    # Of the only key, a table: how many rows each replica has (pattern.row_ids).
+    pushed: int | None = None
 
 
 class Choice(NamedTuple):

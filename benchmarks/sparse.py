@@ -1,7 +1,7 @@
 """Sparse gradients: pushes of four replicas' rows of an embedding table, with a step.
 
-torch adds up the sparse tensors and steps by ``torch.optim``. A push of all rows is
-compared with torchkv's own push of dense tensors.
+torch adds up the sparse tensors and steps by ``torch.optim``, MXNet pushes row-sparse
+arrays. A push of all rows is compared with torchkv's own push of dense tensors.
 
     python benchmarks/sparse.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 import torchkv
+from contestants import filled
 from harness import Contestant, Plan, Times, measure, median_ratio, timed
+from mxnet_peer import NAME as MXNET
+from mxnet_peer import Case, MXNet, measure_beside
+from peers.pattern import replica_pattern, row_ids
 from report import (
     Target,
     contestants_table,
@@ -24,15 +28,19 @@ from report import (
     finish,
     parser,
     plan_for,
+    start_mxnet,
 )
 
 REPLICAS = 4
 OURS = "torchkv push"
 TORCH = "torch sum, step"
 DENSE = "torchkv push of dense tensors"
+ROW_SPARSE = "torchkv push, row-sparse key"
+BESIDE_MXNET = "SGD, some rows, beside MXNet"
 
 ADAGRAD_TARGET = 3.0
 DENSE_TARGET = 1.3
+MXNET_TARGET = 5.0
 
 
 class Sizes(NamedTuple):
@@ -186,6 +194,50 @@ def measure_all_rows(kind: Kind, sizes: Sizes, plan: Plan) -> dict[str, Any]:
     return {"optimizer": kind.title, "seconds": measure(contestants, plan)}
 
 
+def measure_mxnet(sizes: Sizes, plan: Plan, mxnet: MXNet | None) -> dict[str, Any]:
+    """Some rows of each replica with SGD, to a dense and a row-sparse key, and MXNet's.
+
+    MXNet's stored value is dense, to which it pushes row-sparse arrays fastest.
+    """
+    shape = (sizes.rows, sizes.dim)
+    values = [
+        torch.sparse_coo_tensor(
+            torch.tensor(row_ids(sizes.rows, sizes.pushed, replica))[None],
+            filled(
+                (sizes.pushed, sizes.dim), torch.float32, replica_pattern(0, replica)
+            ),
+            shape,
+            is_coalesced=True,
+            check_invariants=False,
+        )
+        for replica in range(REPLICAS)
+    ]
+    kind = KINDS[0]
+    expected = first_step(kind, values)
+    stores = {OURS: store_with(kind, shape), ROW_SPARSE: torchkv.create("local")}
+    stores[ROW_SPARSE].init_rows("table", (sizes.dim,), num_rows=sizes.rows)
+    stores[ROW_SPARSE].set_optimizer(kind.ours())
+    contestants = {
+        name: contestant(
+            lambda store=store: store.push("table", values),
+            lambda store=store: store.pull("table").to_dense(),
+            expected,
+        )
+        for name, store in stores.items()
+    }
+    ids, rows = expected
+    case = Case(
+        [shape],
+        "float32",
+        REPLICAS,
+        outs=0,
+        optimizer={"name": "sgd", "learning_rate": 0.125},
+        first_step=[rows[ids == 0][0][:8].tolist()],
+        pushed=sizes.pushed,
+    )
+    return {"optimizer": kind.title, **measure_beside(mxnet, case, contestants, plan)}
+
+
 def some_rows_title(kind: Kind, coalesced: bool) -> str:
     """The title of a table."""
     return f"{kind.title}, some rows, {'' if coalesced else 'un'}coalesced"
@@ -212,6 +264,12 @@ def targets_of(seconds: dict[str, Times]) -> list[Target]:
                 at_least=False,
             )
         )
+    times = seconds[BESIDE_MXNET]
+    for name, what in ((OURS, "dense"), (ROW_SPARSE, "row-sparse")):
+        ratio = median_ratio(times[MXNET], times[name]) if MXNET in times else None
+        targets.append(
+            Target(f"SGD, {what} key, faster than MXNet", ratio, MXNET_TARGET)
+        )
     return targets
 
 
@@ -220,10 +278,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__ or "", rounds=25).parse_args(arguments)
     plan = plan_for(options, rounds=25, turn_s=0.1, budget_s=10)
     sizes = SMOKE if options.smoke else FULL
-    facts = environment(None)
     torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad warns
     torch.manual_seed(0)
     measured = {}
+    with start_mxnet(options) as mxnet:
+        facts = environment(mxnet)
+        measured[BESIDE_MXNET] = measure_mxnet(sizes, plan, mxnet)
     for kind in KINDS:
         for coalesced in (True, False):
             title = some_rows_title(kind, coalesced)

@@ -4,7 +4,7 @@ Each line of stdin is a command, each line of stdout its answer or ``{"error": .
 
     {"do": "versions"}                              -> {"mxnet": "1.9.1", ...}
     {"do": "prepare", "shapes": [[2, 3]], "dtype": "float32", "replicas": 4, "outs": 4,
-     "optimizer": null, "first_step": [], "compression": null}
+     "optimizer": null, "first_step": [], "compression": null, "pushed": null}
     {"do": "run", "store": "local", "way": "push, pull", "calls": 3,
      "wake_s": 0.01}                                -> {"seconds": ...}
     {"do": "check", "store": "local"}               -> {"agrees": true}
@@ -27,7 +27,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from pattern import replica_pattern, sign_pattern, sum_pattern
+from pattern import replica_pattern, row_ids, sign_pattern, sum_pattern
 
 
 class Case:
@@ -42,6 +42,7 @@ class Case:
         optimizer: dict[str, Any] | None = None,
         first_step: Sequence[list[float]] = (),
         compression: dict[str, Any] | None = None,
+        pushed: int | None = None,
     ) -> None:
         """Makes and touches all arrays."""
         self.optimizer, self.first_step = optimizer, first_step
@@ -49,7 +50,12 @@ class Case:
         self.keys = list(range(len(shapes)))
         self.shapes, self.dtype, self.replicas = shapes, dtype, replicas
         self.values = [
-            [self.array(key, replica_pattern(key, r)) for r in range(replicas)]
+            [
+                self.rows(key, r, pushed)
+                if pushed
+                else self.array(key, replica_pattern(key, r))
+                for r in range(replicas)
+            ]
             for key in self.keys
         ]
         self.outs = [
@@ -67,6 +73,14 @@ class Case:
     def array(self, key: int, pattern: list[int]) -> Any:
         """The same as MXNet's array."""
         return mx.nd.array(self.numpy_array(key, pattern), dtype=self.dtype)
+
+    def rows(self, key: int, replica: int, pushed: int) -> Any:
+        """Some rows, which repeat a replica's pattern, as a row-sparse array."""
+        rows, dim = self.shapes[key]
+        pattern = np.array(replica_pattern(key, replica), self.dtype)
+        values = np.resize(np.tile(pattern, 1024), (pushed, dim))
+        ids = np.array(row_ids(rows, pushed, replica))
+        return mx.nd.sparse.row_sparse_array((values, ids), shape=(rows, dim))
 
     def store(self, store_type: str) -> Any:
         """The store of that type, with the case's keys initialized."""

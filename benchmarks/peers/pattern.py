@@ -15,6 +15,15 @@ def replica_pattern(key: int, replica: int) -> list[int]:
     return [(7 * i + 11 * replica + 5 * key) % PERIOD - 8 for i in range(PERIOD)]
 
 
+def row_ids(rows: int, pushed: int, replica: int) -> list[int]:
+    """Which rows a replica pushes: distinct, ascending, all over the table.
+
+    The first replica's begin with row 0.
+    """
+    step = 79_190_001  # a prime, so the steps visit all rows before they repeat
+    return sorted((i * step + replica * 13) % rows for i in range(pushed))
+
+
 def sum_pattern(key: int, replicas: int) -> list[int]:
     """The values that the sum of a key's replicas repeats."""
     patterns = [replica_pattern(key, replica) for replica in range(replicas)]

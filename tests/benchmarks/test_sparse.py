@@ -2,20 +2,34 @@
 
 import pytest
 
+import mxnet_peer
 import sparse
+from harness import Plan
+from mxnet_peer import MXNet
 from smoke import assert_rounds, run_smoke
 
 
 def test_measures_all_cases(tmp_path):
-    output, written = run_smoke("sparse", tmp_path, "--rounds=4")
-    *_, all_rows = cases = written["cases"]
+    output, written = run_smoke("sparse", tmp_path, "--rounds=4", "--no-mxnet")
+    beside_mxnet, *cases = written["cases"]
+    assert_rounds(beside_mxnet["seconds"], [sparse.OURS, sparse.ROW_SPARSE])
+    *_, all_rows = cases
     assert [each["optimizer"] for each in cases] == ["SGD"] * 3 + ["Adagrad"] * 3
     for each in cases:
         names = [sparse.OURS, sparse.TORCH if "coalesced" in each else sparse.DENSE]
         assert_rounds(each["seconds"], names)
     assert "coalesced" not in all_rows
     assert "Adagrad, some rows, uncoalesced" in output
-    assert [target["limit"] for target in written["targets"]] == [1.3, 3.0, 3.0, 1.3]
+    limits = [target["limit"] for target in written["targets"]]
+    assert limits[:4] == [1.3, 3.0, 3.0, 1.3]
+
+
+@pytest.mark.skipif(not mxnet_peer.PYTHON.exists(), reason="needs `make bench-peers`")
+def test_mxnet_steps_the_same():
+    with MXNet.start(mxnet_peer.PYTHON, threads=1, smoke=True) as mxnet:
+        figures = sparse.measure_mxnet(sparse.SMOKE, Plan(3, 0.0, 0.0), mxnet)
+    names = [sparse.OURS, sparse.ROW_SPARSE, *figures["mxnet"]]
+    assert_rounds(figures["seconds"], names)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
