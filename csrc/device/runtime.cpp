@@ -17,6 +17,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../core/huge_pages.h"
 #include "../core/plain_dispatch.h"
 #include "../core/process.h"
 #include "../kernels/cuda/library.h"
@@ -87,8 +88,13 @@ class C10Runtime final : public Runtime {
     // outside inference mode.
     const c10::InferenceMode normal(false);
     const PlainDispatch plain;
-    return at::empty_strided(
+    at::Tensor tensor = at::empty_strided(
         sizes, strides, at::TensorOptions().dtype(dtype).device(device));
+    if (device.is_cpu()) {
+      use_huge_pages(
+          tensor.storage().mutable_data(), tensor.storage().nbytes());
+    }
+    return tensor;
   }
 
   void copy(const at::Tensor& destination, const at::Tensor& source) override {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 
+#include "../core/huge_pages.h"
 #include "../core/plain_dispatch.h"
 #include "../core/sparse.h"
 #include "../kernels/cpu/row_memory.h"
@@ -79,6 +80,7 @@ void reallocate(const at::Tensor& tensor, size_t num_bytes) {
       impl->set_data_ptr(c10::DataPtr(data, data, &std::free, c10::kCPU));
   old.release_context(); // realloc has freed it
   impl->set_nbytes(num_bytes);
+  use_huge_pages(data, num_bytes);
 }
 
 size_t row_bytes(const Meta& meta, const at::Tensor& tensor) {

@@ -4,9 +4,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "../core/export.h"
+#include "../core/huge_pages.h"
 #include "../core/row_init.h"
 
 namespace torchkv {
@@ -47,7 +50,13 @@ class TORCHKV_API RowTable {
   Moves remove(const int64_t* ids, int64_t count);
 
  private:
-  ska::flat_hash_map<int64_t, int64_t> slot_of_;
+  ska::flat_hash_map<
+      int64_t,
+      int64_t,
+      std::hash<int64_t>,
+      std::equal_to<>,
+      HugePageAllocator<std::pair<int64_t, int64_t>>>
+      slot_of_;
   std::vector<int64_t> ids_;
 };
 
