@@ -2,10 +2,12 @@
 
 #include <ATen/OpMathType.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
 #include "backends.h"
-#include "norms_by_place.h"
 #include "step_with_aten.h"
 
 namespace torchkv {
@@ -104,20 +106,33 @@ void AtenBackend::run() {
 }
 
 double AtenBackend::squared_norm(double scale) {
-  NormsByPlace norms(order_);
+  std::vector<std::pair<Place, at::Tensor>> sums; // of each home
   for (const auto& [job, values] : queued_) {
     const Place& home = job.slice->home;
     order_.enter(home);
     const at::Tensor total = sum_of(job, values);
     const PlainDispatch plain;
-    norms.add(
-        home,
-        squared_norm_with_aten(
-            *job.step,
-            total.to(at::toOpMathType(job.result->scalar_type())),
-            scale));
+    const at::Tensor squared = squared_norm_with_aten(
+        *job.step,
+        total.to(at::toOpMathType(job.result->scalar_type())),
+        scale);
+    const auto sum =
+        std::find_if(sums.begin(), sums.end(), [&](const auto& candidate) {
+          return candidate.first == home;
+        });
+    if (sum == sums.end()) {
+      sums.emplace_back(home, squared);
+    } else {
+      sum->second.add_(squared);
+    }
   }
-  return norms.total();
+  double result = 0;
+  for (const auto& [home, sum] : sums) {
+    order_.enter(home);
+    const PlainDispatch plain;
+    result += sum.item<double>();
+  }
+  return result;
 }
 
 } // namespace torchkv

@@ -1,18 +1,16 @@
 #include "aten_row_sums.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
+#include <utility>
 
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
 #include "../memory/layout.h"
-#include "../memory/row_pieces.h"
-#include "norms_by_place.h"
-#include "step_with_aten.h"
+#include "backends.h"
 
 namespace torchkv {
 namespace {
@@ -42,6 +40,7 @@ struct RowRange {
 // Its columns of a piece, in the order of the ids, of this dtype on this
 // device; possibly the payload itself.
 at::Tensor payload_of(
+    Runtime& runtime,
     const Value& value,
     const RowSparse& rows,
     const RowRange& range,
@@ -57,8 +56,8 @@ at::Tensor payload_of(
                 0, rows.order.narrow(0, range.begin, count).to(whole.device()))
             .view(whole.scalar_type())
       : whole.narrow(0, range.begin, count);
-  return own.narrow(1, piece.first_column, piece.num_columns)
-      .to(at::TensorOptions(device).dtype(dtype));
+  return runtime.moved(
+      own.narrow(1, piece.first_column, piece.num_columns), device, dtype);
 }
 
 at::Tensor to_device(const std::vector<int64_t>& numbers, c10::Device device) {
@@ -69,19 +68,50 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, c10::Device device) {
   return tensor.to(device);
 }
 
-// total[at[i]] += rows[i], in order.
+// total[at[i]] += rows[i], in order; `at` is ascending.
 void add_rows(
     const at::Tensor& total,
     const std::vector<int64_t>& at,
-    const at::Tensor& rows,
-    bool is_distinct) {
-  const at::Tensor index = to_device(at, total.device());
-  if (is_distinct) {
-    total.index_add_(0, index, rows);
-  } else {
-    // CUDA's is in the order of the rows; its index_add_ uses atomics.
-    total.index_put_({index}, rows, /*accumulate=*/true);
+    const at::Tensor& rows) {
+  // Its kernel for short rows adds up those of one id first, and by a tree
+  // where there are many.
+  constexpr int64_t kShort = 32;
+  constexpr int64_t kMany = 32;
+  // The numbers of the rows that are the first, second, ... of their id.
+  std::vector<std::vector<int64_t>> rounds(1);
+  int64_t nth = 0;
+  for (size_t i = 0; i < at.size(); ++i) {
+    nth = i != 0 && at[i] == at[i - 1] ? nth + 1 : 0;
+    const auto round = static_cast<size_t>(std::min(nth, kMany));
+    rounds.resize(std::max(rounds.size(), round + 1));
+    rounds[round].push_back(static_cast<int64_t>(i));
   }
+  const c10::Device device = total.device();
+  if (rounds.size() > 1 &&
+      (rows.size(1) > kShort || rounds.size() > size_t{kMany})) {
+    total.index_put_({to_device(at, device)}, rows, /*accumulate=*/true);
+    return;
+  }
+  for (const auto& round : rounds) {
+    std::vector<int64_t> of_round;
+    of_round.reserve(round.size());
+    for (const int64_t i : round) {
+      of_round.push_back(at[static_cast<size_t>(i)]);
+    }
+    // Not index_add_, whose atomic operations flush subnormal numbers.
+    const at::Tensor index = to_device(of_round, device);
+    const at::Tensor own = rounds.size() == 1
+        ? rows
+        : rows.index_select(0, to_device(round, device));
+    total.index_copy_(0, index, total.index_select(0, index).add_(own));
+  }
+}
+
+// -0, to which any number can be added.
+at::Tensor neutral(const at::Tensor& zeros) {
+  const bool has_sign = c10::isFloatingType(zeros.scalar_type()) ||
+      c10::isComplexType(zeros.scalar_type());
+  return has_sign ? zeros.neg_() : zeros;
 }
 
 // The rows of a piece that row-sparse values have, and their sums.
@@ -91,6 +121,7 @@ struct SummedRows {
 };
 
 SummedRows sum_rows_of(
+    Runtime& runtime,
     c10::ArrayRef<Value> values,
     const RowPiece& piece,
     c10::Device device,
@@ -107,36 +138,34 @@ SummedRows sum_rows_of(
   for (size_t i = 0; i < values.size(); ++i) {
     const RowRange& range = ranges[i];
     const at::Tensor rows = payload_of(
-        values[i], *rows_in(values[i]), range, piece, device, accumulation);
+        runtime,
+        values[i],
+        *rows_in(values[i]),
+        range,
+        piece,
+        device,
+        accumulation);
     if (i == 0 && range.is_distinct && range.of.size() == ids.size()) {
       sums = rows.is_alias_of(*values[i].data) ? rows.clone() : rows;
       continue;
     }
     if (i == 0) {
-      sums = at::zeros(
-          {static_cast<int64_t>(ids.size()), piece.num_columns},
-          rows.options());
+      sums = neutral(
+          at::zeros(
+              {static_cast<int64_t>(ids.size()), piece.num_columns},
+              rows.options()));
     }
     std::vector<int64_t> at;
     at.reserve(range.of.size());
     for (const int64_t id : range.of) {
       at.push_back(std::lower_bound(ids.begin(), ids.end(), id) - ids.begin());
     }
-    add_rows(sums, at, rows, range.is_distinct);
+    add_rows(sums, at, rows);
   }
   for (int64_t& id : ids) {
     id -= piece.first_row;
   }
   return {to_device(ids, device), sums};
-}
-
-void write_rows_of(
-    const at::Tensor& whole,
-    const RowPiece& piece,
-    const at::Tensor& ids,
-    const at::Tensor& rows) {
-  as_movable(piece_of(whole, piece))
-      .index_copy_(0, ids, as_movable(rows.to(whole.scalar_type())));
 }
 
 // The values of a list with dense ones, in the accumulation type.
@@ -146,7 +175,7 @@ at::Tensor dense_sum(
     c10::ArrayRef<Value> values,
     c10::ArrayRef<RowPiece> pieces) {
   at::Tensor total = runtime.allocate_like(*job.result, job.accumulation);
-  total.zero_();
+  total = neutral(total.zero_()); // a dense value writes all
   for (const auto& value : values) {
     const RowSparse* const rows = rows_in(value);
     if (rows == nullptr) {
@@ -163,43 +192,17 @@ at::Tensor dense_sum(
         id -= piece.first_row;
       }
       const at::Tensor payload = payload_of(
-          value, *rows, range, piece, total.device(), job.accumulation);
-      add_rows(piece_of(total, piece), at, payload, range.is_distinct);
+          runtime,
+          value,
+          *rows,
+          range,
+          piece,
+          total.device(),
+          job.accumulation);
+      add_rows(piece_of(total, piece), at, payload);
     }
   }
   return total;
-}
-
-void step_rows(
-    const Job& job,
-    c10::ArrayRef<Value> values,
-    const RowPiece& piece) {
-  const auto [ids, sums] =
-      sum_rows_of(values, piece, job.result->device(), job.accumulation);
-  if (ids.numel() == 0) {
-    return;
-  }
-  const Slice& slice = *job.slice;
-  const bool has_master = slice.master.defined();
-  const at::Tensor& weights = has_master ? slice.master : *job.result;
-  const at::Tensor weight = piece_of(weights, piece).index_select(0, ids);
-  const auto names = state_names(job.step->rule);
-  std::array<at::Tensor, kMaxStates> states;
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    if (names[i] != nullptr) {
-      states[i] = piece_of(slice.states[i], piece).index_select(0, ids);
-    }
-  }
-  step_with_aten(*job.step, sums, weight, states);
-  write_rows_of(weights, piece, ids, weight);
-  if (has_master) {
-    write_rows_of(*job.result, piece, ids, weight);
-  }
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    if (names[i] != nullptr) {
-      write_rows_of(slice.states[i], piece, ids, states[i]);
-    }
-  }
 }
 
 c10::SmallVector<RowPiece, 3> pieces_of(
@@ -217,68 +220,120 @@ c10::SmallVector<RowPiece, 3> pieces_of(
 } // namespace
 
 void AtenRowSums::add(const Job& job) {
-  queued_.push_back({job, {job.values.begin(), job.values.end()}});
-}
-
-void AtenRowSums::enter(const Queued& queued) {
-  const Place& home = queued.job.slice->home;
-  order_.enter(home);
-  for (const auto& value : queued.values) {
+  Runtime& runtime = order_.runtime();
+  const Place& home = job.slice->home;
+  for (const auto& value : job.values) {
     order_.use(home, value.device());
   }
   order_.sync();
+  const PlainDispatch plain;
+  const auto pieces = pieces_of(job, job.values);
+  Queued queued;
+  queued.home = home;
+  queued.result = *job.result;
+  if (!has_rows_only(job.values)) {
+    queued.total = runtime.moved(
+        dense_sum(runtime, job, job.values, pieces),
+        job.result->device(),
+        job.result->scalar_type());
+    queued_.push_back(std::move(queued));
+    return;
+  }
+  queued.clears = !job.is_step();
+  for (const auto& piece : pieces) {
+    const auto [ids, sums] = sum_rows_of(
+        runtime, job.values, piece, job.result->device(), job.accumulation);
+    if (job.is_norm) {
+      Norm& norm = norms_.emplace_back();
+      norm.job = job;
+      norm.job.values = {};
+      norm.sums = sums;
+      norm.like_result = at::empty_like(sums, job.result->options().dtype());
+    } else if (job.is_step()) {
+      add_step(job, piece, ids, sums, queued);
+    } else {
+      queued.rows.push_back(
+          {*job.result, piece, ids, sums.to(job.result->scalar_type())});
+    }
+  }
+  if (!job.is_norm) {
+    queued_.push_back(std::move(queued));
+  }
+}
+
+// Steps copies of the rows.
+void AtenRowSums::add_step(
+    const Job& job,
+    const RowPiece& piece,
+    const at::Tensor& ids,
+    const at::Tensor& sums,
+    Queued& queued) {
+  if (ids.numel() == 0) {
+    return;
+  }
+  const auto copy = [&](const at::Tensor& whole) {
+    return as_movable(piece_of(whole, piece))
+        .index_select(0, ids)
+        .view(whole.scalar_type());
+  };
+  const Slice& slice = *job.slice;
+  Slice rows;
+  rows.home = slice.home;
+  rows.value = copy(*job.result);
+  queued.rows.push_back({*job.result, piece, ids, rows.value});
+  if (slice.master.defined()) {
+    rows.master = copy(slice.master);
+    queued.rows.push_back({slice.master, piece, ids, rows.master});
+  }
+  const auto names = state_names(job.step->rule);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (names[i] != nullptr) {
+      rows.states[i] = copy(slice.states[i]);
+      queued.rows.push_back({slice.states[i], piece, ids, rows.states[i]});
+    }
+  }
+  const Value value(&sums);
+  Job step = job;
+  step.slice = &rows;
+  step.values = value;
+  step.result = &rows.value;
+  Backends backends(order_);
+  backends.add(step);
+  backends.run();
 }
 
 void AtenRowSums::run() {
-  for (const auto& queued : queued_) {
-    const Job& job = queued.job;
-    if (job.is_norm) {
-      continue;
-    }
-    enter(queued);
+  for (auto& queued : queued_) {
+    order_.enter(queued.home);
     const PlainDispatch plain;
-    const auto pieces = pieces_of(job, queued.values);
-    if (job.is_step()) {
-      for (const auto& piece : pieces) {
-        step_rows(job, queued.values, piece);
-      }
-    } else if (!has_rows_only(queued.values)) {
-      Runtime& runtime = order_.runtime();
-      runtime.copy(*job.result, dense_sum(runtime, job, queued.values, pieces));
-    } else {
-      at::Tensor result = *job.result;
-      result.zero_();
-      for (const auto& piece : pieces) {
-        const auto [ids, sums] = sum_rows_of(
-            queued.values, piece, result.device(), job.accumulation);
-        write_rows_of(result, piece, ids, sums);
-      }
+    if (queued.total.defined()) {
+      order_.runtime().copy(queued.result, queued.total);
+    }
+    if (queued.clears) {
+      queued.result.zero_();
+    }
+    for (const auto& [whole, piece, ids, rows] : queued.rows) {
+      as_movable(piece_of(whole, piece)).index_copy_(0, ids, as_movable(rows));
     }
   }
+  queued_.clear();
 }
 
 double AtenRowSums::squared_norm(double scale) {
   run();
-  NormsByPlace norms(order_);
-  for (const auto& queued : queued_) {
-    const Job& job = queued.job;
-    if (!job.is_norm) {
+  Backends backends(order_);
+  for (const auto& norm : norms_) {
+    if (norm.sums.numel() == 0) {
       continue;
     }
-    enter(queued);
-    const PlainDispatch plain;
-    for (const auto& piece : pieces_of(job, queued.values)) {
-      const auto [ids, sums] = sum_rows_of(
-          queued.values, piece, job.result->device(), job.accumulation);
-      norms.add(
-          job.slice->home,
-          squared_norm_with_aten(
-              *job.step,
-              sums.to(at::toOpMathType(job.result->scalar_type())),
-              scale));
-    }
+    order_.enter(norm.job.slice->home);
+    const Value value(&norm.sums);
+    Job job = norm.job;
+    job.values = value;
+    job.result = &norm.like_result;
+    backends.add(job);
   }
-  return norms.total();
+  return backends.squared_norm(scale);
 }
 
 } // namespace torchkv

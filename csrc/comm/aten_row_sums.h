@@ -1,40 +1,70 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 
+#include <deque>
 #include <vector>
 
 #include "../device/stream_order.h"
+#include "../memory/row_pieces.h"
 #include "backend.h"
 
 namespace torchkv {
 
 // Sums of row-sparse values, and of lists of these and dense ones, into dense
-// tensors on accelerators, and steps of their rows, by PyTorch's operators. The
-// ids are in CPU memory, so the host knows which rows there are, and each row
-// is added up in the order of the values; copying the ids to the device blocks
-// the host. The memory that it takes beside the values is that of the rows
-// pushed, or of the result where a dense value is among the values.
+// tensors on accelerators, by PyTorch's operators; copies of the rows are
+// stepped as dense values are. The ids are in CPU memory, so the host knows
+// which rows there are; copying them to the device blocks it.
+//
+// add() does all but the writes, so that running out of memory changes nothing.
+// Beside the values this takes memory for the rows pushed, with their state, or
+// for the result where a dense value is among the values.
+//
+// Each row is added up in the order of the values, except where a row of up to
+// 32 elements repeats more than 32 times in one value: in an order of
+// PyTorch's.
 class AtenRowSums {
  public:
   explicit AtenRowSums(StreamOrder& order) : order_(order) {}
 
-  // REQUIRES: a contiguous result; one of ASSIGN, or row-sparse values only and
-  // a rule that can step rows, or the norm of such.
+  // REQUIRES: a contiguous result, whose home has been entered; one of ASSIGN,
+  // or row-sparse values only and a rule that can step rows, or the norm of
+  // such.
   void add(const Job& job);
   void run();
   double squared_norm(double scale);
 
  private:
-  struct Queued {
-    Job job; // without its values
-    c10::SmallVector<Value, 4> values;
+  // Rows of a piece of `whole` to overwrite.
+  struct RowWrite {
+    at::Tensor whole;
+    RowPiece piece;
+    at::Tensor ids; // among the piece's
+    at::Tensor rows; // of the dtype of `whole`
   };
-  void enter(const Queued& queued);
+  struct Queued {
+    Place home;
+    at::Tensor result;
+    at::Tensor
+        total; // what the result becomes; undefined: only the rows change
+    bool clears = false; // the other rows become zero
+    std::vector<RowWrite> rows;
+  };
+  struct Norm {
+    Job job; // without its values
+    at::Tensor sums;
+    at::Tensor like_result; // of their shape
+  };
+  void add_step(
+      const Job& job,
+      const RowPiece& piece,
+      const at::Tensor& ids,
+      const at::Tensor& sums,
+      Queued& queued);
 
   StreamOrder& order_;
   std::vector<Queued> queued_;
+  std::deque<Norm> norms_; // jobs point to them
 };
 
 } // namespace torchkv

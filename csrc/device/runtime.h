@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/TensorUtils.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -68,6 +69,22 @@ class TORCHKV_API Runtime {
   virtual void copy(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
+  // The tensor itself if it has this device and dtype, or a contiguous copy.
+  at::Tensor moved(
+      const at::Tensor& tensor,
+      c10::Device device,
+      c10::ScalarType dtype) {
+    if (tensor.device() == device && tensor.scalar_type() == dtype) {
+      return tensor;
+    }
+    at::Tensor copied = allocate(
+        tensor.sizes(),
+        at::detail::defaultStrides(tensor.sizes()),
+        dtype,
+        device);
+    copy(copied, tensor);
+    return copied;
+  }
   // CPU memory, pinned if `device` is a CUDA device.
   virtual at::Tensor allocate_on_host(
       c10::IntArrayRef sizes,

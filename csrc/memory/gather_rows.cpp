@@ -42,10 +42,13 @@ GatheredRows rows_to_gather(const at::Tensor& ids, const RowPiece& piece) {
   return {piece, copy_of(positions), copy_of(rows)};
 }
 
-void write_rows_to(const at::Tensor& out, const GatheredRows& gathered) {
+void write_rows_to(
+    Runtime& runtime,
+    const at::Tensor& out,
+    const GatheredRows& gathered) {
   at::Tensor rows = as_movable(out);
   if (!gathered.positions.defined()) {
-    rows.copy_(gathered.rows);
+    runtime.copy(rows, gathered.rows);
     return;
   }
   rows.view({out.size(0), -1})
@@ -53,7 +56,8 @@ void write_rows_to(const at::Tensor& out, const GatheredRows& gathered) {
       .index_copy_(
           0,
           gathered.positions.to(out.device()),
-          gathered.rows.to(out.device()));
+          runtime.moved(
+              gathered.rows, out.device(), gathered.rows.scalar_type()));
 }
 
 } // namespace
@@ -99,7 +103,7 @@ void gather_rows(
       streams.runtime.keep_until_done(
           rows, streams.runtime.current_stream(rows.device()));
     }
-    write_rows_to(out, part);
+    write_rows_to(streams.runtime, out, part);
   }
 }
 

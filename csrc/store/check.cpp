@@ -214,6 +214,16 @@ void check_not_capturing(
       device);
 }
 
+void check_not_capturing(
+    const Where& where,
+    Runtime& runtime,
+    const Entry& entry,
+    const char* what) {
+  for (const auto& slice : entry.slices) {
+    check_not_capturing(where, runtime, slice.home.device, what);
+  }
+}
+
 void check_storable(const Where& where, const at::Tensor& tensor) {
   TORCHKV_CHECK_TYPE(
       tensor.defined(), where, "expected a tensor, but got an undefined one");

@@ -64,6 +64,12 @@ void check_not_capturing(
     Runtime& runtime,
     c10::Device device,
     const char* what);
+// The same of the stored value. REQUIRES: the entry's mutex.
+void check_not_capturing(
+    const Where& where,
+    Runtime& runtime,
+    const Entry& entry,
+    const char* what);
 
 void check_not_empty(const char* op, const Keys& keys);
 

@@ -61,7 +61,7 @@ void check_compressible(
     const Compression& compression,
     Runtime& runtime) {
   for (size_t i = 0; i < entries.size(); ++i) {
-    const Entry& entry = *entries[i];
+    Entry& entry = *entries[i];
     const Codec& codec = compression.codec_of(entry.key);
     const Where where{call.op, entry.key};
     if (codec.id == Codec::Id::kNone) {
@@ -76,6 +76,8 @@ void check_compressible(
     for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
       check_not_capturing(where, runtime, value.device(), "compressed");
     }
+    const std::lock_guard lock(entry.mutex);
+    check_not_capturing(where, runtime, entry, "compressed");
   }
 }
 

@@ -14,7 +14,7 @@ namespace torchkv {
 // For a call whose values are compressed: TypeError for a key of another than a
 // floating-point dtype, NotImplementedError for values on an accelerator whose
 // current stream is captured into a CUDA graph: each replay would have the same
-// residual and random numbers.
+// residual and random numbers. REQUIRES: the thread holds no entry's mutex.
 void check_compressible(
     const Call& call,
     const Entries& entries,

@@ -3,6 +3,7 @@
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <utility>
@@ -101,16 +102,30 @@ void allocate_rows(const Meta& meta, Lookup& lookup) {
   RowPull& pull = lookup.pull;
   const Sizes sizes = with_rows_of({pull.ids.numel()}, meta);
   const at::Tensor& out = pull.out;
-  if (out.defined() && out.device().is_cpu() && out.is_contiguous() &&
-      out.scalar_type() == meta.dtype && !out.is_conj() && !out.is_neg()) {
+  if (out.defined() && out.is_contiguous() && out.scalar_type() == meta.dtype &&
+      !out.is_conj() && !out.is_neg()) {
     pull.rows = out.view(sizes);
-    if (pull.ids.is_alias_of(out)) {
-      pull.ids = pull.ids.clone();
-    }
     return;
   }
   pull.rows =
       at::empty(sizes, at::TensorOptions(lookup.device).dtype(meta.dtype));
+}
+
+// Copies ids that are in the memory of an out.
+void keep_ids(std::vector<Lookup>& lookups) {
+  ska::flat_hash_set<const c10::StorageImpl*> of_outs;
+  for (const auto& lookup : lookups) {
+    if (lookup.pull.out.defined()) {
+      of_outs.insert(lookup.pull.out.storage().unsafeGetStorageImpl());
+    }
+  }
+  const PlainDispatch plain;
+  for (auto& lookup : lookups) {
+    at::Tensor& ids = lookup.pull.ids;
+    if (of_outs.count(ids.storage().unsafeGetStorageImpl()) != 0) {
+      ids = ids.clone();
+    }
+  }
 }
 
 void note_written(const at::Tensor& out) {
@@ -265,6 +280,7 @@ std::vector<at::Tensor> pull_rows(
       metas.push_back(meta);
     }
   }
+  keep_ids(lookups);
   std::vector<RowPull> pulls;
   pulls.reserve(lookups.size());
   for (size_t i = 0; i < lookups.size(); ++i) {

@@ -136,8 +136,9 @@ std::shared_ptr<const Encoding> encode_all_rows(
   return encoding;
 }
 
-void check_takes_rows(const Where& where, Entry& entry) {
+void check_takes_rows(const Where& where, Entry& entry, Runtime& runtime) {
   const std::lock_guard lock(entry.mutex);
+  check_not_capturing(where, runtime, entry, "sparse");
   TORCHKV_CHECK_NOT_IMPLEMENTED(
       entry.rows != nullptr || is_contiguous(entry),
       where,
@@ -238,7 +239,7 @@ std::optional<Tensors> with_rows(
       continue;
     }
     const Where where{call.op, entry.key};
-    check_takes_rows(where, entry);
+    check_takes_rows(where, entry, runtime);
     for (int64_t j = given.begin(number); j < given.ends[i]; ++j) {
       at::Tensor& tensor = values.flat[j];
       auto& encoding = values.encodings[static_cast<size_t>(j)];

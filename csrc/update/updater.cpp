@@ -145,8 +145,14 @@ class OnItsStream {
     auto event = runtime_.make_event(device);
     runtime_.record(*event, current);
     runtime_.wait(*event, *own);
-    runtime_.keep_until_done(input, *own);
-    runtime_.keep_until_done(stored, *own);
+    for (const auto& tensor : {input, stored}) {
+      if (tensor.is_sparse()) {
+        runtime_.keep_until_done(sparse_impl(tensor).indices(), *own);
+        runtime_.keep_until_done(sparse_impl(tensor).values(), *own);
+      } else {
+        runtime_.keep_until_done(tensor, *own);
+      }
+    }
     guard_.reset_stream(*own);
     switched_ = Switched{*own, current, std::move(event)};
   }

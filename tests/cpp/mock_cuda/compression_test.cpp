@@ -56,9 +56,9 @@ class CompressedDevicesTest
     store_.reset(); // before the devices are checked
   }
 
-  // Of 600 KB, so that it is sharded.
+  // Sharded, of fp64 over all devices.
   static at::Tensor random(c10::ScalarType dtype = at::kFloat) {
-    return at::randn({3, 50001}, at::kDouble).to(dtype);
+    return at::randn({3, 25001}, at::kDouble).to(dtype);
   }
   c10::Device device(size_t replica) const {
     return cuda(static_cast<int>(replica) % GetParam().num_devices);
