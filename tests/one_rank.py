@@ -46,6 +46,7 @@ DIFFERENT = {
         "sparse out",
         "sparse]",
         "test_rows_of_sparse_gradients",
+        "test_rows_are_the_same_inside_a_mode",
     ),
     "a forked child, in which the test runs, has no store": (
         "test_fork.py",
