@@ -179,10 +179,7 @@ at::Tensor dense_sum(
   for (const auto& value : values) {
     const RowSparse* const rows = rows_in(value);
     if (rows == nullptr) {
-      const at::Tensor copy =
-          runtime.allocate_like(*job.result, job.accumulation);
-      runtime.copy(copy, *value.data);
-      total.add_(copy);
+      total.add_(runtime.moved(*value.data, total.device(), job.accumulation));
       continue;
     }
     for (const auto& piece : pieces) {

@@ -45,8 +45,7 @@ class AtenRowSums {
   struct Queued {
     Place home;
     at::Tensor result;
-    at::Tensor
-        total; // what the result becomes; undefined: only the rows change
+    at::Tensor total; // of the result; undefined: only rows change
     bool clears = false; // the other rows become zero
     std::vector<RowWrite> rows;
   };

@@ -5,8 +5,9 @@
 
 namespace torchkv {
 
-// A torch.sparse_coo tensor's own members, which no mode of the caller sees, as
-// it would operators such as _values(). REQUIRES: not a wrapper.
+// The members of a torch.sparse_coo tensor, without operators such as
+// _values(), which a mode of the caller would intercept. REQUIRES: not a
+// wrapper.
 inline const at::SparseTensorImpl& sparse_impl(const at::Tensor& tensor) {
   return *static_cast<const at::SparseTensorImpl*>(
       tensor.unsafeGetTensorImpl());

@@ -262,14 +262,14 @@ void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
       count_rows(entry, pulls[i].rows, watch.seconds());
       continue;
     }
-    if (entry.slices.size() != 1 && !is_contiguous(entry)) {
-      copy_rows(slices_.copy_of(entry, pulls[i].rows.device()), pulls[i]);
-    } else if (
-        entry.slices[0].home.device.is_cpu() && pulls[i].rows.is_cpu() &&
-        entry.slices.size() == 1) {
+    const bool is_whole = entry.slices.size() == 1;
+    if (is_whole && entry.slices[0].home.device.is_cpu() &&
+        pulls[i].rows.is_cpu()) {
       copy_rows(entry.slices[0].value, pulls[i]);
-    } else {
+    } else if (is_whole || is_contiguous(entry)) {
       gather_rows(entry, streams_, pulls[i].ids, pulls[i].rows);
+    } else {
+      copy_rows(slices_.copy_of(entry, pulls[i].rows.device()), pulls[i]);
     }
     count_rows(entry, pulls[i].rows, watch.seconds());
   }

@@ -18,6 +18,7 @@
 #include "optimizer_helpers.h"
 #include "rule_cases.h"
 #include "stores.h"
+#include "wrapped_runtime.h"
 
 namespace torchkv {
 namespace {
@@ -332,6 +333,54 @@ TEST_P(RowSparseDevicesTest, ALocalStoreTakesRowsFromDevices) {
   push_rows(3);
   push(3, {random(), random_rows(false)});
   expect_pulled(3);
+}
+
+// Runs out of memory at some allocation.
+class SmallRuntime final : public testing::WrappedRuntime {
+ public:
+  at::Tensor allocate(
+      c10::IntArrayRef sizes,
+      c10::IntArrayRef strides,
+      c10::ScalarType dtype,
+      c10::Device device) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, num_left-- != 0, "no memory");
+    return WrappedRuntime::allocate(sizes, strides, dtype, device);
+  }
+  int64_t num_left = -1; // negative: any number
+};
+
+TEST_P(RowSparseDevicesTest, OutOfMemoryChangesNothing) {
+  SmallRuntime runtime;
+  for (const auto* rule : {"", "sgd", "adam"}) {
+    store_ = make_store(GetParam().type, runtime);
+    const Key key(rule);
+    init(key, random(at::kBFloat16));
+    if (*rule != 0) {
+      for (const auto& store : {store_, expected_}) {
+        store->set_optimizer(optimizer(rule, {{"lr", 0.5}}));
+      }
+    }
+    const at::Tensor before = store_->pull(key)[0].cpu();
+    const at::Tensor value = random_rows(/*sorted=*/false, at::kBFloat16);
+    int num_failed = 0;
+    for (bool is_done = false; !is_done; ++num_failed) {
+      runtime.num_left = num_failed;
+      try {
+        store_->push(key, moved(value, 0));
+        is_done = true;
+      } catch (const c10::OutOfMemoryError&) {
+      }
+      runtime.num_left = -1;
+      if (!is_done) {
+        EXPECT_TRUE(at::equal(store_->pull(key)[0].cpu(), before));
+        EXPECT_EQ(store_->version(key), 0);
+      }
+    }
+    EXPECT_GT(num_failed, 1); // failed at all
+    expected_->push(key, value);
+    expect_pulled(key, 2e-2);
+    store_.reset();
+  }
 }
 
 TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
