@@ -135,7 +135,7 @@ void Batch::compress(Slices& slices) {
         auto [sent, residual] =
             compress_with_aten(codec, entry, position, *pushed->data, slices);
         pushed->data = &laid_out_.emplace_back(std::move(sent));
-        sent_.push_back({&entry, position, std::move(residual)});
+        sent_.push_back({pushed, std::move(residual)});
         continue;
       }
       pushed->encoding = &compressed_.emplace_back(
@@ -214,20 +214,24 @@ void Batch::keep_rows() {
   }
 }
 
-void Batch::count_compressed() {
-  for (auto& [entry, position, residual] : sent_) {
-    entry->num_compressed += position == 0 ? 1 : 0;
-    if (residual.defined()) {
-      entry->residuals[position].tensor = std::move(residual);
+void Batch::count_compressed(c10::ArrayRef<Item> summed) {
+  for (const Item& item : summed) {
+    auto sent = std::lower_bound(
+        sent_.begin(),
+        sent_.end(),
+        item.values.begin(),
+        [](const Sent& a, const Value* b) { return a.value < b; });
+    bool is_compressed =
+        dynamic_cast<const Compressed*>(item.values[0].encoding) != nullptr;
+    for (; sent != sent_.end() && sent->value < item.values.end(); ++sent) {
+      is_compressed = true;
+      if (sent->residual.defined()) {
+        const auto position =
+            static_cast<size_t>(sent->value - item.values.begin());
+        item.entry->residuals[position].tensor = std::move(sent->residual);
+      }
     }
-  }
-  if (compressed_.empty()) {
-    return;
-  }
-  for (const Item& item : items) {
-    const auto* const compressed =
-        dynamic_cast<const Compressed*>(item.values[0].encoding);
-    item.entry->num_compressed += compressed != nullptr ? 1 : 0;
+    item.entry->num_compressed += is_compressed ? 1 : 0;
   }
 }
 

@@ -84,8 +84,9 @@ class TORCHKV_API Batch {
   // of keys with an encoded value. Frees stale residuals. REQUIRES:
   // check_compressible.
   void compress(Slices& slices);
-  // After compressed values have been added up.
-  void count_compressed();
+  // After the compressed values of these items have been added up: counts them,
+  // and keeps what was not sent.
+  void count_compressed(c10::ArrayRef<Item> summed);
 
   c10::SmallVector<Item, 1> items;
   std::vector<RuleStep> steps; // of all items
@@ -98,13 +99,12 @@ class TORCHKV_API Batch {
   std::deque<RowSparse> rows_; // by slot
   // What compressed values point to.
   std::deque<Compressed> compressed_;
-  // Of values on accelerators, or for these: what the sum leaves.
+  // Of values compressed by PyTorch's operators.
   struct Sent {
-    Entry* entry;
-    size_t position;
+    const Value* value;
     at::Tensor residual; // undefined without error feedback
   };
-  std::vector<Sent> sent_;
+  std::vector<Sent> sent_; // in the order of values_
   std::deque<at::Tensor> laid_out_;
 };
 

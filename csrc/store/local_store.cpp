@@ -221,7 +221,7 @@ void LocalStore::assign_sums(const Groups& values) {
     }
     reducer_.update(batch.items);
     batch.keep_rows();
-    batch.count_compressed();
+    batch.count_compressed(batch.items);
     for (const auto& item : batch.items) {
       ++item.entry->version;
     }
@@ -247,7 +247,7 @@ void LocalStore::update_one_by_one(
     } else {
       reducer_.reduce(
           batch.items[0], [&](at::Tensor& input, at::Tensor& stored) {
-            batch.count_compressed(); // also if the updater throws
+            batch.count_compressed(batch.items); // also if the updater throws
             const InProgress<Store> updating(this);
             const Stopwatch updater_watch;
             apply_updater(opaque, entry.key, input, stored, entry.is_shared);

@@ -167,6 +167,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
       for (const auto& item : batch.accumulating) {
         ++item.entry->num_accumulated;
       }
+      batch.count_compressed(batch.accumulating);
       for (auto& step : batch.steps) {
         step.last_scale = last_scale;
       }
@@ -174,7 +175,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
         slices_.end_leases(*item.entry);
       }
       reducer_.update(batch.stepping);
-      batch.count_compressed();
+      batch.count_compressed(batch.stepping);
     }
     for (const auto& item : batch.stepping) {
       item.entry->num_accumulated = 0;
