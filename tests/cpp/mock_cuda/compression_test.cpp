@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "devices_test.h"
-#include "graph.h"
 #include "kernels/cuda/library.h"
 #include "kvstore.h"
 #include "optimizer_helpers.h"
@@ -177,14 +176,8 @@ TEST_P(CompressedDevicesTest, CannotBeCaptured) {
   init(3, random());
   compress("2bit");
   const at::Tensor value = random().to(device(0));
-  const c10::Stream stream = new_stream(device(0));
-  std::string error;
-  {
-    const c10::StreamGuard guard(stream);
-    mock_cuda::begin_capture(stream);
-    error = mock_cuda::refusal([&] { store_->push(3, value); });
-    EXPECT_EQ(mock_cuda::refusal([&] { mock_cuda::end_capture(stream); }), "");
-  }
+  const std::string error =
+      mock_cuda::refusal_in_capture(device(0), [&] { store_->push(3, value); });
   EXPECT_NE(error.find("push: expected no capture"), std::string::npos)
       << error;
   expect_pulled(3);

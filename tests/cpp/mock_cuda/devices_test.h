@@ -11,6 +11,7 @@
 #include <string>
 
 #include "comm/nccl.h"
+#include "graph.h"
 #include "kernels/cuda/library.h"
 #include "mock_cuda.h"
 #include "nccl.h"
@@ -45,6 +46,18 @@ std::string refusal(Call call) {
     return error.what();
   }
   return "";
+}
+
+// The error of a call that a capture on a new stream of the device refuses; the
+// capture goes on.
+template <class Call>
+std::string refusal_in_capture(c10::Device device, Call call) {
+  const c10::Stream stream = new_stream(device);
+  const c10::StreamGuard guard(stream);
+  begin_capture(stream);
+  std::string error = refusal(call);
+  EXPECT_EQ(refusal([&] { end_capture(stream); }), "");
+  return error;
 }
 
 // New devices for each test; expects all memory to be free at its end.
