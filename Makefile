@@ -275,7 +275,7 @@ thread-programs: $(BUILT)
 	$(call configure,$(CPP)/thread,thread)
 	cmake --build $(CPP)/thread --target torchkv_stress
 
-sanitize-address: export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1
+sanitize-address: export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
 sanitize-address: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
 sanitize-address: address-programs
 	$(CPP)/address/tests/cpp/torchkv_tests --gtest_brief=1

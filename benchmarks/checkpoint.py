@@ -1,8 +1,9 @@
 """Speed of ``save`` relative to ``safetensors.torch.save_file`` followed by fsync.
 
-Both write the values and the optimizer's state of one store, from memory to the disk.
-``save`` takes a snapshot first, computes checksums, and keeps the last save until the
-new one is complete. Also prints the time of ``load``, and both for very many keys.
+Both write the values and the optimizer's state of one store, or the rows of a large
+row-sparse key and their ids, from memory to the disk. ``save`` takes a snapshot first,
+computes checksums, and keeps the last save until the new one is complete. Also prints
+the time of ``load``, and both for very many keys.
 
     python benchmarks/checkpoint.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -34,6 +35,7 @@ TARGET = 0.7
 MANY_LIMIT_S = 10.0
 
 TENSORS = 16
+ROW_ELEMENTS = 16
 KEY_ELEMENTS = 100
 
 
@@ -48,11 +50,25 @@ def trained_store(num_bytes: int) -> torchkv.KVStore:
     return store
 
 
+def row_store(num_rows: int) -> torchkv.KVStore:
+    """A store of one row-sparse key, with so many rows in no order."""
+    store = torchkv.create()
+    store.init_rows("table", (ROW_ELEMENTS,), torch.float32)
+    ids = torch.randperm(num_rows)[None]
+    rows = torch.randn(num_rows, ROW_ELEMENTS)
+    store.push(
+        "table", torch.sparse_coo_tensor(ids, rows, rows.shape, check_invariants=False)
+    )
+    return store
+
+
 def tensors_of(store: torchkv.KVStore) -> dict[str, Tensor]:
     """All tensors, by their names in the store's files."""
     tensors = {}
     for key, item in store.state_dict()["keys"].items():
         tensors[f"value/{key}"] = item["value"]
+        if rows := item.get("rows"):
+            tensors[f"row_ids/{key}"] = rows["ids"]
         for name, tensor in item["state"].items():
             tensors[f"{name}/{key}"] = tensor
     return tensors
@@ -85,9 +101,8 @@ def contestants(
     }
 
 
-def measure_large(num_bytes: int, plan: Plan, folder: Path) -> dict[str, Any]:
+def measure_large(store: torchkv.KVStore, plan: Plan, folder: Path) -> dict[str, Any]:
     """Seconds to save, and to load, a few large tensors."""
-    store = trained_store(num_bytes)
     tensors = tensors_of(store)
     seconds = measure(contestants(store, tensors, folder), plan)
     runs = {"store.load": timed(lambda: store.load(folder / "store"))}
@@ -117,30 +132,47 @@ def table(title: str, num_bytes: int, seconds: Times) -> Table:
     return Table(title, ["", "min", "median", "GB/s"], rows)
 
 
-def draw(figure: Any, large: dict[str, Any]) -> None:
-    """Plots all rounds of both."""
-    axes = figure.subplots()
-    for name, times in large["seconds"].items():
-        axes.plot([large["bytes"] / time / 1e9 for time in times], "o-", label=name)
-    axes.set_xlabel("round")
-    axes.set_ylabel("GB/s")
-    axes.legend()
+def draw(figure: Any, large: dict[str, dict[str, Any]]) -> None:
+    """Plots all rounds of both, for each store."""
+    plots = figure.subplots(len(large), sharex=True, squeeze=False)[:, 0]
+    for axes, (title, of_store) in zip(plots, large.items(), strict=True):
+        for name, times in of_store["seconds"].items():
+            rates = [of_store["bytes"] / time / 1e9 for time in times]
+            axes.plot(rates, "o-", label=name)
+        axes.set_title(title)
+        axes.set_ylabel("GB/s")
+        axes.legend()
+    plots[-1].set_xlabel("round")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
     options = parser(__doc__ or "", rounds=9).parse_args(arguments)
     rounds = options.rounds or (3 if options.smoke else 9)
-    num_bytes, count = (1 << 20, 1000) if options.smoke else (10**9, 1_000_000)
+    num_bytes, num_rows, count = (
+        (1 << 20, 1000, 1000) if options.smoke else (10**9, 10_000_000, 1_000_000)
+    )
+    plan = Plan(rounds, turn_s=0, budget_s=120)
+    large = {}
     # Next to the results: the temporary folder may be in memory.
     with tempfile.TemporaryDirectory(dir=options.json and options.json.parent) as name:
         folder = Path(name)
-        large = measure_large(num_bytes, Plan(rounds, turn_s=0, budget_s=120), folder)
+        for title, make, size in (
+            ("values and Adam's state", trained_store, num_bytes),
+            (f"{num_rows:,} rows of {ROW_ELEMENTS} floats", row_store, num_rows),
+        ):
+            large[title] = measure_large(make(size), plan, folder)
         many = measure_many(count, folder)
 
-    ratio = median_ratio(large["seconds"][SAVE_FILE], large["seconds"][SAVE])
     targets = [
-        Target(f"{SAVE}, of {SAVE_FILE}", ratio, TARGET),
+        *(
+            Target(
+                f"{SAVE} of {title}, of {SAVE_FILE}",
+                median_ratio(of_store["seconds"][SAVE_FILE], of_store["seconds"][SAVE]),
+                TARGET,
+            )
+            for title, of_store in large.items()
+        ),
         *(
             Target(f"{name} of {count:,} keys", min(times), MANY_LIMIT_S, False, "s")
             for name, times in many.items()
@@ -153,7 +185,14 @@ def main(arguments: list[str] | None = None) -> None:
     }
     many_bytes = count * KEY_ELEMENTS * 4
     tables = [
-        table(f"{large['bytes'] / 1e9:.2f} GB", large["bytes"], large["seconds"]),
+        *(
+            table(
+                f"{title}, {of_store['bytes'] / 1e9:.2f} GB",
+                of_store["bytes"],
+                of_store["seconds"],
+            )
+            for title, of_store in large.items()
+        ),
         table(f"{count:,} keys of {KEY_ELEMENTS} floats", many_bytes, many),
     ]
     finish(options, figures, tables, targets, lambda figure: draw(figure, large))

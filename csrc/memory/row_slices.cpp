@@ -179,16 +179,20 @@ at::Tensor slots_of(Entry& entry, const at::Tensor& ids, const RuleSpec* rule) {
   auto* const slots = result.mutable_data_ptr<int64_t>();
   rows.find(given, count, slots);
   const int64_t first = rows.size();
-  const int64_t num_missing = rows.num_missing(given, count, slots);
-  if (num_missing == 0) {
+  rows.add(given, count, slots);
+  if (rows.size() == first) {
     return result;
   }
-  for (at::Tensor* tensor : tensors_of(entry.slices[0])) {
-    if (tensor->defined()) {
-      reserve(entry.meta, *tensor, first + num_missing);
+  try {
+    for (at::Tensor* tensor : tensors_of(entry.slices[0])) {
+      if (tensor->defined()) {
+        reserve(entry.meta, *tensor, rows.size());
+      }
     }
+  } catch (...) {
+    rows.truncate(first);
+    throw;
   }
-  rows.add(given, count, slots);
   resize(entry);
   init_new(entry, first, rule);
   return result;

@@ -6,7 +6,6 @@
 #include "../kernels/cpu/parallel.h"
 
 namespace torchkv {
-
 std::vector<int64_t> RowTable::slots_by_id() const {
   std::vector<int64_t> slots(ids_.size());
   std::iota(slots.begin(), slots.end(), int64_t{0});
@@ -31,22 +30,13 @@ void RowTable::find(const int64_t* ids, int64_t count, int64_t* slots) const {
       });
 }
 
-int64_t RowTable::num_missing(
-    const int64_t* ids,
-    int64_t count,
-    const int64_t* slots) const {
-  std::vector<int64_t> missing;
-  for (int64_t i = 0; i < count; ++i) {
-    if (slots[i] < 0) {
-      missing.push_back(ids[i]);
-    }
-  }
-  std::sort(missing.begin(), missing.end());
-  return std::unique(missing.begin(), missing.end()) - missing.begin();
+void RowTable::reserve(int64_t num_rows) {
+  slot_of_.reserve(static_cast<size_t>(num_rows));
+  ids_.reserve(static_cast<size_t>(num_rows));
 }
 
 void RowTable::add(const int64_t* ids, int64_t count, int64_t* slots) {
-  const size_t before = ids_.size();
+  const int64_t before = size();
   try {
     for (int64_t i = 0; i < count; ++i) {
       if (slots[i] < 0) {
@@ -58,11 +48,14 @@ void RowTable::add(const int64_t* ids, int64_t count, int64_t* slots) {
       }
     }
   } catch (...) {
-    for (size_t i = before; i < ids_.size(); ++i) {
-      slot_of_.erase(ids_[i]);
-    }
-    ids_.resize(before);
+    truncate(before);
     throw;
+  }
+}
+
+void RowTable::truncate(int64_t size) {
+  for (; this->size() > size; ids_.pop_back()) {
+    slot_of_.erase(ids_.back());
   }
 }
 

@@ -35,12 +35,13 @@ class TORCHKV_API RowTable {
 
   // slots[i] = that of the row ids[i], or -1.
   void find(const int64_t* ids, int64_t count, int64_t* slots) const;
-  // After find(): the number of different rows that it does not have.
-  int64_t num_missing(const int64_t* ids, int64_t count, const int64_t* slots)
-      const;
-  // Gives rows whose slot is -1 the next ones, in the order in which they first
-  // appear. An exception has changed nothing.
+  // Memory for so many rows, before many are added.
+  void reserve(int64_t num_rows);
+  // After find(): gives rows whose slot is -1 the next ones, in the order in
+  // which they first appear. An exception has changed nothing.
   void add(const int64_t* ids, int64_t count, int64_t* slots);
+  // Keeps the first `size` rows.
+  void truncate(int64_t size);
   // Rows move to close the gaps: in this order, from[i] to to[i].
   struct Moves {
     std::vector<int64_t> from;

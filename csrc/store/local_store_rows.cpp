@@ -205,6 +205,7 @@ void LocalStore::load_rows(
   const Tensors encoded =
       Tensors::encoded(given.contiguous(), std::move(encoding));
   const std::lock_guard lock(entry->mutex);
+  entry->rows->reserve(given.size(0));
   replace_rows(Groups(Entries{entry}, encoded), 0);
   TORCHKV_CHECK_VALUE(
       entry->rows->size() == given.size(0),

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <new>
+
 #include "memory/row_table.h"
 
 namespace torchkv {
@@ -51,6 +53,21 @@ TEST_F(RowSlicesTest, NewRowsBeginAsTheirRuleSays) {
   EXPECT_FALSE(slice().states[1].defined());
   EXPECT_EQ(slice().end, 12);
   EXPECT_EQ(entry.rows->num_bytes, 4 * 3 * 2);
+}
+
+TEST(RowSlicesMemoryTest, RowsWithoutMemoryAreNotAdded) {
+  // A row that is larger than the address space.
+  constexpr int64_t kHuge = int64_t{1} << 46U;
+  Entry entry(Key(3), Meta{{9, kHuge}, at::kHalf, 9 * kHuge, true});
+  make_row_sparse(entry, RowInit());
+  EXPECT_THROW(
+      slots_of(entry, at::tensor({7, 5}, at::kLong), nullptr), std::bad_alloc);
+  EXPECT_EQ(entry.rows->size(), 0);
+  EXPECT_EQ(entry.slices[0].value.size(0), 0);
+  const int64_t id = 7;
+  int64_t slot = 0;
+  entry.rows->find(&id, 1, &slot);
+  EXPECT_EQ(slot, -1);
 }
 
 TEST_F(RowSlicesTest, MemoryGrowsLessOftenThanRowsCome) {

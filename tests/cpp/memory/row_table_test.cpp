@@ -31,12 +31,14 @@ TEST(RowTableTest, RowsAreNumberedAsTheyFirstAppear) {
   EXPECT_EQ(table.slots_by_id(), (std::vector<int64_t>{1, 2, 3, 0}));
 }
 
-TEST(RowTableTest, CountsMissingRowsOnce) {
+TEST(RowTableTest, TruncateForgetsTheRowsAddedLast) {
   RowTable table{RowInit()};
-  add(table, {4});
-  const std::vector<int64_t> ids{7, 4, 7, 1};
-  const std::vector<int64_t> slots = find(table, ids);
-  EXPECT_EQ(table.num_missing(ids.data(), 4, slots.data()), 2);
+  add(table, {4, 8});
+  add(table, {7, 4, 7, 1});
+  table.truncate(2);
+  EXPECT_EQ(table.ids(), (std::vector<int64_t>{4, 8}));
+  EXPECT_EQ(find(table, {7, 8, 1, 4}), (std::vector<int64_t>{-1, 1, -1, 0}));
+  EXPECT_EQ(add(table, {1}), (std::vector<int64_t>{2}));
 }
 
 TEST(RowTableTest, TheLastRowsTakeThePlacesOfRemovedOnes) {
