@@ -1,9 +1,10 @@
-"""Other figures of a GPU: the first push, a captured step, misaligned gradients.
+"""Other figures of a GPU: the first push, captured, misaligned and compressed ones.
 
 The first push of a process loads the kernels and allocates state; it is compared with
 torch's first sum and fused step, each in a new process. A captured step is a push and a
 pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
-gradients are views into a flat buffer at an offset of one element.
+gradients are views into a flat buffer at an offset of one element. Pushes of four
+replicas with gradient compression are compared with one without.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import contestants as ways
 import gpu
+import torchkv
 from contestants import Arrays, Call
 from cuda_model import HOST_CALLS, host_timed
 from cuda_optimizers import MOMENTUM
@@ -29,11 +31,15 @@ from harness import Contestant, Plan, interleave, measure, median_ratio
 from optimizers import all_close, stepped
 from parameter_lists import resnet50, shrunk
 from report import Table, Target, collect, draw_bars, duration, finish, plan_for
+from torchkv.compression import BF16, FP8, Codec, Int4, TwoBit
 
 FIRST = "first push"
 REPLICAS = 2
 CAPTURED, EAGER = "captured push, pull", "torchkv push, pull"
 ALIGNED, MISALIGNED = "aligned", "one element behind"
+COMPRESSED, PLAIN = "compressed", "without compression"
+COMPRESSED_REPLICAS = 4
+CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
 PROCESSES = 5
 
 FIRST_TARGET = 1.5
@@ -172,9 +178,33 @@ def misaligned(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     return {"case": MISALIGNED, "seconds": measure(contestants, plan)}
 
 
+def compressed(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """Pushes with each codec. All send the numbers as they are."""
+    elements = 1 << 12 if smoke else 25_000_000
+    value = torch.randint(-1, 2, (elements,), device=device) * TwoBit().threshold
+    contestants = {}
+    for codec in (None, *CODECS):
+        values = [value.clone() for _ in range(COMPRESSED_REPLICAS)]
+        store = torchkv.create("device")
+        store.init(0, torch.zeros_like(value))
+        if codec is not None:
+            store.set_gradient_compression(codec)
+
+        def push(store: Any = store, values: Any = values) -> None:
+            store.push(0, values)
+
+        def agrees(store: Any = store) -> bool:
+            return torch.allclose(store.pull(0), COMPRESSED_REPLICAS * value)
+
+        name = PLAIN if codec is None else codec.type
+        contestants[name] = Contestant(gpu.timed([push], device), agrees)
+    return {"case": COMPRESSED, "seconds": measure(contestants, plan)}
+
+
 def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
     """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
+    yield compressed(plan, smoke, device)
     yield captured_step(plan, smoke, device)
     yield first_calls(1 if smoke else PROCESSES, device)
 
@@ -193,7 +223,7 @@ def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
                 ratio = median_ratio(figure[key][EAGER], figure[key][CAPTURED])
                 what = f"{CAPTURED}, faster than the calls, {clock}"
                 targets.append(Target(what, ratio, CAPTURED_TARGET))
-        else:
+        elif figure["case"] == MISALIGNED:
             percent = 100 * median_ratio(seconds[gpu.COPY], seconds[MISALIGNED])
             what = "misaligned gradients, of copy_"
             targets.append(Target(what, percent, MISALIGNED_PERCENT, True, "%"))

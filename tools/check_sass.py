@@ -32,9 +32,12 @@ class Limits(NamedTuple):
 
 # In the order of kernels/cuda/params.h.
 RULES = ("assign", "sgd", "adam", "other", "norm")
+# In the order of core/codec.h.
+CODECS = ("none", "1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk")
 HALF = "(__half|__nv_bfloat16)"
-# Kernels by name, sum<values, stored, rule, number of values> as --list shows them; the
-# first match applies. 64, 80 and 128 registers leave room for 4, 3 and 2 blocks.
+# Kernels by name, sum<values, stored, rule, number of values> and send<values, codec>
+# as --list shows them; the first match applies. 40, 64, 80 and 128 registers leave room
+# for 6, 4, 3 and 2 blocks.
 LIMITS = {
     r"copy_kernel<.*": Limits(registers=64, stack=0, loads=4, stores=28),
     r"sum<float, float, assign, [2348]> .*": Limits(64, 0, loads=3, stores=1),
@@ -65,6 +68,14 @@ LIMITS = {
     ),
     r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1, narrow=4),
     r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1, narrow=4),
+    # The value and the residual; what is sent and the new residual.
+    r"send<float, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 0, loads=2, stores=2),
+    r"send<float, int4>": Limits(40, 0, loads=1, stores=1, narrow=4),
+    # These read halves by 8 bytes.
+    rf"send<{HALF}, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 0, loads=1, stores=2),
+    rf"send<{HALF}, int4>": Limits(40, 0, loads=0, stores=1, narrow=4),
+    r"send<double, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 8, loads=4, stores=4),
+    r"send<double, int4>": Limits(40, 0, loads=2, stores=2, narrow=4),
     # Byte by byte: not performance-critical.
     r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }
@@ -116,9 +127,12 @@ def short_names(symbols: list[str]) -> dict[str, str]:
         symbols, run("c++filt", text="\n".join(symbols)).splitlines(), strict=True
     ):
         name = re.sub(r"^void |\(anonymous namespace\)::|(\w+::)+", "", name)
-        name = re.sub(r"\(Params<.*", "", name)
+        name = re.sub(r"\((Params<|Send\)).*", "", name)
         for number, rule in enumerate(RULES):
             name = name.replace(f"(Rule){number}", rule)
+        for number, codec in enumerate(CODECS):
+            name = name.replace(f"(Id){number}", codec)
+        name = name.replace("send_kernel<", "send<")
         names[symbol] = re.sub(r"sum_kernel<Sum(<.*>), (\d+)ul>", r"sum\1 \2", name)
     return names
 

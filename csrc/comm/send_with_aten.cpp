@@ -204,7 +204,7 @@ at::Tensor sent_of(
 
 } // namespace
 
-SentWithAten send_with_aten(
+Sent send_with_aten(
     const Codec& codec,
     const at::Tensor& value,
     const at::Tensor& residual,
@@ -214,7 +214,7 @@ SentWithAten send_with_aten(
   if (codec.has_feedback()) {
     values = values + residual;
   }
-  SentWithAten result;
+  Sent result;
   result.sent = sent_of(codec, values, stream);
   if (codec.has_feedback()) {
     result.residual = values - result.sent;

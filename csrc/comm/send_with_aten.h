@@ -8,7 +8,8 @@
 
 namespace torchkv {
 
-struct SentWithAten {
+// What a codec sends, and what it keeps for the next value.
+struct Sent {
   at::Tensor sent;
   at::Tensor residual; // undefined for a codec without error feedback
 };
@@ -20,7 +21,7 @@ struct SentWithAten {
 // fp32 or fp64, which the residual has, too; it is undefined for a codec
 // without error feedback. `stream`: of int4's random numbers. Does not block
 // the host. REQUIRES: PlainDispatch; at least one element.
-SentWithAten send_with_aten(
+Sent send_with_aten(
     const Codec& codec,
     const at::Tensor& value,
     const at::Tensor& residual,

@@ -28,11 +28,11 @@ struct Codec {
   double ratio = 0.01;
   int64_t seed = 0; // of int4's random numbers
 
-  bool has_feedback() const {
+  constexpr bool has_feedback() const {
     return id != Id::kNone && id != Id::kInt4;
   }
   // Elements with one scale; 0 where there is none.
-  int64_t block_size() const {
+  constexpr int64_t block_size() const {
     return id == Id::kFp8 ? 1024 : id == Id::kInt4 ? 128 : 0;
   }
   // Of a value of so many elements, those that topk sends.

@@ -9,7 +9,9 @@
 #include <limits>
 #include <type_traits>
 
-#define TORCHKV_CODEC inline __attribute__((always_inline))
+#include "../core/host_device.h"
+
+#define TORCHKV_CODEC TORCHKV_HOST_DEVICE inline __attribute__((always_inline))
 
 namespace torchkv::codecs {
 
@@ -17,6 +19,13 @@ constexpr float kFp8Max = 448; // of e4m3
 constexpr float kInt4Max = 7;
 constexpr float kFp16Max = 65504;
 constexpr float kBf16Max = 0x1.FEp127;
+// Constants, because GPU code may not call these functions.
+template <typename T>
+constexpr T kInfinity = std::numeric_limits<T>::infinity();
+template <typename T>
+constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
+template <typename T>
+constexpr T kLeastNormal = std::numeric_limits<T>::min();
 
 // The bits of a number without its sign: as integers in the order of the
 // magnitudes, with infinity and then NaN above all others.
@@ -39,8 +48,7 @@ TORCHKV_CODEC T from_bits(bits_t<T> bits) {
 
 template <typename T>
 TORCHKV_CODEC bool is_finite(T value) {
-  return magnitude_bits(value) <
-      magnitude_bits(std::numeric_limits<T>::infinity());
+  return magnitude_bits(value) < magnitude_bits(kInfinity<T>);
 }
 
 // `a` where the condition holds, else `b`: by bits, so that compilers make no
@@ -86,7 +94,7 @@ TORCHKV_CODEC T limited(T value, T most) {
   return either(is_finite(value), within(value, -most, most), value);
 }
 
-constexpr float power_of_2(int exponent) {
+TORCHKV_HOST_DEVICE constexpr float power_of_2(int exponent) {
   float result = 1;
   for (; exponent > 0; --exponent) {
     result *= 2;
@@ -103,7 +111,7 @@ constexpr float power_of_2(int exponent) {
 template <uint32_t kDropped, int kLeast>
 TORCHKV_CODEC float rounded(float value) {
   constexpr uint32_t kUnit = uint32_t{1} << kDropped;
-  constexpr uint32_t kLeastBits = static_cast<uint32_t>(127 + kLeast) << 23U;
+  constexpr int32_t kLeastBits = (127 + kLeast) * 0x800000;
   // Floats of this size are multiples of that distance.
   constexpr float kMagic =
       1.5F * power_of_2(kLeast + static_cast<int>(kDropped));
@@ -113,7 +121,9 @@ TORCHKV_CODEC float rounded(float value) {
       (bits + (kUnit / 2 - 1) + ((bits >> kDropped) & 1U)) & ~(kUnit - 1);
   const float subnormal = (value + kMagic) - kMagic;
   const float result = either(
-      magnitude_bits(value) < kLeastBits, subnormal, from_bits<float>(near));
+      static_cast<int32_t>(magnitude_bits(value)) < kLeastBits,
+      subnormal,
+      from_bits<float>(near));
   return either(is_finite(value), result, value);
 }
 
@@ -136,8 +146,8 @@ struct Scale {
 template <typename T>
 TORCHKV_CODEC Scale<T> scale_of(T largest, float most) {
   const Scale<T> result{largest / T(most), T(most) / largest};
-  const bool is_normal = result.scale >= std::numeric_limits<T>::min() &&
-      result.inverse >= std::numeric_limits<T>::min();
+  const bool is_normal =
+      result.scale >= kLeastNormal<T> && result.inverse >= kLeastNormal<T>;
   return is_normal ? result : Scale<T>{0, 0};
 }
 
@@ -146,7 +156,7 @@ template <typename T>
 TORCHKV_CODEC T sent_fp8(T value, Scale<T> scale) {
   const T scaled = within(value * scale.inverse, -T(kFp8Max), T(kFp8Max));
   const T sent = T(rounded<20, -6>(static_cast<float>(scaled))) * scale.scale;
-  return either(is_finite(value), sent, std::numeric_limits<T>::quiet_NaN());
+  return either(is_finite(value), sent, kNan<T>);
 }
 
 // A permutation of 32-bit numbers whose bits look random (Chris Wellons'
@@ -171,10 +181,7 @@ TORCHKV_CODEC T sent_int4(T value, Scale<T> scale, float random) {
   const T shifted =
       within((finite * scale.inverse + T(8)) + T(random), T(1), T(15));
   const T code = T(static_cast<int32_t>(shifted) - 8);
-  return either(
-      is_finite(value),
-      code * scale.scale,
-      std::numeric_limits<T>::quiet_NaN());
+  return either(is_finite(value), code * scale.scale, kNan<T>);
 }
 
 template <typename T>

@@ -2,14 +2,8 @@
 
 #include <cmath>
 
+#include "../core/host_device.h"
 #include "../core/rule.h"
-
-// For formulas that GPU kernels call, too.
-#ifdef __CUDACC__
-#define TORCHKV_HOST_DEVICE __host__ __device__
-#else
-#define TORCHKV_HOST_DEVICE
-#endif
 
 // The formulas of the rules for one element, shared by all kernels. Each has
 // the order of operations of torch.optim's single-tensor implementation

@@ -124,16 +124,16 @@ void Batch::compress(Slices& slices) {
       entry.residual_generation =
           std::max(entry.residual_generation, generation);
     }
-    const bool by_kernels = is_sent_by_kernels(entry, item.values);
+    const bool is_encoded = are_in_cpu_memory(entry, item.values);
     for (Value* pushed = own; pushed != value; ++pushed) {
       if (!has_layout_of(entry, *pushed->data)) {
         pushed->data =
             &laid_out_.emplace_back(slices.laid_out_as(entry, *pushed->data));
       }
       const auto position = static_cast<size_t>(pushed - own);
-      if (!by_kernels) {
+      if (!is_encoded) {
         auto [sent, residual] =
-            compress_with_aten(codec, entry, position, *pushed->data, slices);
+            compress_to_dense(codec, entry, position, *pushed->data, slices);
         pushed->data = &laid_out_.emplace_back(std::move(sent));
         sent_.push_back({pushed, std::move(residual)});
         continue;

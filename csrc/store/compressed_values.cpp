@@ -81,7 +81,7 @@ void check_compressible(
   }
 }
 
-bool is_sent_by_kernels(const Entry& entry, c10::ArrayRef<Value> values) {
+bool are_in_cpu_memory(const Entry& entry, c10::ArrayRef<Value> values) {
   return std::all_of(
              values.begin(),
              values.end(),
@@ -149,7 +149,7 @@ Compressed compress(
   return result;
 }
 
-SentWithAten compress_with_aten(
+Sent compress_to_dense(
     const Codec& codec,
     Entry& entry,
     size_t position,
@@ -157,6 +157,7 @@ SentWithAten compress_with_aten(
     Slices& slices) {
   const c10::ScalarType dtype = residual_dtype(entry.meta);
   const int64_t num_elements = entry.meta.num_elements;
+  const Place place{value.device()};
   StreamOrder order(slices.streams());
   at::Tensor residual;
   if (codec.has_feedback()) {
@@ -169,20 +170,21 @@ SentWithAten compress_with_aten(
                                : residual_on_cpu(entry, kept, slices));
       kept.tensor = moved;
     }
-    if (order.enter(Place{value.device()}, kept.timeline)) {
-      order.runtime().keep_until_done(
-          kept.tensor, order.stream(Place{value.device()}));
+    if (order.enter(place, kept.timeline)) {
+      order.runtime().keep_until_done(kept.tensor, order.stream(place));
     }
     residual = part_of(kept.tensor, 0, num_elements);
   } else {
-    order.enter(Place{value.device()});
+    order.enter(place);
   }
   if (num_elements == 0) {
     return {value, {}};
   }
   const PlainDispatch plain;
   const c10::InferenceMode normal(false);
-  SentWithAten result = send_with_aten(
+  Sent result = send(
+      order,
+      place,
       codec,
       part_of(value, 0, num_elements),
       residual,

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../comm/send_with_aten.h"
+#include "../comm/send.h"
 #include "../core/compressed.h"
 #include "../memory/entry.h"
 #include "../memory/slices.h"
@@ -21,9 +21,9 @@ void check_compressible(
     const Compression& compression,
     Runtime& runtime);
 
-// Whether a key's stored value and these values are in CPU memory, where
-// kernels send values. REQUIRES: the entry's mutex.
-bool is_sent_by_kernels(const Entry& entry, c10::ArrayRef<Value> values);
+// Whether a key's stored value and these values are in CPU memory, where the
+// kernels that sum values compute what is sent. REQUIRES: the entry's mutex.
+bool are_in_cpu_memory(const Entry& entry, c10::ArrayRef<Value> values);
 
 // What the codec sends of a key's value at a position in its list; makes the
 // residual where there is none yet, of zeros. REQUIRES: the entry's mutex,
@@ -36,9 +36,9 @@ Compressed compress(
     const at::Tensor& value,
     Slices& slices);
 
-// The same by PyTorch's operators, on the device of the value: what is sent, as
-// a dense tensor laid out as the value, and the residual, which is not set.
-SentWithAten compress_with_aten(
+// The same for all other values, on their device: what is sent, as a dense
+// tensor laid out as the value, and the residual, which is not set.
+Sent compress_to_dense(
     const Codec& codec,
     Entry& entry,
     size_t position,

@@ -5,7 +5,17 @@ import torch
 
 import cuda_other
 from contestants import Arrays
-from cuda_other import ALIGNED, CAPTURED, EAGER, FIRST, MISALIGNED, PROCESS_OF
+from cuda_other import (
+    ALIGNED,
+    CAPTURED,
+    CODECS,
+    COMPRESSED,
+    EAGER,
+    FIRST,
+    MISALIGNED,
+    PLAIN,
+    PROCESS_OF,
+)
 from gpu import COPY
 from smoke import assert_rounds, run_smoke
 
@@ -15,9 +25,15 @@ from smoke import assert_rounds, run_smoke
 )
 def test_measures_all_cases(tmp_path, device):
     output, written = run_smoke("cuda_other", tmp_path, "--device", device)
-    views, step, first = written["cases"]
-    assert [views["case"], step["case"], first["case"]] == [MISALIGNED, CAPTURED, FIRST]
+    views, compressed, step, first = written["cases"]
+    assert [case["case"] for case in written["cases"]] == [
+        MISALIGNED,
+        COMPRESSED,
+        CAPTURED,
+        FIRST,
+    ]
     assert_rounds(views["seconds"], [COPY, ALIGNED, MISALIGNED])
+    assert_rounds(compressed["seconds"], [PLAIN, *(codec.type for codec in CODECS)])
     assert_rounds(step["seconds"], [CAPTURED, EAGER])
     assert_rounds(step["host_seconds"], [CAPTURED, EAGER])
     assert_rounds(first["seconds"], PROCESS_OF, rounds=1)

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/send_thread.h"
 
 namespace torchkv::testing {
 namespace {
@@ -146,12 +147,73 @@ int launch_copy(Launch launch) {
   return emulated_error();
 }
 
+// The maximum of the threads' shares, as if in lockstep.
+template <class Thread>
+void share_scales(std::vector<Thread>& threads) {
+  constexpr uint32_t kGroup = Thread::kThreadsOfScale;
+  std::vector<typename Thread::number_t> shares;
+  for (const auto& thread : threads) {
+    shares.push_back(thread.largest());
+  }
+  for (uint32_t half = kGroup / 2; half > 0; half /= 2) {
+    for (uint32_t thread = 0; thread < kThreads; ++thread) {
+      keep_larger<kGroup>(shares.data(), thread, half);
+    }
+  }
+  for (uint32_t thread = 0; thread < kThreads; ++thread) {
+    threads[thread].scale_by(shares[thread / kGroup * kGroup]);
+  }
+}
+
+template <typename V>
+bool run_send(const Send& send) {
+  return dispatch_send<V>(send.codec, [&](auto one) {
+    using Thread = decltype(one);
+    const int64_t num_blocks =
+        (send.num_elements + kSendChunk - 1) / kSendChunk;
+    for (auto block = static_cast<uint32_t>(num_blocks); block-- > 0;) {
+      std::vector<Thread> threads;
+      for (uint32_t thread = 0; thread < kThreads; ++thread) {
+        threads.emplace_back(block, thread).load(send);
+      }
+      if constexpr (Thread::kThreadsOfScale != 0) {
+        share_scales(threads);
+      }
+      for (auto& thread : threads) {
+        thread.finish(send);
+      }
+    }
+  });
+}
+
+int launch_send(Send send, void* /*stream*/) {
+  const auto run = [&](auto run_send) { EXPECT_TRUE(run_send(send)); };
+  switch (send.value) {
+    case Dtype::kFloat:
+      run(run_send<float>);
+      break;
+    case Dtype::kHalf:
+      run(run_send<Half>);
+      break;
+    case Dtype::kBFloat16:
+      run(run_send<BFloat16>);
+      break;
+    case Dtype::kDouble:
+      run(run_send<double>);
+      break;
+    default:
+      ADD_FAILURE() << "no kernel sends values of this dtype";
+  }
+  return emulated_error();
+}
+
 Table make_table(size_t params_bytes) {
   Table table{};
   table.abi = kAbi;
   table.params_bytes = static_cast<uint32_t>(params_bytes);
   table.launch_sum = &launch_sum;
   table.launch_copy = &launch_copy;
+  table.launch_send = &launch_send;
   return table;
 }
 

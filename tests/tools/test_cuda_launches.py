@@ -84,6 +84,22 @@ class Launch(ctypes.Structure):
     ]
 
 
+class Send(ctypes.Structure):
+    _fields_ = [
+        ("value", ctypes.c_uint8),
+        ("codec", ctypes.c_uint8),
+        ("is_aligned", ctypes.c_bool),
+        ("threshold", ctypes.c_double),
+        ("stream", ctypes.c_uint64),
+        ("num_elements", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("values", "residual", "kept", "sent")),
+    ]
+
+
+FLOAT, INT64 = 0, 8  # Dtype
+TWO_BIT, TOP_K = 2, 7  # Codec::Id
+
+
 def function(*arguments):
     return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)
 
@@ -96,6 +112,7 @@ class Table(ctypes.Structure):
         ("params_bytes", ctypes.c_uint32),
         ("launch_sum", function(Variant, Launch)),
         ("launch_copy", function(Launch)),
+        ("launch_send", function(Send, ctypes.c_void_p)),
         (
             "num_multiprocessors",
             function(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
@@ -168,11 +185,14 @@ def launch(fake, kernel, size=4096):
     call = Launch(ctypes.addressof(params), size)
     if kernel == "copy":
         return fake.table.launch_copy(call)
+    if kernel == "send":
+        send = Send(FLOAT, TWO_BIT, num_elements=16 * 1024 + 1)
+        return fake.table.launch_send(send, None)
     return fake.table.launch_sum(Variant(0, 0, 0, 2), call)
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 32760])
-@pytest.mark.parametrize("kernel", ["copy", "sum"])
+@pytest.mark.parametrize("kernel", ["copy", "sum", "send"])
 def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
     fake.last_error = 9  # of other code, not yet queried
     assert launch(fake, kernel, size) == 0
@@ -186,6 +206,8 @@ def test_what_has_no_kernel_is_not_launched(fake):
     params = (ctypes.c_uint32 * 1024)()
     call = Launch(ctypes.addressof(params), 4096)
     assert fake.table.launch_sum(Variant(0, 1, 0, 2), call) == 98
+    assert fake.table.launch_send(Send(FLOAT, TOP_K, num_elements=1), None) == 98
+    assert fake.table.launch_send(Send(INT64, TWO_BIT, num_elements=1), None) == 1
     assert fake.num_launches == 0
 
 

@@ -10,6 +10,7 @@ template <typename V>
 int launch_sum(Variant variant, Launch launch);
 
 int launch_copy(Launch launch);
+int launch_send(Send send, void* stream);
 
 // Whether copy.cu was compiled for the current device.
 int has_code(bool* result);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../core/codec.h"
 #include "../../core/export.h"
 #include "../rules.h"
 
@@ -19,7 +20,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 5;
+constexpr uint32_t kAbi = 6;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -230,6 +231,25 @@ struct Launch {
   void* stream; // a cudaStream_t on the current device
 };
 
+// What a codec sends of one value, as a dense one, and the residual that it
+// leaves: one block for each kSendChunk elements. A kernel each, because it is
+// the value's own: there is no sum to share a launch with.
+constexpr int64_t kSendChunk = 1024;
+constexpr uint32_t kSendBlocksPerMultiprocessor = 6; // 40 registers
+struct Send {
+  Dtype value; // floating
+  Codec::Id codec; // with a kernel: not topk
+  bool is_aligned; // all pointers are multiples of 16
+  double threshold;
+  uint64_t stream; // of int4's random numbers
+  int64_t num_elements; // at least 1
+  const void* values;
+  // Of fp32 or, if the value is, of fp64; null for a codec without feedback.
+  const void* residual;
+  void* kept;
+  void* sent;
+};
+
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own
 // calls and leave older errors of other code alone. They use the current
 // device.
@@ -239,6 +259,7 @@ struct Table {
 
   int (*launch_sum)(Variant variant, Launch launch);
   int (*launch_copy)(Launch launch);
+  int (*launch_send)(Send send, void* stream);
   int (*num_multiprocessors)(int device, int* result);
   // Whether the kernels were compiled for the current device.
   int (*has_code)(bool* result);

@@ -91,6 +91,7 @@ Table make_table() {
                                     : static_cast<uint32_t>(kSmallParams),
       &launch_sum,
       &launch_copy,
+      &launch_send,
       &num_multiprocessors,
       &has_code,
       &is_capturing,

@@ -175,6 +175,24 @@ int launch_copy(Launch call) {
   });
 }
 
+int launch_send(Send send, void* stream) {
+  check_code();
+  const auto count = static_cast<size_t>(send.num_elements);
+  const size_t bytes = count * bytes_of_sum(send.value);
+  std::vector<Range> ranges{
+      {send.values, count * bytes_of(send.value), false},
+      {send.sent, bytes, true}};
+  if (send.residual != nullptr) {
+    ranges.push_back({send.residual, bytes, false});
+    ranges.push_back({send.kept, bytes, true});
+  }
+  const auto error = std::make_shared<int>(0);
+  launch("send", stream, ranges, [=] {
+    *error = testing::emulated_table().launch_send(send, stream);
+  });
+  return *error;
+}
+
 int num_multiprocessors(int /*device*/, int* result) {
   *result = 2;
   return 0;
@@ -227,6 +245,7 @@ const Table& table() {
       static_cast<uint32_t>(kLargeParams),
       &launch_sum,
       &launch_copy,
+      &launch_send,
       &num_multiprocessors,
       &has_code_of_current,
       &is_capturing,

@@ -1,0 +1,65 @@
+#include "launch.h"
+#include "send_thread.h"
+
+namespace torchkv::kernels::cuda {
+namespace {
+
+template <typename V, Codec::Id kCodec>
+__global__ void __launch_bounds__(kThreads, kSendBlocksPerMultiprocessor)
+    send_kernel(const __grid_constant__ Send send) {
+  using Thread = SendThread<V, kCodec>;
+  Thread thread(blockIdx.x, threadIdx.x);
+  thread.load(send);
+  if constexpr (Thread::kThreadsOfScale != 0) {
+    constexpr uint32_t kGroup = Thread::kThreadsOfScale;
+    __shared__ typename Thread::number_t shares[kThreads];
+    shares[threadIdx.x] = thread.largest();
+    TORCHKV_UNROLL
+    for (uint32_t half = kGroup / 2; half > 0; half /= 2) {
+      __syncthreads();
+      keep_larger<kGroup>(shares, threadIdx.x, half);
+    }
+    __syncthreads();
+    thread.scale_by(shares[threadIdx.x / kGroup * kGroup]);
+  }
+  thread.finish(send);
+}
+
+template <typename V>
+int launch(Send send, void* stream) {
+  int error = cudaErrorInvalidDeviceFunction;
+  dispatch_send<V>(send.codec, [&](auto thread) {
+    using Thread = decltype(thread);
+    const auto num_blocks = static_cast<uint32_t>(
+        (send.num_elements + kSendChunk - 1) / kSendChunk);
+    void* arguments[] = {&send};
+    error = returned(cudaLaunchKernel(
+        reinterpret_cast<const void*>(
+            &send_kernel<typename Thread::value_t, Thread::kId>),
+        dim3(num_blocks),
+        dim3(kThreads),
+        arguments,
+        0,
+        static_cast<cudaStream_t>(stream)));
+  });
+  return error;
+}
+
+} // namespace
+
+int launch_send(Send send, void* stream) {
+  switch (send.value) {
+    case Dtype::kFloat:
+      return launch<float>(send, stream);
+    case Dtype::kHalf:
+      return launch<Half>(send, stream);
+    case Dtype::kBFloat16:
+      return launch<BFloat16>(send, stream);
+    case Dtype::kDouble:
+      return launch<double>(send, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+} // namespace torchkv::kernels::cuda

@@ -1,0 +1,205 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../../core/mixed_bits.h"
+#include "../codecs.h"
+#include "params.h"
+#include "types.h"
+
+// What codecs send: the code of one thread of one block, compiled for GPUs by
+// send.cu, and for the host by the tests.
+namespace torchkv::kernels::cuda {
+
+// A thread has this many consecutive elements, and a block kSendChunk: a whole
+// number of the codec's blocks with one scale.
+constexpr int kSendPack = 4;
+static_assert(kThreads * kSendPack == kSendChunk);
+
+// The threads that find the scale of their elements together; 0 for a codec
+// without scales.
+constexpr uint32_t threads_of_scale(Codec::Id codec) {
+  return static_cast<uint32_t>(Codec{codec}.block_size()) / kSendPack;
+}
+static_assert(kThreads % threads_of_scale(Codec::Id::kFp8) == 0);
+static_assert(kThreads % threads_of_scale(Codec::Id::kInt4) == 0);
+
+// The threads of a block first load(); with a codec that has scales, they share
+// what largest() returns, and scale by the maximum; then they finish().
+template <typename V, Codec::Id kCodec>
+class SendThread {
+ public:
+  using value_t = V;
+  using number_t = arithmetic_t<V>;
+  static constexpr Codec::Id kId = kCodec;
+  static constexpr uint32_t kThreadsOfScale = threads_of_scale(kCodec);
+
+  TORCHKV_HOST_DEVICE SendThread(uint32_t block, uint32_t thread)
+      : first_(int64_t{block} * kSendChunk + int64_t{thread} * kSendPack) {}
+
+  TORCHKV_HOST_DEVICE inline void load(const Send& send) {
+    Pack<V, kSendPack> given;
+    load_pack(static_cast<const V*>(send.values), send, given);
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      values_.at[i] = widen(given.at[i]);
+    }
+    if constexpr (kHasResidual) {
+      Pack<number_t, kSendPack> residual;
+      load_pack(static_cast<const number_t*>(send.residual), send, residual);
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSendPack; ++i) {
+        values_.at[i] = values_.at[i] + residual.at[i];
+      }
+    }
+  }
+
+  // The greatest finite magnitude of its elements.
+  TORCHKV_HOST_DEVICE inline number_t largest() const {
+    number_t result = 0;
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      const number_t value = values_.at[i];
+      const auto magnitude =
+          codecs::from_bits<number_t>(codecs::magnitude_bits(value));
+      const bool is_larger = codecs::is_finite(value) & (magnitude > result);
+      result = codecs::either(is_larger, magnitude, result);
+    }
+    return result;
+  }
+  TORCHKV_HOST_DEVICE inline void scale_by(number_t largest) {
+    scale_ = codecs::scale_of(
+        largest,
+        kCodec == Codec::Id::kFp8 ? codecs::kFp8Max : codecs::kInt4Max);
+  }
+
+  TORCHKV_HOST_DEVICE inline void finish(const Send& send) {
+    uint32_t bits = 0; // of the random numbers
+    if constexpr (kCodec == Codec::Id::kInt4) {
+      constexpr auto kBlock = int64_t{kThreadsOfScale} * kSendPack;
+      const auto block = static_cast<uint64_t>(first_ / kBlock);
+      bits = static_cast<uint32_t>(mixed_bits(send.stream + block)) +
+          static_cast<uint32_t>(first_ % kBlock);
+    }
+    Pack<number_t, kSendPack> sent;
+    Pack<number_t, kSendPack> kept;
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      const number_t value = values_.at[i];
+      sent.at[i] = sent_of(send, value, bits + static_cast<uint32_t>(i));
+      kept.at[i] = kIsMxnet ? value - sent.at[i]
+                            : codecs::residual_of(value, sent.at[i]);
+    }
+    store_pack(sent, send, static_cast<number_t*>(send.sent));
+    if constexpr (kHasResidual) {
+      store_pack(kept, send, static_cast<number_t*>(send.kept));
+    }
+  }
+
+ private:
+  static constexpr bool kHasResidual = Codec{kCodec}.has_feedback();
+  static constexpr bool kIsMxnet =
+      kCodec == Codec::Id::k1Bit || kCodec == Codec::Id::k2Bit;
+
+  TORCHKV_HOST_DEVICE inline number_t sent_of(
+      const Send& send,
+      number_t value,
+      uint32_t random) const {
+    const auto threshold = static_cast<number_t>(send.threshold);
+    if constexpr (kCodec == Codec::Id::k1Bit) {
+      return codecs::sent_1bit(value, threshold);
+    } else if constexpr (kCodec == Codec::Id::k2Bit) {
+      return codecs::sent_2bit(value, threshold);
+    } else if constexpr (kCodec == Codec::Id::kFp16) {
+      return codecs::sent_fp16(value);
+    } else if constexpr (kCodec == Codec::Id::kBf16) {
+      return codecs::sent_bf16(value);
+    } else if constexpr (kCodec == Codec::Id::kFp8) {
+      return codecs::sent_fp8(value, scale_);
+    } else {
+      return codecs::sent_int4(value, scale_, codecs::uniform(random));
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline bool is_whole(const Send& send) const {
+    return send.is_aligned && first_ + kSendPack <= send.num_elements;
+  }
+
+  // Elements behind the last one are zeros.
+  template <typename T>
+  TORCHKV_HOST_DEVICE inline void load_pack(
+      const T* source,
+      const Send& send,
+      Pack<T, kSendPack>& pack) const {
+    if (is_whole(send)) {
+      pack = load_once<T, kSendPack>(source + first_);
+      return;
+    }
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      pack.at[i] =
+          first_ + i < send.num_elements ? source[first_ + i] : narrow<T>(0);
+    }
+  }
+
+  template <typename T>
+  TORCHKV_HOST_DEVICE inline void store_pack(
+      const Pack<T, kSendPack>& pack,
+      const Send& send,
+      T* destination) const {
+    if (is_whole(send)) {
+      store(pack, destination + first_);
+      return;
+    }
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      if (first_ + i < send.num_elements) {
+        destination[first_ + i] = pack.at[i];
+      }
+    }
+  }
+
+  int64_t first_; // of its elements
+  Pack<number_t, kSendPack> values_;
+  codecs::Scale<number_t> scale_;
+};
+
+// One step of a maximum over `kGroup` threads, whose result is that of the
+// first one: with half = kGroup / 2, kGroup / 4, ..., 1, and a barrier before
+// each.
+template <uint32_t kGroup, typename T>
+TORCHKV_HOST_DEVICE inline void keep_larger(
+    T* shares,
+    uint32_t thread,
+    uint32_t half) {
+  if (thread % kGroup < half && shares[thread] < shares[thread + half]) {
+    shares[thread] = shares[thread + half];
+  }
+}
+
+// Calls `f` with a SendThread of the codec, if there is one.
+template <typename V, Codec::Id... kCodecs, typename F>
+bool dispatch_send_among(Codec::Id codec, F f) {
+  const auto call = [&](auto id) {
+    if (codec != decltype(id)::value) {
+      return false;
+    }
+    f(SendThread<V, decltype(id)::value>(0, 0));
+    return true;
+  };
+  return (call(std::integral_constant<Codec::Id, kCodecs>()) || ...);
+}
+template <typename V, typename F>
+bool dispatch_send(Codec::Id codec, F f) {
+  return dispatch_send_among<
+      V,
+      Codec::Id::k1Bit,
+      Codec::Id::k2Bit,
+      Codec::Id::kFp16,
+      Codec::Id::kBf16,
+      Codec::Id::kFp8,
+      Codec::Id::kInt4>(codec, f);
+}
+
+} // namespace torchkv::kernels::cuda
