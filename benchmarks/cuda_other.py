@@ -1,10 +1,11 @@
-"""Other figures of a GPU: the first push, captured, misaligned and compressed ones.
+"""Other figures of a GPU: first, captured, misaligned, compressed and sparse pushes.
 
 The first push of a process loads the kernels and allocates state; it is compared with
 torch's first sum and fused step, each in a new process. A captured step is a push and a
 pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
 gradients are views into a flat buffer at an offset of one element. Pushes of four
-replicas with gradient compression are compared with one without.
+replicas with gradient compression are compared with one without, and pushes of four
+row-sparse replicas with PyTorch's sum of sparse tensors and its SGD.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -39,6 +40,9 @@ CAPTURED, EAGER = "captured push, pull", "torchkv push, pull"
 ALIGNED, MISALIGNED = "aligned", "one element behind"
 COMPRESSED, PLAIN = "compressed", "without compression"
 COMPRESSED_REPLICAS = 4
+SPARSE = "sparse SGD"
+OURS, TORCH = "torchkv push", "torch's sum and SGD"
+SPARSE_REPLICAS, ROW_ELEMENTS = 4, 64
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
 PROCESSES = 5
 
@@ -201,10 +205,45 @@ def compressed(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     return {"case": COMPRESSED, "seconds": measure(contestants, plan)}
 
 
+def row_sparse(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """Steps of SGD with the sum of sparse gradients: of whole numbers, so exact."""
+    num_rows, count = (1 << 10, 64) if smoke else (1_000_000, 50_000)
+    shape = (num_rows, ROW_ELEMENTS)
+    gradients = []
+    for _ in range(SPARSE_REPLICAS):
+        ids = torch.randint(num_rows, (1, count), device=device)
+        rows = torch.randint(-9, 10, (count, ROW_ELEMENTS), device=device).float()
+        gradients.append(
+            torch.sparse_coo_tensor(ids, rows, shape, check_invariants=False)
+        )
+    store = torchkv.create("device")
+    store.init(0, torch.zeros(shape, device=device))
+    store.set_optimizer(torchkv.optim.SGD(lr=1))
+    weight = torch.nn.Parameter(torch.zeros(shape, device=device))
+    optimizer = torch.optim.SGD([weight], lr=1)
+
+    def step() -> None:
+        weight.grad = sum(gradients[1:], gradients[0])
+        optimizer.step()
+
+    expected = -sum(gradients[1:], gradients[0]).to_dense()
+    contestants = {
+        OURS: Contestant(
+            gpu.timed([lambda: store.push(0, gradients)], device),
+            lambda: torch.equal(store.pull(0), expected),
+        ),
+        TORCH: Contestant(
+            gpu.timed([step], device), lambda: torch.equal(weight.detach(), expected)
+        ),
+    }
+    return {"case": SPARSE, "seconds": measure(contestants, plan)}
+
+
 def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
     """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
     yield compressed(plan, smoke, device)
+    yield row_sparse(plan, smoke, device)
     yield captured_step(plan, smoke, device)
     yield first_calls(1 if smoke else PROCESSES, device)
 

@@ -76,6 +76,10 @@ LIMITS = {
     rf"send<{HALF}, int4>": Limits(40, 0, loads=0, stores=1, narrow=4),
     r"send<double, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 8, loads=4, stores=4),
     r"send<double, int4>": Limits(40, 0, loads=2, stores=2, narrow=4),
+    # A word of each row that is added up, or one element.
+    r"row_sum_kernel<float, 4>": Limits(40, 0, loads=2, stores=1, narrow=2),
+    rf"row_sum_kernel<{HALF}, 8>": Limits(40, 0, loads=2, stores=2, narrow=2),
+    r"row_sum_kernel<\w+( \w+)*, \d+>": Limits(40, 0, loads=0, stores=0, narrow=2),
     # Byte by byte: not performance-critical.
     r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }
@@ -127,7 +131,7 @@ def short_names(symbols: list[str]) -> dict[str, str]:
         symbols, run("c++filt", text="\n".join(symbols)).splitlines(), strict=True
     ):
         name = re.sub(r"^void |\(anonymous namespace\)::|(\w+::)+", "", name)
-        name = re.sub(r"\((Params<|Send\)).*", "", name)
+        name = re.sub(r"\((Params<|Send\)|RowSums\)).*", "", name)
         for number, rule in enumerate(RULES):
             name = name.replace(f"(Rule){number}", rule)
         for number, codec in enumerate(CODECS):

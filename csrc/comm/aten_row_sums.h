@@ -12,17 +12,18 @@
 namespace torchkv {
 
 // Sums of row-sparse values, and of lists of these and dense ones, into dense
-// tensors on accelerators, by PyTorch's operators; copies of the rows are
-// stepped as dense values are. The ids are in CPU memory, so the host knows
-// which rows there are; copying them to the device blocks it.
+// tensors on accelerators, by PyTorch's operators, or by a kernel where all
+// values are row-sparse; copies of the rows are stepped as dense values are.
+// The ids are in CPU memory, so the host knows which rows there are; copying
+// them to the device blocks it.
 //
 // add() does all but the writes, so that running out of memory changes nothing.
 // Beside the values this takes memory for the rows pushed, with their state, or
 // for the result where a dense value is among the values.
 //
-// Each row is added up in the order of the values, except where a row of up to
-// 32 elements repeats more than 32 times in one value: in an order of
-// PyTorch's.
+// Each row is added up in the order of the values, except without the kernel
+// where a row of up to 32 elements repeats more than 32 times in one value: in
+// an order of PyTorch's.
 class AtenRowSums {
  public:
   explicit AtenRowSums(StreamOrder& order) : order_(order) {}

@@ -1,6 +1,5 @@
 #include "cuda_backend.h"
 
-#include <ATen/OpMathType.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -9,54 +8,13 @@
 #include "../core/plain_dispatch.h"
 #include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
+#include "cuda_dtype.h"
 
 namespace torchkv {
 namespace {
 
-using kernels::cuda::Dtype;
 using kernels::cuda::Launches;
 using kernels::cuda::SumJob;
-
-// A dtype as the kernels see it, if they support it: of a complex number, that
-// of its two parts.
-std::optional<Dtype> dtype_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-    case c10::kComplexFloat:
-      return Dtype::kFloat;
-    case c10::kHalf:
-    case c10::kComplexHalf:
-      return Dtype::kHalf;
-    case c10::kBFloat16:
-      return Dtype::kBFloat16;
-    case c10::kDouble:
-    case c10::kComplexDouble:
-      return Dtype::kDouble;
-    case c10::kBool:
-      return Dtype::kBool;
-    case c10::kByte:
-    case c10::kChar:
-      return Dtype::kInt8;
-    case c10::kShort:
-    case c10::kUInt16:
-      return Dtype::kInt16;
-    case c10::kInt:
-    case c10::kUInt32:
-      return Dtype::kInt32;
-    case c10::kLong:
-    case c10::kUInt64:
-      return Dtype::kInt64;
-    default:
-      return std::nullopt;
-  }
-}
-
-// The type in which the kernels sum such numbers.
-c10::ScalarType sum_type(c10::ScalarType dtype) {
-  return c10::isIntegralType(dtype, /*includeBool=*/true)
-      ? dtype
-      : at::toOpMathType(dtype);
-}
 
 bool are_of(c10::ArrayRef<Value> values, c10::ScalarType dtype) {
   return std::all_of(values.begin(), values.end(), [&](const Value& value) {
@@ -127,7 +85,7 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
     return false;
   }
   const bool is_complex = c10::isComplexType(result.scalar_type());
-  const auto stored = dtype_of(result.scalar_type());
+  const auto stored = cuda_dtype(result.scalar_type());
   if (!stored) {
     return false;
   }
@@ -139,7 +97,7 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
   // All in one dtype, or a sum before such values, or else converted.
   const auto last = job.values.back().dtype();
   const auto has_kernel = [&](c10::ScalarType dtype, bool first_is_sum) {
-    const auto value = dtype_of(dtype);
+    const auto value = cuda_dtype(dtype);
     if (!value || c10::isComplexType(dtype) != is_complex ||
         sum_type(dtype) != job.accumulation) {
       return false;

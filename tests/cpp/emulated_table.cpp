@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/row_sum_thread.h"
 #include "kernels/cuda/send_thread.h"
 
 namespace torchkv::testing {
@@ -207,6 +208,59 @@ int launch_send(Send send, void* /*stream*/) {
   return emulated_error();
 }
 
+template <typename V, int kSize>
+void run_row_packs(const RowSums& call) {
+  const int64_t num_threads = num_row_packs<kSize>(call);
+  for_each_thread(
+      static_cast<uint32_t>((num_threads + kThreads - 1) / kThreads),
+      [&](uint32_t block, uint32_t thread) {
+        row_sum_thread<V, kSize>(call, block, thread);
+      });
+}
+
+template <typename V>
+void run_row_sums(const RowSums& call) {
+  if (call.is_aligned) {
+    run_row_packs<V, kRowPack<V>>(call);
+  } else {
+    run_row_packs<V, 1>(call);
+  }
+}
+
+int launch_row_sums(RowSums call, void* /*stream*/) {
+  const auto run = [&](auto run_row_sums) { run_row_sums(call); };
+  switch (call.value) {
+    case Dtype::kFloat:
+      run(run_row_sums<float>);
+      break;
+    case Dtype::kHalf:
+      run(run_row_sums<Half>);
+      break;
+    case Dtype::kBFloat16:
+      run(run_row_sums<BFloat16>);
+      break;
+    case Dtype::kDouble:
+      run(run_row_sums<double>);
+      break;
+    case Dtype::kBool:
+      run(run_row_sums<Bool>);
+      break;
+    case Dtype::kInt8:
+      run(run_row_sums<uint8_t>);
+      break;
+    case Dtype::kInt16:
+      run(run_row_sums<uint16_t>);
+      break;
+    case Dtype::kInt32:
+      run(run_row_sums<uint32_t>);
+      break;
+    case Dtype::kInt64:
+      run(run_row_sums<uint64_t>);
+      break;
+  }
+  return emulated_error();
+}
+
 Table make_table(size_t params_bytes) {
   Table table{};
   table.abi = kAbi;
@@ -214,6 +268,7 @@ Table make_table(size_t params_bytes) {
   table.launch_sum = &launch_sum;
   table.launch_copy = &launch_copy;
   table.launch_send = &launch_send;
+  table.launch_row_sums = &launch_row_sums;
   return table;
 }
 

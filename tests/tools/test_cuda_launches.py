@@ -96,6 +96,16 @@ class Send(ctypes.Structure):
     ]
 
 
+class RowSums(ctypes.Structure):
+    _fields_ = [
+        ("value", ctypes.c_uint8),
+        ("is_aligned", ctypes.c_bool),
+        ("num_rows", ctypes.c_int64),
+        ("num_columns", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("sources", "offsets", "sums")),
+    ]
+
+
 FLOAT, INT64 = 0, 8  # Dtype
 TWO_BIT, TOP_K = 2, 7  # Codec::Id
 
@@ -113,6 +123,7 @@ class Table(ctypes.Structure):
         ("launch_sum", function(Variant, Launch)),
         ("launch_copy", function(Launch)),
         ("launch_send", function(Send, ctypes.c_void_p)),
+        ("launch_row_sums", function(RowSums, ctypes.c_void_p)),
         (
             "num_multiprocessors",
             function(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
@@ -188,11 +199,15 @@ def launch(fake, kernel, size=4096):
     if kernel == "send":
         send = Send(FLOAT, TWO_BIT, num_elements=16 * 1024 + 1)
         return fake.table.launch_send(send, None)
+    if kernel == "rows":
+        # 256 threads of 4 columns each, but for the last block.
+        rows = RowSums(FLOAT, is_aligned=True, num_rows=129, num_columns=128)
+        return fake.table.launch_row_sums(rows, None)
     return fake.table.launch_sum(Variant(0, 0, 0, 2), call)
 
 
 @pytest.mark.parametrize("size", [4096, 12288, 32760])
-@pytest.mark.parametrize("kernel", ["copy", "sum", "send"])
+@pytest.mark.parametrize("kernel", ["copy", "sum", "send", "rows"])
 def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
     fake.last_error = 9  # of other code, not yet queried
     assert launch(fake, kernel, size) == 0
@@ -207,6 +222,7 @@ def test_what_has_no_kernel_is_not_launched(fake):
     call = Launch(ctypes.addressof(params), 4096)
     assert fake.table.launch_sum(Variant(0, 1, 0, 2), call) == 98
     assert fake.table.launch_send(Send(FLOAT, TOP_K, num_elements=1), None) == 98
+    assert fake.table.launch_row_sums(RowSums(9), None) == 1
     assert fake.table.launch_send(Send(INT64, TWO_BIT, num_elements=1), None) == 1
     assert fake.num_launches == 0
 

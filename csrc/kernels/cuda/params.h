@@ -20,7 +20,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 6;
+constexpr uint32_t kAbi = 7;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -250,6 +250,20 @@ struct Send {
   void* sent;
 };
 
+// Row i of `sums` is the sum of the rows at sources[offsets[i]], ...,
+// sources[offsets[i + 1] - 1], at least one, in this order.
+constexpr uint32_t kRowBlocksPerMultiprocessor = 6; // 40 registers
+struct RowSums {
+  Dtype value;
+  bool is_aligned; // addresses and sizes of rows are multiples of 16 bytes
+  int64_t num_rows; // at least 1
+  int64_t num_columns; // likewise
+  // In memory of the device:
+  const void* const* sources;
+  const int64_t* offsets;
+  void* sums; // contiguous, in the type of the arithmetic
+};
+
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own
 // calls and leave older errors of other code alone. They use the current
 // device.
@@ -260,6 +274,7 @@ struct Table {
   int (*launch_sum)(Variant variant, Launch launch);
   int (*launch_copy)(Launch launch);
   int (*launch_send)(Send send, void* stream);
+  int (*launch_row_sums)(RowSums call, void* stream);
   int (*num_multiprocessors)(int device, int* result);
   // Whether the kernels were compiled for the current device.
   int (*has_code)(bool* result);

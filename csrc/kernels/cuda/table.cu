@@ -92,6 +92,7 @@ Table make_table() {
       &launch_sum,
       &launch_copy,
       &launch_send,
+      &launch_row_sums,
       &num_multiprocessors,
       &has_code,
       &is_capturing,

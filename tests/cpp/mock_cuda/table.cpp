@@ -193,6 +193,25 @@ int launch_send(Send send, void* stream) {
   return *error;
 }
 
+int launch_row_sums(RowSums call, void* stream) {
+  check_code();
+  const auto count = static_cast<size_t>(call.num_rows);
+  const auto columns = static_cast<size_t>(call.num_columns);
+  const auto num_sources = static_cast<size_t>(call.offsets[count]);
+  std::vector<Range> ranges{
+      {call.offsets, (count + 1) * sizeof(int64_t), false},
+      {call.sources, num_sources * sizeof(void*), false},
+      {call.sums, count * columns * bytes_of_sum(call.value), true}};
+  for (size_t i = 0; i < num_sources; ++i) {
+    ranges.push_back({call.sources[i], columns * bytes_of(call.value), false});
+  }
+  const auto error = std::make_shared<int>(0);
+  launch("row_sums", stream, ranges, [=] {
+    *error = testing::emulated_table().launch_row_sums(call, stream);
+  });
+  return *error;
+}
+
 int num_multiprocessors(int /*device*/, int* result) {
   *result = 2;
   return 0;
@@ -246,6 +265,7 @@ const Table& table() {
       &launch_sum,
       &launch_copy,
       &launch_send,
+      &launch_row_sums,
       &num_multiprocessors,
       &has_code_of_current,
       &is_capturing,
