@@ -107,14 +107,14 @@ at::Tensor mixed_64(const at::Tensor& given) {
   return bits.bitwise_xor(shifted_right(bits, 31));
 }
 
-// codecs::uniform of numbers of 32 bits.
-at::Tensor uniform_of(at::Tensor bits) {
+// codecs::random_from_8 of numbers of 32 bits.
+at::Tensor random_from_8(at::Tensor bits) {
   bits = low_32_bits(
       bits.bitwise_xor(shifted_right(bits, 16)).mul_(int64_t{0x7FEB352D}));
   bits = low_32_bits(
       bits.bitwise_xor(shifted_right(bits, 15)).mul_(int64_t{0x846CA68B}));
   bits = bits.bitwise_xor(shifted_right(bits, 16));
-  return shifted_right(bits, 12).to(at::kFloat).mul_(0x1p-20);
+  return shifted_right(bits, 12).to(at::kFloat).mul_(0x1p-20).add_(8);
 }
 
 at::Tensor random_numbers(
@@ -129,7 +129,7 @@ at::Tensor random_numbers(
           .unsqueeze(1);
   const at::Tensor bits =
       low_32_bits(of_blocks + at::arange(block_size, options));
-  return uniform_of(bits.view({-1}).narrow(0, 0, count))
+  return random_from_8(bits.view({-1}).narrow(0, 0, count))
       .to(values.scalar_type());
 }
 
@@ -141,7 +141,6 @@ at::Tensor sent_int4(
   const at::Tensor finite =
       at::where(values.isfinite(), values, at::zeros_like(values));
   const at::Tensor codes = (finite * inverse)
-                               .add_(8)
                                .add_(random_numbers(values, block_size, stream))
                                .clamp_(1, 15)
                                .trunc_()

@@ -166,22 +166,27 @@ TORCHKV_CODEC uint32_t mixed(uint32_t bits) {
   bits = (bits ^ (bits >> 15U)) * 0x846CA68BU;
   return bits ^ (bits >> 16U);
 }
-// A random number in [0, 1) of 20 bits: floats from 8 to 16 are multiples of
-// 2^-20.
-TORCHKV_CODEC float uniform(uint32_t bits) {
-  return static_cast<float>(static_cast<int32_t>(mixed(bits) >> 12U)) *
-      0x1p-20F;
+// 8 plus a random number in [0, 1) of 20 bits: floats from 8 to 16 are
+// multiples of 2^-20.
+TORCHKV_CODEC float random_from_8(uint32_t bits) {
+  return from_bits<float>(0x41000000U | (mixed(bits) >> 12U));
 }
 // Rounded up with the probability that makes the mean right; a whole number of
-// scales is sent as it is, because both sums are then exact. They are from 1
-// on, so that truncating is rounding down.
+// scales is sent as it is, because the sum is then exact. Sums are positive, so
+// that truncating is rounding down.
+template <typename T>
+TORCHKV_CODEC T sent_int4_of_finite(T value, Scale<T> scale, float random) {
+  const T shifted = value * scale.inverse + T(random);
+  const auto rounded = static_cast<int32_t>(shifted);
+  // Rounding errors may leave the range.
+  const int32_t low = rounded < 1 ? 1 : rounded;
+  return T((low > 15 ? 15 : low) - 8) * scale.scale;
+}
 template <typename T>
 TORCHKV_CODEC T sent_int4(T value, Scale<T> scale, float random) {
   const T finite = either(is_finite(value), value, T(0)); // NaN is no integer
-  const T shifted =
-      within((finite * scale.inverse + T(8)) + T(random), T(1), T(15));
-  const T code = T(static_cast<int32_t>(shifted) - 8);
-  return either(is_finite(value), code * scale.scale, kNan<T>);
+  return either(
+      is_finite(value), sent_int4_of_finite(finite, scale, random), kNan<T>);
 }
 
 template <typename T>

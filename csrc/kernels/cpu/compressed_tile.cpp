@@ -51,13 +51,15 @@ struct Fp8 {
     return codecs::sent_fp8(value, scale);
   }
 };
-template <typename T>
+template <bool kFinite, typename T>
 struct Int4 {
   codecs::Scale<T> scale;
   uint32_t stream; // of the block
-  TORCHKV_CODEC T operator()(T value, int64_t i) const {
-    return codecs::sent_int4(
-        value, scale, codecs::uniform(stream + static_cast<uint32_t>(i)));
+  TORCHKV_CODEC T operator()(T value, int32_t i) const {
+    const float random =
+        codecs::random_from_8(stream + static_cast<uint32_t>(i));
+    return kFinite ? codecs::sent_int4_of_finite(value, scale, random)
+                   : codecs::sent_int4(value, scale, random);
   }
 };
 template <typename T>
@@ -99,16 +101,25 @@ TORCHKV_CLONES void send_once(
     Code code,
     const T* values,
     T* total,
-    int64_t size) {
-  for (int64_t i = 0; i < size; ++i) {
+    int32_t size) { // whose numbers take fewer operations than those of int64_t
+  for (int32_t i = 0; i < size; ++i) {
     const T sent = code(values[i], i);
     total[i] = kAdd ? total[i] + sent : sent;
   }
 }
 
-// The greatest finite magnitude of a block of values.
+// The greatest magnitude of a block of values; infinity or NaN if there is any.
 template <typename T>
-TORCHKV_CLONES T largest_of(const T* values, int64_t size) {
+TORCHKV_CLONES T largest_of_all(const T* values, int64_t size) {
+  codecs::bits_t<T> largest = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    largest = std::max(largest, codecs::magnitude_bits(values[i]));
+  }
+  return codecs::from_bits<T>(largest);
+}
+
+template <typename T>
+TORCHKV_CLONES T largest_of_finite(const T* values, int64_t size) {
   codecs::bits_t<T> largest = 0;
   for (int64_t i = 0; i < size; ++i) {
     const T finite =
@@ -118,8 +129,22 @@ TORCHKV_CLONES T largest_of(const T* values, int64_t size) {
   return codecs::from_bits<T>(largest);
 }
 
-// Calls `visit(i, size, block, index, scale)` for the blocks in a tile: `size`
-// elements from element `i` of the tile and `index` of the block on.
+template <typename T>
+struct Magnitude {
+  T largest; // of the finite values
+  bool is_finite; // all values are
+};
+template <typename T>
+Magnitude<T> magnitude_of(const T* values, int64_t size) {
+  const T largest = largest_of_all(values, size);
+  return codecs::is_finite(largest)
+      ? Magnitude<T>{largest, true}
+      : Magnitude<T>{largest_of_finite(values, size), false};
+}
+
+// Calls `visit(i, size, block, index, scale, is_finite)` for the blocks in a
+// tile: `size` elements from element `i` of the tile and `index` of the block
+// on, which are known to be finite or not.
 template <typename T, class Visit>
 void for_each_block(
     const T* values,
@@ -133,10 +158,16 @@ void for_each_block(
     const int64_t block = (first + i) / block_size;
     const int64_t index = (first + i) % block_size;
     const int64_t size = std::min(block_size - index, num_elements - i);
-    const T magnitude = largest == nullptr
-        ? largest_of(values + i, size)
-        : reinterpret_cast<const T*>(largest)[block];
-    visit(i, size, block, index, codecs::scale_of(magnitude, most));
+    const Magnitude<T> magnitude = largest == nullptr
+        ? magnitude_of(values + i, size)
+        : Magnitude<T>{reinterpret_cast<const T*>(largest)[block], false};
+    visit(
+        i,
+        size,
+        block,
+        index,
+        codecs::scale_of(magnitude.largest, most),
+        magnitude.is_finite);
     i += size;
   }
 }
@@ -168,6 +199,13 @@ void add_loaded(const CompressedTile<T>& tile, Code code, const T* values) {
   const auto send_all =
       tile.is_add ? &send<true, false, Code, T> : &send<false, false, Code, T>;
   send_all(code, values, tile.residual, tile.kept, tile.total, tile.size);
+}
+
+template <class Code, typename T>
+void add_once(bool is_add, Code code, const T* values, T* total, int64_t size) {
+  const auto send_all =
+      is_add ? &send_once<true, Code, T> : &send_once<false, Code, T>;
+  send_all(code, values, total, static_cast<int32_t>(size));
 }
 
 // Whether the values can be read where they are.
@@ -227,7 +265,8 @@ void add_sent(
               int64_t size,
               int64_t /*block*/,
               int64_t /*begin*/,
-              codecs::Scale<T> scale) {
+              codecs::Scale<T> scale,
+              bool /*is_finite*/) {
             add_loaded(tile_from(tile, i, size), Fp8<T>{scale}, values + i);
           });
     }
@@ -246,17 +285,20 @@ void add_sent(
               int64_t size,
               int64_t block,
               int64_t begin,
-              codecs::Scale<T> scale) {
+              codecs::Scale<T> scale,
+              bool is_finite) {
             const uint64_t bits =
                 mixed_bits(source.stream + static_cast<uint64_t>(block));
-            const Int4<T> code{
-                scale,
-                static_cast<uint32_t>(bits) + static_cast<uint32_t>(begin)};
-            (tile.is_add ? &send_once<true, Int4<T>, T>
-                         : &send_once<false, Int4<T>, T>)(code,
-                                                          values + i,
-                                                          tile.total + i,
-                                                          size);
+            const auto stream =
+                static_cast<uint32_t>(bits) + static_cast<uint32_t>(begin);
+            const auto add_all = [&](auto code) {
+              add_once(tile.is_add, code, values + i, tile.total + i, size);
+            };
+            if (is_finite) {
+              add_all(Int4<true, T>{scale, stream});
+            } else {
+              add_all(Int4<false, T>{scale, stream});
+            }
           });
     }
     case Id::kNone:
@@ -297,7 +339,8 @@ void block_magnitudes(
               all == nullptr ? nullptr : all + first,
               sum,
               size);
-          reinterpret_cast<T*>(largest)[block] = largest_of(sum, size);
+          reinterpret_cast<T*>(largest)[block] =
+              magnitude_of(sum, size).largest;
         });
   };
   if (residual_dtype == c10::kDouble) {

@@ -118,7 +118,7 @@ class SendThread {
     } else if constexpr (kCodec == Codec::Id::kFp8) {
       return codecs::sent_fp8(value, scale_);
     } else {
-      return codecs::sent_int4(value, scale_, codecs::uniform(random));
+      return codecs::sent_int4(value, scale_, codecs::random_from_8(random));
     }
   }
 

@@ -118,7 +118,7 @@ T plain_sent(
       return codecs::sent_int4(
           value,
           scale,
-          codecs::uniform(stream + static_cast<uint32_t>(i % 128)));
+          codecs::random_from_8(stream + static_cast<uint32_t>(i % 128)));
     }
     case Id::kTopK:
       return codecs::sent_topk(
