@@ -1,30 +1,14 @@
 #include "send.h"
 
 #include "../kernels/cuda/library.h"
+#include "cuda_dtype.h"
 
 namespace torchkv {
 namespace {
 
-using kernels::cuda::Dtype;
-
 // Whether a kernel that computes in `dtype`, fp32 or fp64, reads such values.
 bool is_read(c10::ScalarType value, c10::ScalarType dtype) {
-  return value == dtype ||
-      (dtype == c10::kFloat &&
-       (value == c10::kHalf || value == c10::kBFloat16));
-}
-
-Dtype dtype_of_read(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kHalf:
-      return Dtype::kHalf;
-    case c10::kBFloat16:
-      return Dtype::kBFloat16;
-    case c10::kDouble:
-      return Dtype::kDouble;
-    default:
-      return Dtype::kFloat;
-  }
+  return cuda_dtype(value) && sum_type(value) == dtype;
 }
 
 bool is_aligned(const void* pointer) {
@@ -44,7 +28,8 @@ Sent send_with_kernel(
   Sent result;
   result.sent = order.runtime().allocate_like(read, dtype);
   kernels::cuda::Send call{};
-  call.value = dtype_of_read(read.scalar_type());
+  call.value =
+      cuda_dtype(read.scalar_type()).value_or(kernels::cuda::Dtype::kFloat);
   call.codec = codec.id;
   call.threshold = codec.threshold;
   call.stream = stream;
