@@ -74,12 +74,13 @@ LIMITS = {
     # These read halves by 8 bytes.
     rf"send<{HALF}, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 0, loads=1, stores=2),
     rf"send<{HALF}, int4>": Limits(40, 0, loads=0, stores=1, narrow=4),
-    r"send<double, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 8, loads=4, stores=4),
-    r"send<double, int4>": Limits(40, 0, loads=2, stores=2, narrow=4),
-    # A word of each row that is added up, or one element.
-    r"row_sum_kernel<float, 4>": Limits(40, 0, loads=2, stores=1, narrow=2),
-    rf"row_sum_kernel<{HALF}, 8>": Limits(40, 0, loads=2, stores=2, narrow=2),
-    r"row_sum_kernel<\w+( \w+)*, \d+>": Limits(40, 0, loads=0, stores=0, narrow=2),
+    r"send<double, (1bit|2bit|fp16|bf16|fp8)>": Limits(64, 0, loads=4, stores=4),
+    r"send<double, int4>": Limits(64, 0, loads=2, stores=2, narrow=4),
+    # Words of four rows together, or elements.
+    r"row_sum_kernel<float, 4>": Limits(64, 0, loads=4, stores=1, narrow=2),
+    rf"row_sum_kernel<{HALF}, 8>": Limits(64, 0, loads=4, stores=2, narrow=2),
+    r"row_sum_kernel<Bool, 16>": Limits(64, 160, loads=4, stores=1, narrow=2),
+    r"row_sum_kernel<\w+( \w+)*, \d+>": Limits(64, 0, loads=0, stores=0, narrow=2),
     # Byte by byte: not performance-critical.
     r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }

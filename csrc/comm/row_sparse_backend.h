@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "../kernels/cpu/row_sums.h"
-#include "aten_row_sums.h"
+#include "device_row_sums.h"
 #include "encoded_backend.h"
 
 namespace torchkv {
@@ -31,7 +31,7 @@ class RowSparseBackend final
   void add_sum(const Job& job) override;
   const at::Tensor& payload_as(const Value& value, c10::ScalarType dtype);
 
-  AtenRowSums device_sums_; // whose result is on an accelerator
+  DeviceRowSums device_sums_; // whose result is on an accelerator
 };
 
 } // namespace torchkv

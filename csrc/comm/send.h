@@ -10,8 +10,9 @@
 
 namespace torchkv {
 
-// send_with_aten on the device of `place`, which has been entered, and where
-// the value is: in one pass by a kernel where there is one for the codec.
+// What a codec sends of a value on the device of `place`, which has been
+// entered: as send_with_aten, but by one kernel where there is one for the
+// codec. REQUIRES: PlainDispatch; at least one element.
 Sent send(
     StreamOrder& order,
     const Place& place,

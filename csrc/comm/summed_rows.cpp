@@ -4,11 +4,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "../core/errors.h"
 #include "../kernels/cuda/library.h"
 #include "cuda_dtype.h"
 
@@ -23,13 +23,21 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, c10::Device device) {
   return tensor.to(device);
 }
 
-// The rows of which a kernel makes each sum.
-struct Sources {
-  c10::ScalarType dtype = c10::kFloat;
-  std::vector<int64_t> offsets; // of each sum, and their end
-  std::vector<int64_t> addresses;
-  std::vector<at::Tensor> copies; // of what cannot be read where it is
-};
+// Where these are among the ids, both ascending.
+std::vector<int64_t> positions_of(
+    c10::ArrayRef<int64_t> these,
+    c10::ArrayRef<int64_t> ids) {
+  std::vector<int64_t> positions;
+  positions.reserve(these.size());
+  int64_t at = 0;
+  for (const int64_t id : these) {
+    while (ids[static_cast<size_t>(at)] != id) {
+      ++at;
+    }
+    positions.push_back(at);
+  }
+  return positions;
+}
 
 bool can_read(
     Runtime& runtime,
@@ -41,45 +49,43 @@ bool can_read(
       (device == home.device || may_use_peer(runtime, home.device, device));
 }
 
-// Adds the rows of a value to the sources of the ids, of which `next` has the
-// position of the next one.
-void add_sources(
+// The addresses of a value's rows of a piece, in the order of their ids; a copy
+// of rows that cannot be read where they are is added to `copies`.
+std::vector<int64_t> addresses_of(
     Runtime& runtime,
     const Place& home,
     const Value& value,
     const RowRange& range,
     const RowPiece& piece,
-    c10::ArrayRef<int64_t> ids,
-    std::vector<int64_t>& next,
-    Sources& sources) {
+    c10::ScalarType dtype,
+    std::vector<at::Tensor>& copies) {
   const RowSparse& rows = *rows_in(value);
-  const bool reads_payload = can_read(runtime, home, value, sources.dtype);
-  const int64_t* order = nullptr;
   const at::Tensor* payload = value.data;
+  const int64_t* order = nullptr;
   int64_t row_size = row_size_of(rows);
   int64_t first = range.begin;
   int64_t first_column = piece.first_column;
-  if (!reads_payload) {
-    sources.copies.push_back(
-        payload_of(runtime, value, range, piece, home.device, sources.dtype)
+  if (!can_read(runtime, home, value, dtype)) {
+    copies.push_back(
+        payload_of(runtime, value, range, piece, home.device, dtype)
             .contiguous());
-    payload = &sources.copies.back();
+    payload = &copies.back();
     row_size = piece.num_columns;
     first = first_column = 0;
   } else if (rows.order.defined()) {
     order = rows.order.const_data_ptr<int64_t>();
   }
-  const auto size = static_cast<int64_t>(c10::elementSize(sources.dtype));
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
   const auto begin = reinterpret_cast<int64_t>(payload->const_data_ptr()) +
       first_column * size;
+  std::vector<int64_t> addresses;
+  addresses.reserve(range.of.size());
   for (size_t i = 0; i < range.of.size(); ++i) {
-    const auto id = std::lower_bound(ids.begin(), ids.end(), range.of[i]);
     const int64_t at = first + static_cast<int64_t>(i);
     const int64_t row = order == nullptr ? at : order[at];
-    const int64_t place = next[static_cast<size_t>(id - ids.begin())]++;
-    sources.addresses[static_cast<size_t>(place)] =
-        begin + row * row_size * size;
+    addresses.push_back(begin + row * row_size * size);
   }
+  return addresses;
 }
 
 // The dtype in which a kernel reads all values, if there is one.
@@ -101,7 +107,7 @@ std::optional<c10::ScalarType> dtype_to_read(
       : accumulation;
 }
 
-at::Tensor sum_with_kernel(
+SummedRows sum_with_kernel(
     StreamOrder& order,
     const Place& home,
     c10::ArrayRef<Value> values,
@@ -112,49 +118,66 @@ at::Tensor sum_with_kernel(
     c10::ScalarType accumulation) {
   Runtime& runtime = order.runtime();
   const auto count = static_cast<int64_t>(ids.size());
-  at::Tensor sums = runtime.allocate(
+  SummedRows result;
+  result.sums = runtime.allocate(
       {count, piece.num_columns},
       {piece.num_columns, 1},
       accumulation,
       home.device);
-  if (sums.numel() == 0) {
-    return sums;
+  // The ids among the rows of the piece, the offsets of the sums' rows and
+  // these rows' addresses: copied to the device at once, for which the host
+  // waits.
+  std::vector<int64_t> numbers;
+  for (const int64_t id : ids) {
+    numbers.push_back(id - piece.first_row);
   }
-  Sources sources;
-  sources.dtype = dtype;
-  sources.offsets.resize(ids.size() + 1);
+  numbers.resize(2 * ids.size() + 1);
+  std::vector<std::vector<int64_t>> positions;
+  auto* offsets = numbers.data() + count;
   for (const auto& range : ranges) {
-    for (const int64_t id : range.of) {
-      const auto at = std::lower_bound(ids.begin(), ids.end(), id);
-      ++sources.offsets[static_cast<size_t>(at - ids.begin()) + 1];
+    for (const int64_t at :
+         positions.emplace_back(positions_of(range.of, ids))) {
+      ++offsets[at + 1];
     }
   }
-  std::partial_sum(
-      sources.offsets.begin(), sources.offsets.end(), sources.offsets.begin());
-  sources.addresses.resize(static_cast<size_t>(sources.offsets.back()));
-  std::vector<int64_t> next = sources.offsets;
+  std::partial_sum(offsets, offsets + count + 1, offsets);
+  std::vector<int64_t> next(offsets, offsets + count);
+  const int64_t num_sources = offsets[count];
+  numbers.resize(numbers.size() + static_cast<size_t>(num_sources));
+  auto* const addresses = numbers.data() + 2 * count + 1;
+  std::vector<at::Tensor> copies;
+  // Of all addresses and of the size of a row.
+  uint64_t bits =
+      static_cast<uint64_t>(piece.num_columns) * c10::elementSize(dtype);
   for (size_t i = 0; i < values.size(); ++i) {
-    add_sources(runtime, home, values[i], ranges[i], piece, ids, next, sources);
+    const auto of_value =
+        addresses_of(runtime, home, values[i], ranges[i], piece, dtype, copies);
+    for (size_t row = 0; row < of_value.size(); ++row) {
+      const auto at = static_cast<size_t>(positions[i][row]);
+      addresses[next[at]++] = of_value[row];
+      bits |= static_cast<uint64_t>(of_value[row]);
+    }
   }
-  const int64_t bits = std::accumulate(
-      sources.addresses.begin(),
-      sources.addresses.end(),
-      piece.num_columns * static_cast<int64_t>(c10::elementSize(dtype)),
-      std::bit_or<>());
-  const at::Tensor addresses = to_device(sources.addresses, home.device);
-  const at::Tensor offsets = to_device(sources.offsets, home.device);
+  const at::Tensor on_device = to_device(numbers, home.device);
+  result.ids = on_device.narrow(0, 0, count);
+  if (result.sums.numel() == 0) {
+    return result;
+  }
+  const auto known = cuda_dtype(dtype);
+  TORCHKV_INTERNAL_ASSERT(known.has_value());
+  const auto* const copied = on_device.const_data_ptr<int64_t>();
   kernels::cuda::RowSums call{};
-  call.value = cuda_dtype(dtype).value_or(kernels::cuda::Dtype::kFloat);
+  call.value = *known;
   call.is_aligned = bits % 16 == 0;
   call.num_rows = count;
   call.num_columns = piece.num_columns * (c10::isComplexType(dtype) ? 2 : 1);
-  call.sources = static_cast<const void* const*>(addresses.const_data_ptr());
-  call.offsets = offsets.const_data_ptr<int64_t>();
-  call.sums = sums.mutable_data_ptr();
+  call.offsets = copied + count;
+  call.sources = reinterpret_cast<const void* const*>(copied + 2 * count + 1);
+  call.sums = result.sums.mutable_data_ptr();
   kernels::cuda::check(
       kernels::cuda::table()->launch_row_sums(
           call, order.stream(home).native_handle()));
-  return sums;
+  return result;
 }
 
 at::Tensor sum_with_aten(
@@ -180,12 +203,7 @@ at::Tensor sum_with_aten(
               {static_cast<int64_t>(ids.size()), piece.num_columns},
               rows.options()));
     }
-    std::vector<int64_t> at;
-    at.reserve(range.of.size());
-    for (const int64_t id : range.of) {
-      at.push_back(std::lower_bound(ids.begin(), ids.end(), id) - ids.begin());
-    }
-    add_rows(sums, at, rows);
+    add_rows(sums, positions_of(range.of, ids), rows);
   }
   return sums;
 }
@@ -282,23 +300,23 @@ SummedRows sum_rows_of(
   std::vector<int64_t> ids;
   for (const auto& value : values) {
     const RowRange& range = ranges.emplace_back(*rows_in(value), piece);
-    ids.insert(ids.end(), range.of.begin(), range.of.end());
+    std::vector<int64_t> merged(ids.size() + range.of.size());
+    std::merge(
+        ids.begin(),
+        ids.end(),
+        range.of.begin(),
+        range.of.end(),
+        merged.begin());
+    ids.swap(merged);
   }
-  std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  const auto dtype = dtype_to_read(home, values, accumulation);
+  if (const auto dtype = dtype_to_read(home, values, accumulation)) {
+    return sum_with_kernel(
+        order, home, values, ranges, piece, ids, *dtype, accumulation);
+  }
   SummedRows result;
-  result.sums = dtype
-      ? sum_with_kernel(
-            order, home, values, ranges, piece, ids, *dtype, accumulation)
-      : sum_with_aten(
-            order.runtime(),
-            home.device,
-            values,
-            ranges,
-            piece,
-            ids,
-            accumulation);
+  result.sums = sum_with_aten(
+      order.runtime(), home.device, values, ranges, piece, ids, accumulation);
   for (int64_t& id : ids) {
     id -= piece.first_row;
   }

@@ -12,7 +12,7 @@
 
 namespace torchkv {
 
-// Parts of row-sparse values on accelerators, for AtenRowSums. All functions
+// Parts of row-sparse values on accelerators, for DeviceRowSums. All functions
 // REQUIRE PlainDispatch.
 
 int64_t row_size_of(const RowSparse& rows);
@@ -53,8 +53,8 @@ struct SummedRows {
 };
 
 // Sums on `home`, which has been entered and ordered after the values, in
-// `accumulation`; by a kernel, always in the order of the values, where it can
-// read them, or add_rows.
+// `accumulation`: by a kernel, which always adds in the order of the values,
+// or, on devices without kernels, by add_rows.
 SummedRows sum_rows_of(
     StreamOrder& order,
     const Place& home,

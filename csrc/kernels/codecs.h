@@ -19,7 +19,7 @@ constexpr float kFp8Max = 448; // of e4m3
 constexpr float kInt4Max = 7;
 constexpr float kFp16Max = 65504;
 constexpr float kBf16Max = 0x1.FEp127;
-// Constants, because GPU code may not call these functions.
+// Constants, because GPU code may not call std::numeric_limits' functions.
 template <typename T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 template <typename T>

@@ -6,6 +6,7 @@
 #include "../kernels/cpu/parallel.h"
 
 namespace torchkv {
+
 std::vector<int64_t> RowTable::slots_by_id() const {
   std::vector<int64_t> slots(ids_.size());
   std::iota(slots.begin(), slots.end(), int64_t{0});
@@ -40,6 +41,10 @@ void RowTable::add(const int64_t* ids, int64_t count, int64_t* slots) {
   try {
     for (int64_t i = 0; i < count; ++i) {
       if (slots[i] < 0) {
+        if (ids_.size() == ids_.capacity()) {
+          ids_.reserve(
+              ids_.size() * 2 + 1); // now, so that push_back cannot fail
+        }
         const auto [it, is_new] = slot_of_.emplace(ids[i], size());
         slots[i] = it->second;
         if (is_new) {

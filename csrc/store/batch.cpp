@@ -220,7 +220,7 @@ void Batch::count_compressed(c10::ArrayRef<Item> summed) {
         sent_.begin(),
         sent_.end(),
         item.values.begin(),
-        [](const Sent& a, const Value* b) { return a.value < b; });
+        [](const PushedResidual& a, const Value* b) { return a.value < b; });
     bool is_compressed =
         dynamic_cast<const Compressed*>(item.values[0].encoding) != nullptr;
     for (; sent != sent_.end() && sent->value < item.values.end(); ++sent) {

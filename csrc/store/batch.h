@@ -99,12 +99,12 @@ class TORCHKV_API Batch {
   std::deque<RowSparse> rows_; // by slot
   // What compressed values point to.
   std::deque<Compressed> compressed_;
-  // Of values compressed by PyTorch's operators.
-  struct Sent {
+  // Of values compressed to dense ones.
+  struct PushedResidual {
     const Value* value;
     at::Tensor residual; // undefined without error feedback
   };
-  std::vector<Sent> sent_; // in the order of values_
+  std::vector<PushedResidual> sent_; // in the order of values_
   std::deque<at::Tensor> laid_out_;
 };
 

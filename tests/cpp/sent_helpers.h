@@ -113,7 +113,16 @@ void check_extreme_numbers(Check check) {
     infinite.slice(0, 300, 3000, 371).fill_(Limits::quiet_NaN());
     check(infinite, dtype);
     check(at::randint(-3, 3, {3000}).to(at::kFloat), dtype); // ties
+    for (const auto of_value : {at::kHalf, at::kBFloat16}) {
+      check(infinite.to(of_value), dtype);
+      check(magnitudes.to(of_value), dtype);
+    }
   }
+  // Beyond the range of fp32; not near the greatest fp64 number.
+  check(
+      at::randn({5000}, at::kDouble)
+          .mul_(at::pow(10, at::randint(-320, 290, {5000}).to(at::kDouble))),
+      at::kDouble);
 }
 
 } // namespace torchkv::testing

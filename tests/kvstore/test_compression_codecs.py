@@ -248,7 +248,7 @@ def test_topk_sends_the_first_of_equal_magnitudes(kv, count):
 
 
 @pytest.mark.cuda
-@each_codec
+@pytest.mark.parametrize("codec", ALL, ids=str)
 @each_float
 def test_values_on_gpus(codec, dtype):
     """The bits of the CPU; fake GPUs test more (mock_cuda/compression_test.cpp)."""

@@ -191,7 +191,7 @@ def steps_of(*only):
 
 def test_plan():
     steps = steps_of(*GROUPS)
-    sanitizers = ["memcheck", "initcheck", "synccheck"]
+    sanitizers = ["memcheck", "initcheck", "synccheck", "racecheck"]
     benchmarks = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
     names = ["build", "check_sass", "tests", *benchmarks, "places", *sanitizers]
     assert list(steps) == [*names, "digits"]

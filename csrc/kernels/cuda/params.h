@@ -130,6 +130,12 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
   return variant.num_values == 0 && variant.rule != Rule::kSgd ? 3 : 4;
 }
 constexpr uint32_t kCopyBlocksPerMultiprocessor = 4;
+constexpr uint32_t kSendBlocksPerMultiprocessor = 4;
+constexpr uint32_t kRowBlocksPerMultiprocessor = 4;
+// More would exceed the threads of a multiprocessor of Turing.
+static_assert(kThreads * kCopyBlocksPerMultiprocessor <= 1024);
+static_assert(kThreads * kSendBlocksPerMultiprocessor <= 1024);
+static_assert(kThreads * kRowBlocksPerMultiprocessor <= 1024);
 
 struct KeyHead {
   uint32_t chunk_end; // among the chunks of the launch
@@ -232,10 +238,9 @@ struct Launch {
 };
 
 // What a codec sends of one value, as a dense one, and the residual that it
-// leaves: one block for each kSendChunk elements. A kernel each, because it is
-// the value's own: there is no sum to share a launch with.
+// leaves: one block for each kSendChunk elements. Each value has its own
+// launch.
 constexpr int64_t kSendChunk = 1024;
-constexpr uint32_t kSendBlocksPerMultiprocessor = 6; // 40 registers
 struct Send {
   Dtype value; // floating
   Codec::Id codec; // with a kernel: not topk
@@ -252,7 +257,6 @@ struct Send {
 
 // Row i of `sums` is the sum of the rows at sources[offsets[i]], ...,
 // sources[offsets[i + 1] - 1], at least one, in this order.
-constexpr uint32_t kRowBlocksPerMultiprocessor = 6; // 40 registers
 struct RowSums {
   Dtype value;
   bool is_aligned; // addresses and sizes of rows are multiples of 16 bytes

@@ -35,21 +35,31 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
   const int64_t column = (pack - row * packs_of_row) * kSize;
   const int64_t end = call.offsets[row + 1];
   int64_t source = call.offsets[row];
-  const auto load_row = [&](int64_t i) {
-    return load_once<V, kSize>(static_cast<const V*>(call.sources[i]) + column);
-  };
-  Pack<V, kSize> value = load_row(source);
   Pack<total_t, kSize> total;
   TORCHKV_UNROLL
   for (int i = 0; i < kSize; ++i) {
-    total.at[i] = widen(value.at[i]);
+    total.at[i] = nothing<total_t>();
   }
+  // In groups, whose loads are in flight together.
+  constexpr int kGroup = 4;
   TORCHKV_NO_UNROLL
-  for (++source; source < end; ++source) {
-    value = load_row(source);
+  for (; source < end; source += kGroup) {
+    Pack<V, kSize> values[kGroup];
     TORCHKV_UNROLL
-    for (int i = 0; i < kSize; ++i) {
-      total.at[i] = add(total.at[i], widen(value.at[i]));
+    for (int k = 0; k < kGroup; ++k) {
+      if (source + k < end) {
+        values[k] = load_once<V, kSize>(
+            static_cast<const V*>(call.sources[source + k]) + column);
+      }
+    }
+    TORCHKV_UNROLL
+    for (int k = 0; k < kGroup; ++k) {
+      if (source + k < end) {
+        TORCHKV_UNROLL
+        for (int i = 0; i < kSize; ++i) {
+          total.at[i] = add(total.at[i], widen(values[k].at[i]));
+        }
+      }
     }
   }
   store(

@@ -76,8 +76,13 @@ class CompressedDevicesTest
     std::vector<at::Tensor> on_devices;
     on_devices.reserve(values.size());
     for (size_t i = 0; i < values.size(); ++i) {
+      // Those after the first begin at an address that is not aligned.
+      const auto offset = static_cast<int64_t>(i);
+      const at::Tensor memory = at::empty(
+          {offset + values[i].numel()}, values[i].options().device(device(i)));
       on_devices.push_back(
-          at::empty_like(values[i], device(i)).copy_(values[i]));
+          memory.as_strided(values[i].sizes(), values[i].strides(), offset)
+              .copy_(values[i]));
     }
     store_->push(key, Tensors::replicas(on_devices));
     for (const auto& value : on_devices) {

@@ -46,7 +46,7 @@ class RowSparseDevicesTest : public mock_cuda::DevicesTest,
  protected:
   // Shards, of at least 256 KiB, begin and end within rows.
   static constexpr int64_t kRows = 4001;
-  static constexpr int64_t kColumns = 67;
+  int64_t columns = 67;
 
   RowSparseDevicesTest() : environment_(GetParam().places) {
     mock_cuda::reset(GetParam().num_devices, mock_cuda::Topology::kPairs);
@@ -60,8 +60,8 @@ class RowSparseDevicesTest : public mock_cuda::DevicesTest,
     store_.reset(); // before the devices are checked
   }
 
-  static at::Tensor random(c10::ScalarType dtype = at::kFloat) {
-    return at::randint(-8, 8, {kRows, kColumns}).to(dtype);
+  at::Tensor random(c10::ScalarType dtype = at::kFloat) const {
+    return at::randint(-8, 8, {kRows, columns}).to(dtype);
   }
   c10::Device device(size_t replica) const {
     return cuda(static_cast<int>(replica) % GetParam().num_devices);
@@ -80,16 +80,16 @@ class RowSparseDevicesTest : public mock_cuda::DevicesTest,
         /*is_coalesced=*/false);
   }
   // Unsorted and repeated rows, or sorted ones.
-  static at::Tensor random_rows(
+  at::Tensor random_rows(
       bool sorted,
       c10::ScalarType dtype = at::kFloat,
-      bool whole = true) { // numbers, whose sums are exact
+      bool whole = true) const { // numbers, whose sums are exact
     at::Tensor ids = at::randint(kRows, {600}, at::kLong);
     ids = sorted ? std::get<0>(at::_unique(ids))
                  : at::cat({ids, ids.slice(0, 0, 9)});
     const at::Tensor rows = whole ? random(dtype).slice(0, 0, ids.size(0))
-                                  : at::randn({ids.size(0), kColumns});
-    return sparse(ids, rows, {kRows, kColumns});
+                                  : at::randn({ids.size(0), columns});
+    return sparse(ids, rows, {kRows, columns});
   }
   at::Tensor moved(const at::Tensor& value, size_t replica) const {
     const auto copy = [&](const at::Tensor& tensor) {
@@ -137,7 +137,7 @@ class RowSparseDevicesTest : public mock_cuda::DevicesTest,
     const at::Tensor ids = at::randint(expected.size(0), {3, 50}, at::kInt);
     for (const auto at : {c10::Device(c10::kCPU), device(0), device(1)}) {
       const at::Tensor rows =
-          at::empty({3, 50, kColumns}, expected.options().device(at));
+          at::empty({3, 50, columns}, expected.options().device(at));
       store_->row_sparse_pull(key, ids, rows);
       expect_close(
           rows, expected.index({ids.to(at::kLong)}), tolerance, key.context());
@@ -162,20 +162,23 @@ class RowSparseDevicesTest : public mock_cuda::DevicesTest,
 };
 
 TEST_P(RowSparseDevicesTest, SumsRows) {
-  for (const auto dtype :
-       {at::kFloat,
-        at::kHalf,
-        at::kLong,
-        at::kComplexFloat,
-        at::kFloat8_e5m2}) {
-    const Key key(static_cast<int64_t>(dtype));
-    init(key, random(dtype));
-    push_rows(key, dtype == at::kFloat8_e5m2 ? at::kHalf : dtype);
-    expect_pulled(key);
-    push(key, {random_rows(false, dtype)}); // on one device
-    expect_pulled(key);
-    push(key, {random(dtype), random_rows(true, dtype), random(dtype)});
-    expect_pulled(key);
+  for (const int64_t num_columns : {67, 64}) { // the second aligned
+    columns = num_columns;
+    for (const auto dtype :
+         {at::kFloat,
+          at::kHalf,
+          at::kLong,
+          at::kComplexFloat,
+          at::kFloat8_e5m2}) {
+      const Key key(columns * 1000 + static_cast<int64_t>(dtype));
+      init(key, random(dtype));
+      push_rows(key, dtype == at::kFloat8_e5m2 ? at::kHalf : dtype);
+      expect_pulled(key);
+      push(key, {random_rows(false, dtype)}); // on one device
+      expect_pulled(key);
+      push(key, {random(dtype), random_rows(true, dtype), random(dtype)});
+      expect_pulled(key);
+    }
   }
 }
 
@@ -186,15 +189,15 @@ TEST_P(RowSparseDevicesTest, TakesRowsOfAllForms) {
       {random_rows(false, at::kHalf), random_rows(true), random(at::kDouble)});
   expect_pulled(3);
   const at::Tensor none = sparse(
-      at::empty({0}, at::kLong), at::empty({0, kColumns}), {kRows, kColumns});
+      at::empty({0}, at::kLong), at::empty({0, columns}), {kRows, columns});
   push(3, {none, random_rows(true)});
   expect_pulled(3);
   push(3, {none});
   expect_pulled(3);
   const at::Tensor strided = sparse(
       at::tensor({int64_t{5}, int64_t{2}}, at::kLong),
-      random().t().slice(0, 0, 2).slice(1, 0, kColumns),
-      {kRows, kColumns});
+      random().t().slice(0, 0, 2).slice(1, 0, columns),
+      {kRows, columns});
   push(3, {strided, none});
   expect_pulled(3);
 }
@@ -236,7 +239,7 @@ TEST_P(RowSparseDevicesTest, EveryRuleStepsRows) {
   }
   for (const auto& rule : testing::rule_cases()) {
     const Key key(rule.name);
-    init(key, at::randn({kRows, kColumns})); // no sums that are 0, for signs
+    init(key, at::randn({kRows, columns})); // no sums that are 0, for signs
     for (const auto& store : {store_, expected_}) {
       store->set_optimizer(optimizer(rule.rule));
     }
@@ -386,8 +389,8 @@ TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
   init(3, random());
   const at::Tensor wrong = sparse(
       at::tensor({int64_t{1}, int64_t{kRows}}, at::kLong),
-      at::ones({2, kColumns}),
-      {kRows, kColumns});
+      at::ones({2, columns}),
+      {kRows, columns});
   EXPECT_THROW(store_->push(3, moved(wrong, 0)), c10::IndexError);
   expect_pulled(3);
   EXPECT_EQ(store_->version(3), 0);

@@ -1,8 +1,6 @@
-#include "aten_row_sums.h"
+#include "device_row_sums.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -58,7 +56,7 @@ c10::SmallVector<RowPiece, 3> pieces_of(
 
 } // namespace
 
-void AtenRowSums::add(const Job& job) {
+void DeviceRowSums::add(const Job& job) {
   Runtime& runtime = order_.runtime();
   const Place& home = job.slice->home;
   for (const auto& value : job.values) {
@@ -101,7 +99,7 @@ void AtenRowSums::add(const Job& job) {
 }
 
 // Steps copies of the rows.
-void AtenRowSums::add_step(
+void DeviceRowSums::add_step(
     const Job& job,
     const RowPiece& piece,
     const at::Tensor& ids,
@@ -141,7 +139,7 @@ void AtenRowSums::add_step(
   backends.run();
 }
 
-void AtenRowSums::run() {
+void DeviceRowSums::run() {
   for (auto& queued : queued_) {
     order_.enter(queued.home);
     const PlainDispatch plain;
@@ -158,7 +156,7 @@ void AtenRowSums::run() {
   queued_.clear();
 }
 
-double AtenRowSums::squared_norm(double scale) {
+double DeviceRowSums::squared_norm(double scale) {
   run();
   Backends backends(order_);
   for (const auto& norm : norms_) {

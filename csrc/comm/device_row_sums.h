@@ -24,9 +24,9 @@ namespace torchkv {
 // Each row is added up in the order of the values, except without the kernel
 // where a row of up to 32 elements repeats more than 32 times in one value: in
 // an order of PyTorch's.
-class AtenRowSums {
+class DeviceRowSums {
  public:
-  explicit AtenRowSums(StreamOrder& order) : order_(order) {}
+  explicit DeviceRowSums(StreamOrder& order) : order_(order) {}
 
   // REQUIRES: a contiguous result, whose home has been entered; one of ASSIGN,
   // or row-sparse values only and a rule that can step rows, or the norm of
