@@ -195,6 +195,7 @@ void Reducer::update(c10::ArrayRef<Item> items) {
   call.backends.run();
   for (const auto& item : items) {
     Slices::note_written(*item.entry);
+    item.entry->is_master_loaded = false;
   }
 }
 

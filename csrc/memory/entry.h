@@ -116,6 +116,9 @@ struct Entry : c10::intrusive_ptr_target {
   // The value is a tensor of the caller's, in the only slice, which stays where
   // it is. The caller may write it between calls.
   bool is_shared = false;
+  // The masters were loaded since the last step, perhaps those of another
+  // value.
+  bool is_master_loaded = false;
   int64_t version = 0; // number of updates since init
   // Generation of the optimizer whose state the slices hold; 0 = none.
   uint64_t generation = 0;

@@ -113,7 +113,8 @@ void Slices::note_written(const Entry& entry) {
 }
 
 void Slices::follow_writes(const Entry& entry, Slice& slice) {
-  if (!entry.is_shared || !slice.master.defined()) {
+  if ((!entry.is_shared && !entry.is_master_loaded) ||
+      !slice.master.defined()) {
     return;
   }
   const PlainDispatch plain;
@@ -364,6 +365,7 @@ void Slices::set_state(
   }
   entry.step = state.step;
   entry.num_accumulated = state.num_accumulated;
+  entry.is_master_loaded = true;
 }
 
 void Slices::clear_state(Entry& entry) {

@@ -53,8 +53,9 @@ class TORCHKV_API Slices {
   // After an update of entries that may be shared: autograd and the caller see
   // that the tensor was written.
   static void note_written(const Entry& entry);
-  // Before a step: the caller's writes to a shared value count, so its copy in
-  // higher precision takes over elements that no longer round to the value's.
+  // Before a step: the caller's writes to a shared value count, and so does a
+  // value to which a loaded master does not belong. The master takes over the
+  // value's elements to which its own do not round.
   // REQUIRES: as merge_buffer.
   void follow_writes(const Entry& entry, Slice& slice);
 
