@@ -58,5 +58,6 @@ def test_params_lists_the_keys(kv, set_one):
     assert groups[1]["params"] == groups[1]["keys"] == [5]
     kv.delete(3)
     assert first["params"] == [4]
+    assert "'params': [4]" in repr(groups) and "'params': [5]" in repr(groups)
     kv.set_updater(None)
     assert first["params"] == []

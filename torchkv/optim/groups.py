@@ -157,6 +157,10 @@ class Group(dict[str, Any]):
         """An item, or `default` if it is missing."""
         return self[name] if name in self else default
 
+    def __repr__(self) -> str:
+        """As a dict, with the keys as ``"params"``."""
+        return repr({name: self[name] for name in self})
+
     def _write(self, changes: Mapping[str, Any]) -> None:
         optimizer = self._optimizer()
         if optimizer is None:

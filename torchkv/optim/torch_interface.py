@@ -84,7 +84,10 @@ class TorchInterface(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state by key, a copy, as ``state_dict()["state"]``."""
+        """The state by key, a copy, as ``state_dict()["state"]``.
+
+        In a store of several processes all of them read it, as with ``state_dict``.
+        """
         return self.state_dict()["state"]
 
     @state.setter
