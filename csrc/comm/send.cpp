@@ -1,5 +1,6 @@
 #include "send.h"
 
+#include "../core/errors.h"
 #include "../kernels/cuda/library.h"
 #include "cuda_dtype.h"
 
@@ -15,7 +16,9 @@ bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-Sent send_with_kernel(
+} // namespace
+
+Sent send(
     StreamOrder& order,
     const Place& place,
     const Codec& codec,
@@ -23,13 +26,18 @@ Sent send_with_kernel(
     const at::Tensor& residual,
     c10::ScalarType dtype,
     uint64_t stream) {
+  if (codec.id == Codec::Id::kTopK || !place.device.is_cuda() ||
+      !kernels::cuda::has_kernels(place.device)) {
+    return send_with_aten(codec, value, residual, dtype, stream);
+  }
   const at::Tensor read =
       is_read(value.scalar_type(), dtype) ? value : value.to(dtype);
+  const auto known = cuda_dtype(read.scalar_type());
+  TORCHKV_INTERNAL_ASSERT(known.has_value());
   Sent result;
   result.sent = order.runtime().allocate_like(read, dtype);
   kernels::cuda::Send call{};
-  call.value =
-      cuda_dtype(read.scalar_type()).value_or(kernels::cuda::Dtype::kFloat);
+  call.value = *known;
   call.codec = codec.id;
   call.threshold = codec.threshold;
   call.stream = stream;
@@ -47,24 +55,6 @@ Sent send_with_kernel(
       kernels::cuda::table()->launch_send(
           call, order.stream(place).native_handle()));
   return result;
-}
-
-} // namespace
-
-Sent send(
-    StreamOrder& order,
-    const Place& place,
-    const Codec& codec,
-    const at::Tensor& value,
-    const at::Tensor& residual,
-    c10::ScalarType dtype,
-    uint64_t stream) {
-  if (codec.id != Codec::Id::kTopK && place.device.is_cuda() &&
-      kernels::cuda::has_kernels(place.device)) {
-    return send_with_kernel(
-        order, place, codec, value, residual, dtype, stream);
-  }
-  return send_with_aten(codec, value, residual, dtype, stream);
 }
 
 } // namespace torchkv

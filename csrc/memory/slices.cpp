@@ -365,7 +365,6 @@ void Slices::set_state(
   }
   entry.step = state.step;
   entry.num_accumulated = state.num_accumulated;
-  entry.is_master_loaded = true;
 }
 
 void Slices::clear_state(Entry& entry) {

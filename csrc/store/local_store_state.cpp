@@ -150,6 +150,7 @@ void LocalStore::set_state_of(
   check_state(op, *entry, rule, state);
   const std::lock_guard lock(entry->mutex);
   slices_.set_state(*entry, rule, state);
+  entry->is_master_loaded = true;
   entry->generation = (*optimizer)->generation;
 }
 
@@ -274,6 +275,9 @@ void LocalStore::set_optimizer_states(
     } else {
       slices_.set_state(entry, rule, by_slots(op, entry, given[i]));
     }
+    // A whole store has the masters of its values; to compare them would take
+    // memory for copies of a large table.
+    entry.is_master_loaded = !by_slot;
     entry.generation = optimizer->generation;
   }
 }

@@ -79,28 +79,11 @@ bool run_sum(const Variant& variant, const Copy& params) {
 }
 
 bool run_sum(const Variant& variant, const Copy& params) {
-  const auto run = [&](auto run_sum) { return run_sum(variant, params); };
-  switch (variant.value) {
-    case Dtype::kFloat:
-      return run(run_sum<float>);
-    case Dtype::kHalf:
-      return run(run_sum<Half>);
-    case Dtype::kBFloat16:
-      return run(run_sum<BFloat16>);
-    case Dtype::kDouble:
-      return run(run_sum<double>);
-    case Dtype::kBool:
-      return run(run_sum<Bool>);
-    case Dtype::kInt8:
-      return run(run_sum<uint8_t>);
-    case Dtype::kInt16:
-      return run(run_sum<uint16_t>);
-    case Dtype::kInt32:
-      return run(run_sum<uint32_t>);
-    case Dtype::kInt64:
-      return run(run_sum<uint64_t>);
-  }
-  return false;
+  bool is_known = false;
+  dispatch_dtype(variant.value, [&](auto value) {
+    is_known = run_sum<decltype(value)>(variant, params);
+  });
+  return is_known;
 }
 
 // Checks every pointer of every key; a copy handles its first `head` bytes
@@ -166,25 +149,21 @@ void share_scales(std::vector<Thread>& threads) {
   }
 }
 
-template <typename V>
-bool run_send(const Send& send) {
-  return dispatch_send<V>(send.codec, [&](auto one) {
-    using Thread = decltype(one);
-    const int64_t num_blocks =
-        (send.num_elements + kSendChunk - 1) / kSendChunk;
-    for (auto block = static_cast<uint32_t>(num_blocks); block-- > 0;) {
-      std::vector<Thread> threads;
-      for (uint32_t thread = 0; thread < kThreads; ++thread) {
-        threads.emplace_back(block, thread).load(send);
-      }
-      if constexpr (Thread::kThreadsOfScale != 0) {
-        share_scales(threads);
-      }
-      for (auto& thread : threads) {
-        thread.finish(send);
-      }
+template <class Thread>
+void run_send(const Send& send) {
+  const int64_t num_blocks = (send.num_elements + kSendChunk - 1) / kSendChunk;
+  for (auto block = static_cast<uint32_t>(num_blocks); block-- > 0;) {
+    std::vector<Thread> threads;
+    for (uint32_t thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back(block, thread).load(send);
     }
-  });
+    if constexpr (Thread::kThreadsOfScale != 0) {
+      share_scales(threads);
+    }
+    for (auto& thread : threads) {
+      thread.finish(send);
+    }
+  }
 }
 
 // A GPU reports an error for a word at another address, where a CPU does not.
@@ -199,23 +178,8 @@ int launch_send(Send send, void* /*stream*/) {
     expect_aligned(send.kept);
     expect_aligned(send.sent);
   }
-  const auto run = [&](auto run_send) { EXPECT_TRUE(run_send(send)); };
-  switch (send.value) {
-    case Dtype::kFloat:
-      run(run_send<float>);
-      break;
-    case Dtype::kHalf:
-      run(run_send<Half>);
-      break;
-    case Dtype::kBFloat16:
-      run(run_send<BFloat16>);
-      break;
-    case Dtype::kDouble:
-      run(run_send<double>);
-      break;
-    default:
-      ADD_FAILURE() << "no kernel sends values of this dtype";
-  }
+  EXPECT_TRUE(dispatch_send(
+      send, [&](auto tag) { run_send<typename decltype(tag)::type>(send); }));
   return emulated_error();
 }
 
@@ -242,36 +206,8 @@ void run_row_sums(const RowSums& call) {
 }
 
 int launch_row_sums(RowSums call, void* /*stream*/) {
-  const auto run = [&](auto run_row_sums) { run_row_sums(call); };
-  switch (call.value) {
-    case Dtype::kFloat:
-      run(run_row_sums<float>);
-      break;
-    case Dtype::kHalf:
-      run(run_row_sums<Half>);
-      break;
-    case Dtype::kBFloat16:
-      run(run_row_sums<BFloat16>);
-      break;
-    case Dtype::kDouble:
-      run(run_row_sums<double>);
-      break;
-    case Dtype::kBool:
-      run(run_row_sums<Bool>);
-      break;
-    case Dtype::kInt8:
-      run(run_row_sums<uint8_t>);
-      break;
-    case Dtype::kInt16:
-      run(run_row_sums<uint16_t>);
-      break;
-    case Dtype::kInt32:
-      run(run_row_sums<uint32_t>);
-      break;
-    case Dtype::kInt64:
-      run(run_row_sums<uint64_t>);
-      break;
-  }
+  EXPECT_TRUE(dispatch_dtype(
+      call.value, [&](auto value) { run_row_sums<decltype(value)>(call); }));
   return emulated_error();
 }
 

@@ -92,34 +92,33 @@ def test_training_continues_from_a_saved_state(kv, name, dtype, keys, steps):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_step_begins_with_the_value_that_there_is(kv, name, dtype):
     """And not with the master of another value, which a loaded state has."""
-    trained(kv, name, dtype=dtype)
-    state = kv.optimizer.state_dict()
+    with torchkv.create() as source:
+        trained(source, name, dtype=dtype)
+        state = source.optimizer.state_dict()
     without_masters = copy.deepcopy(state)
     for of_key in without_masters["state"].values():
         del of_key["master"]
     values = [5 + torch.rand(4, 3).to(dtype) for _ in range(2)]
-    after = []
-    for loaded in (state, without_masters):
-        with torchkv.create() as other:
-            other.init([3, 5], values)
-            other.set_optimizer(getattr(optim, name)())
-            other.optimizer.load_state_dict(loaded)
-            push(other)
-            after.append(snapshot(other))
-    assert after[0] == after[1]
+    with torchkv.create() as other:
+        for store, loaded in ((kv, state), (other, without_masters)):
+            store.init([3, 5], values)
+            store.set_optimizer(getattr(optim, name)())
+            store.optimizer.load_state_dict(loaded)
+            push(store)
+        assert snapshot(kv) == snapshot(other)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_state_may_be_loaded_before_its_values(kv, name, dtype):
-    trained(kv, name, dtype=dtype)
-    with torchkv.create() as other:
-        other.init([3, 5], [torch.full((4, 3), 5.0, dtype=dtype) for _ in range(2)])
-        other.set_optimizer(getattr(optim, name)())
-        other.optimizer.load_state_dict(kv.optimizer.state_dict())
-        other.assign([3, 5], kv.pull([3, 5]))
+    with torchkv.create() as source:
+        trained(source, name, dtype=dtype)
+        kv.init([3, 5], [torch.full((4, 3), 5.0, dtype=dtype) for _ in range(2)])
+        kv.set_optimizer(getattr(optim, name)())
+        kv.optimizer.load_state_dict(source.optimizer.state_dict())
+        kv.assign([3, 5], source.pull([3, 5]))
+        push(source)
         push(kv)
-        push(other)
-        assert snapshot(kv) == snapshot(other)
+        assert snapshot(source) == snapshot(kv)
 
 
 def test_state_in_a_file(kv, name, tmp_path):

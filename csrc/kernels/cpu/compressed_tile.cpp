@@ -101,7 +101,7 @@ TORCHKV_CLONES void send_once(
     Code code,
     const T* values,
     T* total,
-    int32_t size) { // whose numbers take fewer operations than those of int64_t
+    int32_t size) { // indices of 32 bits take fewer vector operations
   for (int32_t i = 0; i < size; ++i) {
     const T sent = code(values[i], i);
     total[i] = kAdd ? total[i] + sent : sent;

@@ -1,22 +1,10 @@
 #pragma once
 
+#include "dtypes.h"
 #include "sum_thread.h"
 
 // Maps a Variant to its Sum.
 namespace torchkv::kernels::cuda {
-
-template <typename T>
-constexpr Dtype dtype_of() {
-  return std::is_same_v<T, float>   ? Dtype::kFloat
-      : std::is_same_v<T, Half>     ? Dtype::kHalf
-      : std::is_same_v<T, BFloat16> ? Dtype::kBFloat16
-      : std::is_same_v<T, double>   ? Dtype::kDouble
-      : std::is_same_v<T, Bool>     ? Dtype::kBool
-      : sizeof(T) == 1              ? Dtype::kInt8
-      : sizeof(T) == 2              ? Dtype::kInt16
-      : sizeof(T) == 4              ? Dtype::kInt32
-                                    : Dtype::kInt64;
-}
 
 template <typename P>
 constexpr Variant variant_of() {

@@ -1,3 +1,4 @@
+#include "dtypes.h"
 #include "launch.h"
 #include "row_sum_thread.h"
 
@@ -33,27 +34,11 @@ int launch(const RowSums& call, void* stream) {
 } // namespace
 
 int launch_row_sums(RowSums call, void* stream) {
-  switch (call.value) {
-    case Dtype::kFloat:
-      return launch<float>(call, stream);
-    case Dtype::kHalf:
-      return launch<Half>(call, stream);
-    case Dtype::kBFloat16:
-      return launch<BFloat16>(call, stream);
-    case Dtype::kDouble:
-      return launch<double>(call, stream);
-    case Dtype::kBool:
-      return launch<Bool>(call, stream);
-    case Dtype::kInt8:
-      return launch<uint8_t>(call, stream);
-    case Dtype::kInt16:
-      return launch<uint16_t>(call, stream);
-    case Dtype::kInt32:
-      return launch<uint32_t>(call, stream);
-    case Dtype::kInt64:
-      return launch<uint64_t>(call, stream);
-  }
-  return cudaErrorInvalidValue;
+  int error = cudaErrorInvalidValue;
+  dispatch_dtype(call.value, [&](auto value) {
+    error = launch<decltype(value)>(call, stream);
+  });
+  return error;
 }
 
 } // namespace torchkv::kernels::cuda

@@ -25,11 +25,12 @@ __global__ void __launch_bounds__(kThreads, kSendBlocksPerMultiprocessor)
   thread.finish(send);
 }
 
-template <typename V>
-int launch(Send send, void* stream) {
+} // namespace
+
+int launch_send(Send send, void* stream) {
   int error = cudaErrorInvalidDeviceFunction;
-  dispatch_send<V>(send.codec, [&](auto thread) {
-    using Thread = decltype(thread);
+  dispatch_send(send, [&](auto tag) {
+    using Thread = typename decltype(tag)::type;
     const auto num_blocks = static_cast<uint32_t>(
         (send.num_elements + kSendChunk - 1) / kSendChunk);
     void* arguments[] = {&send};
@@ -43,23 +44,6 @@ int launch(Send send, void* stream) {
         static_cast<cudaStream_t>(stream)));
   });
   return error;
-}
-
-} // namespace
-
-int launch_send(Send send, void* stream) {
-  switch (send.value) {
-    case Dtype::kFloat:
-      return launch<float>(send, stream);
-    case Dtype::kHalf:
-      return launch<Half>(send, stream);
-    case Dtype::kBFloat16:
-      return launch<BFloat16>(send, stream);
-    case Dtype::kDouble:
-      return launch<double>(send, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
 }
 
 } // namespace torchkv::kernels::cuda

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "../../core/mixed_bits.h"
 #include "../codecs.h"
+#include "dtypes.h"
 #include "params.h"
 #include "types.h"
 
@@ -178,28 +178,42 @@ TORCHKV_HOST_DEVICE inline void keep_larger(
   }
 }
 
-// Calls `f` with a SendThread of the codec, if there is one.
+template <class Thread>
+struct SendTag {
+  using type = Thread;
+};
+
 template <typename V, Codec::Id... kCodecs, typename F>
-bool dispatch_send_among(Codec::Id codec, F f) {
-  const auto call = [&](auto id) {
-    if (codec != decltype(id)::value) {
+bool dispatch_codec(Codec::Id codec, F f) {
+  const auto call = [&](auto tag) {
+    if (codec != decltype(tag)::type::kId) {
       return false;
     }
-    f(SendThread<V, decltype(id)::value>(0, 0));
+    f(tag);
     return true;
   };
-  return (call(std::integral_constant<Codec::Id, kCodecs>()) || ...);
+  return (call(SendTag<SendThread<V, kCodecs>>()) || ...);
 }
-template <typename V, typename F>
-bool dispatch_send(Codec::Id codec, F f) {
-  return dispatch_send_among<
-      V,
-      Codec::Id::k1Bit,
-      Codec::Id::k2Bit,
-      Codec::Id::kFp16,
-      Codec::Id::kBf16,
-      Codec::Id::kFp8,
-      Codec::Id::kInt4>(codec, f);
+
+// Calls `f` with the SendTag of the SendThread for the dtype and the codec, and
+// returns whether there is one.
+template <typename F>
+bool dispatch_send(const Send& send, F f) {
+  bool is_known = false;
+  dispatch_dtype(send.value, [&](auto value) {
+    using V = decltype(value);
+    if constexpr (is_floating(dtype_of<V>())) {
+      is_known = dispatch_codec<
+          V,
+          Codec::Id::k1Bit,
+          Codec::Id::k2Bit,
+          Codec::Id::kFp16,
+          Codec::Id::kBf16,
+          Codec::Id::kFp8,
+          Codec::Id::kInt4>(send.codec, f);
+    }
+  });
+  return is_known;
 }
 
 } // namespace torchkv::kernels::cuda

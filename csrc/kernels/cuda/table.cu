@@ -1,33 +1,17 @@
 #include <cuda_runtime.h>
 
+#include "dtypes.h"
 #include "launch.h"
-#include "types.h"
 
 namespace torchkv::kernels::cuda {
 namespace {
 
 int launch_sum(Variant variant, Launch launch) {
-  switch (variant.value) {
-    case Dtype::kFloat:
-      return cuda::launch_sum<float>(variant, launch);
-    case Dtype::kHalf:
-      return cuda::launch_sum<Half>(variant, launch);
-    case Dtype::kBFloat16:
-      return cuda::launch_sum<BFloat16>(variant, launch);
-    case Dtype::kDouble:
-      return cuda::launch_sum<double>(variant, launch);
-    case Dtype::kBool:
-      return cuda::launch_sum<Bool>(variant, launch);
-    case Dtype::kInt8:
-      return cuda::launch_sum<uint8_t>(variant, launch);
-    case Dtype::kInt16:
-      return cuda::launch_sum<uint16_t>(variant, launch);
-    case Dtype::kInt32:
-      return cuda::launch_sum<uint32_t>(variant, launch);
-    case Dtype::kInt64:
-      return cuda::launch_sum<uint64_t>(variant, launch);
-  }
-  return cudaErrorInvalidValue;
+  int error = cudaErrorInvalidValue;
+  dispatch_dtype(variant.value, [&](auto value) {
+    error = cuda::launch_sum<decltype(value)>(variant, launch);
+  });
+  return error;
 }
 
 int num_multiprocessors(int device, int* result) {
