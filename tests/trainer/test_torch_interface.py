@@ -66,6 +66,90 @@ def test_step_hooks_run_in_torchs_order():
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("on_store", [True, False])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_hook_before_the_step_may_replace_gradients(num_replicas, on_store):
+    replicas = torchkv.replicate(make_model(), ["cpu"] * num_replicas)
+    trainer = make_trainer(replicas, update_on_kvstore=on_store)
+    before = weights(replicas.module)
+
+    def replace(optimizer, args, kwargs):
+        for module in replicas:
+            fill_gradients(module, 3.0)
+
+    trainer.optimizer.register_step_pre_hook(replace)
+    for missing in (False, True):  # also gradients that there were not
+        for module in replicas:
+            fill_gradients(module, 1.0)
+        if missing:
+            replicas.module[0].weight.grad = None
+        trainer.clip_grad_norm_(1.0)
+        trainer.step(num_replicas)
+    for module in replicas:
+        assert_near(weights(module), {k: x - 2 * 0.5 * 3 for k, x in before.items()})
+        assert all(p.grad is None for p in module.parameters())
+    assert trainer.grad_norm is None  # of what the hook has replaced
+
+
+def test_a_hook_after_the_step_may_write_weights():
+    model = make_model().bfloat16()  # whose stored values are copies
+    trainer = make_trainer(model)
+
+    @torch.no_grad()
+    def clamp(optimizer, args, kwargs):
+        model[0].weight.clamp_(-0.1, 0.1)
+
+    handle = trainer.optimizer.register_step_post_hook(clamp)
+    for value in (4.0, 0.0):
+        for parameter in trainer.param_groups[0]["params"]:
+            parameter.grad = torch.full_like(parameter, value)
+        trainer.step(1)
+        handle.remove()
+    assert model[0].weight.abs().max() <= 0.1
+
+
+def test_hooks_run_where_no_parameter_has_a_gradient():
+    trainer = make_trainer(make_model())
+    seen = []
+    trainer.optimizer.register_step_pre_hook(lambda *args: seen.append("pre"))
+    trainer.optimizer.register_step_post_hook(lambda *args: seen.append("post"))
+    trainer.step(1, ignore_stale_grad=True)
+    assert seen == ["pre", "post"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.Adam])
+def test_hooks_of_state_dicts_run_in_torchs_order(optimizer):
+    trainer = torchkv.Trainer(make_model(), optimizer)
+    optimizer = trainer.optimizer
+    seen = []
+
+    def note(name, result=None):
+        def hook(of, *args):
+            assert of is optimizer
+            seen.append((name, *("note" in each for each in args)))
+            if name.startswith("before loading"):
+                args[0].pop("note", None)  # of a copy
+            return result and result(*args)
+
+        return hook
+
+    optimizer.register_state_dict_pre_hook(note("before"))
+    optimizer.register_state_dict_post_hook(note("after", lambda x: {**x, "note": 1}))
+    optimizer.register_load_state_dict_pre_hook(note("before loading"))
+    optimizer.register_load_state_dict_post_hook(note("after loading"))
+    state = optimizer.state_dict()
+    assert state["note"] == 1
+    optimizer.load_state_dict(state)
+    assert state["note"] == 1
+    assert seen == [
+        ("before",),
+        ("after", False),
+        ("before loading", True),
+        ("after loading",),
+    ]
+    assert optimizer.state["0.bias"] and len(seen) == 4  # without them
+
+
 def test_an_error_of_a_hook_changes_nothing():
     model = make_model()
     trainer = make_trainer(model)

@@ -307,26 +307,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         impl = self._store_with_state("num_skipped")
         return 0 if impl is None else impl.num_skipped()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a snapshot of options and state, of tensors, numbers and strings.
-
-        ``torch.load(weights_only=True)`` reads what ``torch.save`` writes of it, and
-        the optimizer is a ``Stateful`` of ``torch.distributed.checkpoint``.
-
-        Returns:
-            A dict with ``"optimizer"``, the name; ``"param_groups"``; ``"lr_mult"`` and
-            ``"wd_mult"``, pairs of key and multiplier; for built-in optimizers
-            ``"gradient"``, the gradient options; and ``"state"``, by key: the number of
-            steps, and tensors of the stored value's shape under torch.optim's names.
-            They share no memory with the store. If no store is set, the state is empty.
-            It includes what the first step of a key would create, as a distributed
-            checkpoint looks up there what to load. For classes of torch.optim,
-            ``"state_names"`` has pairs of a key that has made a step and its states'
-            names.
-
-        Raises:
-            RuntimeError: its store was freed, and the state with it.
-        """
+    def _saved(self) -> dict[str, Any]:
+        """As :meth:`state_dict`, without its hooks."""
         with self._lock:
             self._store_with_state("state_dict")
             return {
@@ -342,21 +324,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 **self._parts(),
             }
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Loads what :meth:`state_dict` returned. Stored values do not change.
-
-        Args:
-            state_dict: of an optimizer of the same name, only read during the call; or,
-                if this one is built-in, of torch.optim's, as :meth:`torch_state_dict`.
-            strict: whether its keys must be those of the store. If False, keys that
-                only one of them has are skipped.
-
-        Raises:
-            ValueError: the state of another optimizer; missing or unexpected keys; a
-                state that is missing, unexpected or of the wrong shape. The message
-                names the option or key. Nothing has changed.
-            RuntimeError: it is not set on a store.
-        """
+    def _load_saved(self, state_dict: dict[str, Any], strict: bool) -> None:
+        """As :meth:`load_state_dict`, without its hooks."""
         op = "load_state_dict"
         expect(op, state_dict, Mapping, "a dict")
         with self._lock:

@@ -25,10 +25,11 @@ class TorchInterface(torch.optim.Optimizer):
     # Of the trainer, if it exists.
     _zero_grad: Callable[[], Callable[[bool], None] | None] | None = None
 
-    def step(self, closure: Callable[[], float] | Push | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | Push | None = None) -> Any:
         """Not supported: pushing gradients is a step.
 
-        :meth:`torchkv.Trainer.step` calls it, so torch's step hooks run there.
+        :meth:`torchkv.Trainer.step` calls it, so torch's step hooks run there: one that
+        runs before the step may change or replace gradients.
 
         Raises:
             RuntimeError: always.
@@ -38,7 +39,7 @@ class TorchInterface(torch.optim.Optimizer):
                 "step: an optimizer on a store steps when gradients are pushed; call "
                 "trainer.step(batch_size) or store.push(keys, gradients) instead"
             )
-        closure.push()
+        return closure.push()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As :meth:`torchkv.Trainer.zero_grad`, if a trainer has the optimizer.
@@ -54,6 +55,59 @@ class TorchInterface(torch.optim.Optimizer):
                 "model.zero_grad() instead"
             )
         zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a snapshot of options and state, of tensors, numbers and strings.
+
+        ``torch.load(weights_only=True)`` reads what ``torch.save`` writes of it, and
+        the optimizer is a ``Stateful`` of ``torch.distributed.checkpoint``.
+
+        Returns:
+            A dict with ``"optimizer"``, the name; ``"param_groups"``; ``"lr_mult"`` and
+            ``"wd_mult"``, pairs of key and multiplier; for built-in optimizers
+            ``"gradient"``, the gradient options; and ``"state"``, by key: the number of
+            steps, and tensors of the stored value's shape under torch.optim's names.
+            They share no memory with the store. If no store is set, the state is empty.
+            It includes what the first step of a key would create, as a distributed
+            checkpoint looks up there what to load. For classes of torch.optim,
+            ``"state_names"`` has pairs of a key that has made a step and its states'
+            names. torch's hooks run as for an optimizer of torch.optim.
+
+        Raises:
+            RuntimeError: its store was freed, and the state with it.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict = cast("StoreOptimizer", self)._saved()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Loads what :meth:`state_dict` returned. Stored values do not change.
+
+        Args:
+            state_dict: of an optimizer of the same name, only read during the call; or,
+                if this one is built-in, of torch.optim's, as :meth:`torch_state_dict`.
+            strict: whether its keys must be those of the store. If False, keys that
+                only one of them has are skipped.
+
+        Raises:
+            ValueError: the state of another optimizer; missing or unexpected keys; a
+                state that is missing, unexpected or of the wrong shape. The message
+                names the option or key. Nothing has changed.
+            RuntimeError: it is not set on a store.
+        """
+        # Which a hook may change in place.
+        if self._optimizer_load_state_dict_pre_hooks and isinstance(state_dict, dict):
+            state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        cast("StoreOptimizer", self)._load_saved(state_dict, strict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def torch_state_dict(self) -> dict[str, Any]:
         """The state as torch.optim's optimizer of the same name returns and loads it.
@@ -88,7 +142,7 @@ class TorchInterface(torch.optim.Optimizer):
 
         In a store of several processes all of them read it, as with ``state_dict``.
         """
-        return self.state_dict()["state"]
+        return cast("StoreOptimizer", self)._saved()["state"]
 
     @state.setter
     def state(self, value: Any) -> None:

@@ -127,7 +127,7 @@ def _state_from_torch(op: str, state: Any) -> dict[str, Any]:
 
 def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
     """The optimizer's state as torch.optim's ``state_dict()`` returns it."""
-    own = optimizer.state_dict()
+    own = optimizer._saved()
     if "gradient" not in own:
         raise TypeError(
             f"{op}: expected a built-in optimizer, but got the class "

@@ -79,6 +79,17 @@ class Gradients:
         self._clipped: dict[StoreKey, ref[Tensor]] = {}
         self._norm: Tensor | None = None  # before clipping
 
+    def zero(self, keys: Iterable[StoreKey], set_to_none: bool = True) -> None:
+        """Sets the gradients of parameters, and those of embeddings, to None or 0."""
+        self.forget()
+        self._embeddings.zero_grad(set_to_none)
+        for key in keys:
+            for parameter in self._parameters[key]:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles without the weak references."""
         names = "_parameters", "_embeddings", "_store"

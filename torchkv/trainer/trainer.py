@@ -243,10 +243,8 @@ class Trainer(States):
         """
         size = as_batch_size("step", batch_size)
         self._ownership.check("step")
-        gradients = self._gradients.fresh("step", ignore_stale_grad)
-        if not self._update_on_kvstore:
-            self._gradients.reduce(gradients)
-        self._step(gradients, size)
+        reduces = not self._update_on_kvstore
+        self._step("step", size, ignore_stale_grad, reduces)
 
     def allreduce_grads(self) -> None:
         """Replaces each gradient by the sum over replicas, to inspect or modify it.
@@ -277,7 +275,7 @@ class Trainer(States):
         self._check_local("update")
         size = as_batch_size("update", batch_size)
         self._ownership.check("update")
-        self._step(self._gradients.fresh("update", ignore_stale_grad), size)
+        self._step("update", size, ignore_stale_grad, reduces=False)
 
     def clip_grad_norm_(
         self,
@@ -323,14 +321,7 @@ class Trainer(States):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets the gradients of all replicas to None, or else fills them with zeros."""
-        self._gradients.forget()
-        self._embeddings.zero_grad(set_to_none)
-        for copies in self._parameters.values():
-            for parameter in copies:
-                if set_to_none:
-                    parameter.grad = None
-                elif parameter.grad is not None:
-                    parameter.grad.detach_().zero_()
+        self._gradients.zero(self._parameters, set_to_none)
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
@@ -349,9 +340,21 @@ class Trainer(States):
                 "update_on_kvstore=False when creating the trainer"
             )
 
-    def _step(self, gradients: dict[StoreKey, list[Tensor]], size: float) -> None:
-        if not gradients:
-            return
+    def _step(self, op: str, size: float, ignore_stale: bool, reduces: bool) -> None:
+        """Pushes the gradients, between the step hooks, and forgets them."""
+
+        def push() -> list[StoreKey]:  # which a pre-hook may have replaced
+            gradients = self._gradients.fresh(op, ignore_stale)
+            if reduces:
+                self._gradients.reduce(gradients)
+            return self._push(gradients, size) if gradients else []
+
+        self._gradients.zero(self.optimizer.step(Push(push)))
+
+    def _push(
+        self, gradients: dict[StoreKey, list[Tensor]], size: float
+    ) -> list[StoreKey]:
+        """Steps with gradients; returns the keys of the parameters that got weights."""
         keys = [*gradients]
         dense = [key for key in keys if key not in self._embeddings]
         optimizer = self.optimizer
@@ -365,25 +368,17 @@ class Trainer(States):
             pushed = [scaled(copies, scale) for copies in pushed]
         weights = [self._parameters[key] for key in dense]
         num_skipped = optimizer.num_skipped
-
-        def push() -> None:
-            # All in one push, so that max_norm clips by the norm of all.
-            if len(dense) == len(keys):
-                self._store.pushpull(keys, pushed, weights)
-                return
+        # All in one push, so that max_norm clips by the norm of all.
+        if len(dense) == len(keys):
+            self._store.pushpull(keys, pushed, weights)
+        else:
             self._store.push(keys, pushed)
             if dense:
                 self._store.pull(dense, weights)
-
-        optimizer.step(Push(push))  # with its hooks
+        self._weights.note_written(dense)
         if optimizer.num_skipped == num_skipped:
             self._last_norm = norm
-        self._gradients.forget()
-        self._embeddings.zero_grad()
-        self._weights.note_written(dense)
-        for copies in weights:
-            for parameter in copies:
-                parameter.grad = None
+        return dense
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles without what other trainers have to do with it."""

@@ -134,7 +134,7 @@ class Weights:
         """Replaces keys by new ones of the values' dtypes, with the same state."""
         store, keys = self._store, list(values)
         optimizer = store._required_optimizer("Trainer")
-        before, saved = store.pull(keys), optimizer.state_dict()
+        before, saved = store.pull(keys), optimizer._saved()
         states = {key: dict(saved["state"][key]) for key in keys}
         if isinstance(optimizer, BuiltIn):
             for state in states.values():
@@ -143,13 +143,13 @@ class Weights:
             store.delete(keys)
             for some, share in _split(values, self._shareable(keys)):
                 store.init(list(some), list(some.values()), share=share)
-            optimizer.load_state_dict({**saved, "state": states}, strict=False)
+            optimizer._load_saved({**saved, "state": states}, strict=False)
         except BaseException:
             left = [key for key in keys if key in store]
             if left:
                 store.delete(left)
             store.init(keys, before)
-            optimizer.load_state_dict(saved, strict=False)
+            optimizer._load_saved(saved, strict=False)
             raise
 
 
