@@ -344,8 +344,8 @@ std::string KVStore::repr() const {
   return c10::str("KVStore(type='", type_, "', ", content, ')');
 }
 
-StoreState KVStore::state(bool with_keys) const {
-  StoreState state = usable("save").state(with_keys);
+StoreState KVStore::state(bool with_keys, bool with_updater) const {
+  StoreState state = usable("save").state(with_keys, with_updater);
   state.type = type_;
   return state;
 }
@@ -383,9 +383,9 @@ c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   return result;
 }
 
-void KVStore::take(KVStore& other) {
+void KVStore::take(KVStore& other, bool keeps_updater) {
   TORCHKV_INTERNAL_ASSERT(type_ == other.type_ && this != &other);
-  usable("load").take(*other.store_);
+  usable("load").take(*other.store_, keeps_updater);
 }
 
 void KVStore::close() {

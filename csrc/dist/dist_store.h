@@ -73,7 +73,8 @@ class DistStore final : public Store {
       const Keys& keys,
       const std::vector<KeyState>& states) override;
 
-  StoreState state(bool with_keys) const override; // refused with keys
+  // Refused with keys.
+  StoreState state(bool with_keys, bool with_updater) const override;
   OwnState own_state() override;
   StoreState gather_state() override;
   std::vector<at::Tensor> gather(
@@ -82,7 +83,7 @@ class DistStore final : public Store {
       bool to_all) override;
   void fail_gather(const std::string& text) override;
   void load(StoreState state) override;
-  void take(Store& other) override;
+  void take(Store& other, bool keeps_updater) override;
   void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
 

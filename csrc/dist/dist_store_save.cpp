@@ -33,7 +33,7 @@ void append(
 
 } // namespace
 
-StoreState DistStore::state(bool with_keys) const {
+StoreState DistStore::state(bool with_keys, bool with_updater) const {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !with_keys,
       kSave,
@@ -46,7 +46,7 @@ StoreState DistStore::state(bool with_keys) const {
   const bool is_script = opaque != nullptr &&
       dynamic_cast<const ScriptUpdater*>(opaque->get()) != nullptr;
   TORCH_CHECK_TYPE(
-      is_script || opaque == nullptr,
+      is_script || opaque == nullptr || !with_updater,
       kSave,
       ": expected an updater that can be copied (none, a built-in optimizer or "
       "TorchScript), but got a Python callable; call set_updater(None) first");
@@ -54,7 +54,7 @@ StoreState DistStore::state(bool with_keys) const {
   if (optimizer != nullptr) {
     state.optimizer = **optimizer;
   }
-  if (is_script) {
+  if (is_script && with_updater) {
     state.updater.push_back(serialize_updater(**opaque));
   }
   if (const auto kind = table_.summary().kind) {
@@ -78,7 +78,7 @@ auto DistStore::guarded(Function function) {
 
 // Begins a call that saves: without keys, but with the servers' updaters.
 StoreState DistStore::begin_state() {
-  StoreState state = this->state(/*with_keys=*/false);
+  StoreState state = this->state(/*with_keys=*/false, /*with_updater=*/true);
   begin_gather(kSave);
   if (!state.updater.empty()) {
     state.updater = gather_scripts();

@@ -181,7 +181,7 @@ void DistStore::assign(const Call& call) {
   meet(call.op);
 }
 
-void DistStore::take(Store& /*other*/) {
+void DistStore::take(Store& /*other*/, bool /*keeps_updater*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "load: not supported by a store on several machines");
 }

@@ -81,9 +81,9 @@ class TORCHKV_API LocalStore final : public Store {
       const Keys& keys,
       const std::vector<KeyState>& states) override;
 
-  StoreState state(bool with_keys) const override;
+  StoreState state(bool with_keys, bool with_updater) const override;
   void load(StoreState state) override;
-  void take(Store& other) override;
+  void take(Store& other, bool keeps_updater) override;
   void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
   void barrier() override;

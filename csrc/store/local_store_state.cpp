@@ -71,7 +71,7 @@ KeyState by_slots(const char* op, const Entry& entry, KeyState state) {
 
 } // namespace
 
-StoreState LocalStore::state(bool with_keys) const {
+StoreState LocalStore::state(bool with_keys, bool with_updater) const {
   constexpr auto* op = "save";
   const Updater updater = this->updater();
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
@@ -115,7 +115,8 @@ StoreState LocalStore::state(bool with_keys) const {
     state.optimizer = **optimizer;
   }
   if (const auto* opaque =
-          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater)) {
+          std::get_if<std::shared_ptr<OpaqueUpdater>>(&updater);
+      opaque != nullptr && with_updater) {
     const InProgress<Store> saving(this);
     state.updater.push_back(serialize_updater(**opaque));
   }
@@ -320,7 +321,7 @@ void LocalStore::load(StoreState state) {
   }
 }
 
-void LocalStore::take(Store& other_store) {
+void LocalStore::take(Store& other_store, bool keeps_updater) {
   constexpr auto* op = "load";
   TORCHKV_INTERNAL_ASSERT(this != &other_store);
   auto& other = dynamic_cast<LocalStore&>(other_store);
@@ -334,18 +335,24 @@ void LocalStore::take(Store& other_store) {
   std::vector<EntryPtr> replaced;
   {
     const std::lock_guard lock(updater_mutex_);
-    if (const auto kind = table_.summary().kind) {
+    if (keeps_updater) {
+      updater = updater_;
+    }
+    const KeyTable& keys = keeps_updater ? other.table_ : table_;
+    if (const auto kind = keys.summary().kind) {
       check_key_kind(op, updater, *kind);
     }
     replaced = table_.take(op, other.table_);
     may_shard_ = is_elementwise(updater);
     updater_.swap(updater);
     compression_keys_.clear();
-    set_expected_keys(std::move(taken.expected_keys));
     compression_ = other.compression();
     compresses_ = compression_ != nullptr;
     has_row_sparse_ = has_row_sparse_ || other.has_row_sparse_;
-    optimizer_step_.take(other.optimizer_step_);
+    if (!keeps_updater) {
+      set_expected_keys(std::move(taken.expected_keys));
+      optimizer_step_.take(other.optimizer_step_);
+    }
   }
   other.close();
 }

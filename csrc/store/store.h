@@ -133,17 +133,18 @@ class TORCHKV_API Store {
       const Keys& keys,
       const std::vector<KeyState>& states) = 0;
 
-  virtual StoreState state(bool with_keys) const = 0;
+  // See KVStore.
+  virtual StoreState state(bool with_keys, bool with_updater) const = 0;
   // The same, of a store on several machines on rank 0; on the other ranks,
   // which all make the call, without keys.
   virtual StoreState gather_state() {
-    return state(/*with_keys=*/true);
+    return state(/*with_keys=*/true, /*with_updater=*/true);
   }
   // What this process's server holds: of a value that several servers hold, the
   // elements from `begin` on, in tensors of one dimension. All ranks make the
   // call. On one machine, the whole state.
   virtual OwnState own_state() {
-    OwnState own{state(/*with_keys=*/true), {}};
+    OwnState own{state(/*with_keys=*/true, /*with_updater=*/true), {}};
     own.begins.assign(own.state.values.size(), -1);
     return own;
   }
@@ -161,7 +162,7 @@ class TORCHKV_API Store {
   // 0's state counts.
   virtual void load(StoreState state) = 0;
   // REQUIRES: a store of the same type, which nobody else uses.
-  virtual void take(Store& other) = 0;
+  virtual void take(Store& other, bool keeps_updater) = 0;
 
   // Calls `visit` with the opaque updater, if this store is its only owner, for
   // a garbage collector that looks for cycles. `visit` runs under a lock and

@@ -103,6 +103,36 @@ TEST(KVStoreTakeTest, TakesTheUpdater) {
   expect_equal(value_of(store), filled(6));
 }
 
+TEST(KVStoreTakeTest, KeepsItsUpdater) {
+  const auto store = store_of({{1, 10}});
+  const auto updater = add_to();
+  store->set_updater(updater);
+  const auto other = store_of({{7, 70}});
+  other->set_optimizer(optimizer("sgd", {{"lr", 1}}));
+  store->take(*other, /*keeps_updater=*/true);
+  expect_closed(other);
+  store->push(7, filled(1));
+  expect_equal(value_of(store, 7), filled(71));
+  expect_equal(updater->result, filled(71));
+
+  const StoreState state =
+      store->state(/*with_keys=*/true, /*with_updater=*/false);
+  EXPECT_TRUE(state.updater.empty());
+  const auto copy = KVStore::from_state(state);
+  copy->push(7, filled(1)); // ASSIGN
+  expect_equal(value_of(copy, 7), filled(1));
+  EXPECT_EQ(copy->state().versions, (std::vector<int64_t>{2}));
+}
+
+TEST(KVStoreTakeTest, KeepsNoUpdaterThatTheOthersKeysDoNotFit) {
+  const auto store = c10::make_intrusive<KVStore>();
+  store->set_updater(add_to()); // of int keys
+  const auto other = store_of({{"w", 70}});
+  EXPECT_THROW(store->take(*other, /*keeps_updater=*/true), c10::TypeError);
+  expect_equal(value_of(other, "w"), filled(70));
+  store->init(1, filled(10));
+}
+
 TEST(KVStoreTakeTest, RejectsKeysOfTheOtherKind) {
   const auto store = store_of({{1, 10}});
   const auto updater = add_to();

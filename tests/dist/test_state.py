@@ -11,11 +11,11 @@ import torchkv
 SIZES = {"a": (3,), "b": (40, 50), "c": (300, 301)}
 
 
-def make(type="dist_sync", **options):
+def make(type="dist_sync", whole=False, **options):
     kv = torchkv.create(type, **options)
     generator = torch.Generator().manual_seed(0)
     for key, size in SIZES.items():
-        kv.init(key, torch.randn(size, generator=generator))
+        kv.init(key, torch.randn(size, generator=generator), whole=whole)
     return kv
 
 
@@ -296,6 +296,33 @@ def python_updater(rank, folder):
 def test_a_python_updater_is_not_saved(tmp_path):
     for kind, text in ranks.run(python_updater, 2, str(tmp_path / "store")):
         assert kind == "TypeError" and "but got a Python callable" in text
+
+
+def class_of_torch_optim(rank, folder):
+    kv = make(whole=True)
+    kv.set_optimizer(torch.optim.NAdam, lr=0.1)
+    values = step(kv, 0, rank)
+    file = f"{folder}/optimizer-{rank}.pt"
+    kv.save_optimizer_states(file, dump_optimizer=True)
+    last = step(kv, 1, rank)
+    refused = [outcome(kv.state_dict), outcome(lambda: kv.save(f"{folder}/store"))]
+    kv.barrier()
+    kv.close()
+    again = make(whole=True)
+    again.assign(list(SIZES), values)
+    again.set_optimizer(torch.optim.NAdam)
+    again.load_optimizer_states(file)
+    assert equal(step(again, 1, rank), last)
+    again.barrier()
+    again.close()
+    return refused
+
+
+def test_each_process_saves_what_it_has_of_a_class_of_torch_optim(tmp_path):
+    for refused in ranks.run(class_of_torch_optim, 2, str(tmp_path)):
+        for kind, text in refused:
+            assert kind == "TypeError" and "got the class NAdam of torch.optim" in text
+        assert "save_optimizer_states()" in refused[0][1]
 
 
 class Momentum(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchkv import _C
@@ -55,28 +55,26 @@ def check_parts(
     expect(op, parts["state"], Mapping, "a dict by key as 'state'")
     for key, state in parts["state"].items():
         expect(op, state, Mapping, f"a dict by name as the state of key {shown(key)}")
-    return _with_names_of(parts, known)
+    return renamed(parts, name_among(known))
 
 
-def _with_names_of(
-    parts: Mapping[str, Any], names: Iterable[StoreKey]
-) -> dict[str, Any]:
-    own = name_among(names)
+def renamed(parts: Mapping[str, Any], rename: Callable[[Any], Any]) -> dict[str, Any]:
+    """A state dict, whose structure has been checked, with other keys."""
 
     def keys_of(group: Mapping[str, Any]) -> Any:
         keys = group["keys"]
-        return [own(key) for key in keys] if isinstance(keys, list | tuple) else keys
+        return [rename(key) for key in keys] if isinstance(keys, list | tuple) else keys
 
-    renamed = {
-        name: renamed_rows(parts[name], own)
+    rows = {
+        name: tuple(renamed_rows(parts[name], rename))
         for name in ("lr_mult", "wd_mult", "state_names")
-        if name in parts
+        if isinstance(parts.get(name), list | tuple)
     }
-    groups = [{**group, "keys": keys_of(group)} for group in parts["param_groups"]]
-    states = {own(key): state for key, state in parts["state"].items()}
+    groups = tuple({**x, "keys": keys_of(x)} for x in parts["param_groups"])
+    states = {rename(key): state for key, state in parts["state"].items()}
     if len(states) < len(parts["state"]):  # of two models
         states = dict(parts["state"])
-    return {**parts, **renamed, "param_groups": groups, "state": states}
+    return {**parts, **rows, "param_groups": groups, "state": states}
 
 
 def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchkv import _C
 from torchkv.arguments import shown
+from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.rules import after_load
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
@@ -139,12 +140,20 @@ class Content:
     updater: Tensor | None  # a TorchScript module, as bytes
     optimizer: Optimizer | None
     compression: Compression | None = None
+    # The state_dict() of a class of torch.optim; without keys, only its name.
+    torch_optimizer: dict[str, Any] | None = None
 
     @staticmethod
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
-        """A snapshot; TypeError where the updater is a Python callable."""
-        state = impl.gather_state() if with_keys else impl.state(with_keys=False)
-        return Content._of(impl, state)
+        """A snapshot; TypeError where the updater is another Python callable."""
+        wrapped = wrapped_of(impl)
+        if wrapped is None:
+            state = impl.gather_state() if with_keys else impl.state(with_keys=False)
+            return Content._of(impl, state)
+        content = Content._of(impl, impl.state(with_keys, with_updater=False))
+        name = {"optimizer": wrapped._name()}
+        content.torch_optimizer = wrapped._saved() if with_keys else name
+        return content
 
     @staticmethod
     def of_process(impl: _C.KVStore) -> tuple[Content, list[int]]:
@@ -321,6 +330,13 @@ class Content:
                 [of_key.seed for of_key in rows],
             ),
         )
+
+
+def wrapped_of(impl: _C.KVStore) -> TorchOptimizer | None:
+    """The class of torch.optim that is the updater, with its whole state here."""
+    updater = impl.optimizer()
+    is_here = not impl.type.startswith("dist")
+    return updater if isinstance(updater, TorchOptimizer) and is_here else None
 
 
 def _by_kind(keys: list[int | str]) -> tuple[list[int], list[str]]:

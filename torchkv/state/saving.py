@@ -18,6 +18,7 @@ import torchkv
 from torchkv import _C
 from torchkv.errors import RemoteError
 from torchkv.files import check_path, lock, opened
+from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
 from torchkv.state.content import Content
@@ -40,6 +41,12 @@ def save(
     """
     check_path("save", path)
     check_tqdm("save", progress)
+    if isinstance(updater := impl.optimizer(), TorchOptimizer):
+        raise TypeError(
+            "save: expected an updater that a folder can hold (None, an optimizer of "
+            "torchkv.optim, a TorchScript function or module), but got the class "
+            f"{updater._name()} of torch.optim; torch.save the store's state_dict()"
+        )
     content, begins = Content.of_process(impl)  # throws before anything is written
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]

@@ -7,14 +7,16 @@
      "keys": {"3": {"value": tensor, "version": 4,
                     "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor},
                     "residuals": [tensor], "num_compressed": 4}},
-     "absent": [[3, "momentum_buffer"]]}
+     "absent": [[3, "momentum_buffer"]],
+     "torch_optimizer": {"optimizer", "param_groups", ..., "state": {"3": {...}}}}
 
 It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
 str, because torch.distributed.checkpoint converts all others. That tool fills the
 tensors of a dict that it is given, so each key has tensors for everything that its
 optimizer will keep, zeros before the first step. "absent" names the zeros that a key
 has after its first step, such as for a momentum that was switched on later.
-"compression", and the last two items of a key, are there if the store compresses. A
+"compression", and the last two items of a key, are there if the store compresses;
+"torch_optimizer" is there if the updater is a class of torch.optim: its state. A
 row-sparse key also has "rows": {"ids", "num_rows", "init", "numbers", "seed"}; its
 value and state are of the rows with these ids. torch.distributed.checkpoint loads them
 into a store whose key keeps as many rows.
@@ -26,20 +28,30 @@ import base64
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchkv import _C
 from torchkv.arguments import listed, shown
-from torchkv.optim.built_in import BuiltIn
+from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import Compression, Content, KeyContent, Rows
+from torchkv.state.content import (
+    Compression,
+    Content,
+    KeyContent,
+    Rows,
+    wrapped_of,
+)
 from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
+if TYPE_CHECKING:
+    from torchkv.optim import StoreOptimizer
+
 FORMAT = 1
+_NONE = "no optimizer"
 
 _KEY_FORM = {
     **{"value": Tensor, "version": int, "step": int, "num_accumulated": int},
@@ -53,17 +65,17 @@ _ROWS_FORM = {
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
     **{"updater": str | None, "optimizer": object, "compression": object},
-    **{"keys": dict, "absent": [(int | str, str)]},
+    **{"keys": dict, "absent": [(int | str, str)], "torch_optimizer": dict | None},
 }
 
 
 def state_dict(impl: _C.KVStore) -> dict[str, Any]:
-    """A snapshot of a store; TypeError where the updater is a Python callable."""
+    """A snapshot; TypeError for a Python callable, but for classes of torch.optim."""
     _check_updater("state_dict", impl)
     content = Content.of(impl)
     states = _states(content)
     compressed = () if content.compression is None else tuple(_OF_COMPRESSED)
-    return {
+    state = {
         "format": FORMAT,
         **content.fields(),
         "updater": None if content.updater is None else _as_text(content.updater),
@@ -83,22 +95,27 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
             if name not in item.state and _has_begun(item, name)
         ],
     }
+    if (saved := content.torch_optimizer) is not None:
+        states_by_text = {str(key): x for key, x in saved["state"].items()}
+        state["torch_optimizer"] = {**saved, "state": states_by_text}
+    return state
 
 
 def load_state_dict(
     impl: _C.KVStore, state: dict[str, Any], strict: bool
-) -> BuiltIn | None:
+) -> StoreOptimizer | None:
     """Replaces a store's content by that of a state dict, or changes nothing.
 
     Returns:
-        As :meth:`torchkv.state.content.Content.replace`.
+        The store's optimizer, for the store to hold.
     """
     impl.barrier()  # a store that cannot be used is an error before anything else
     _check_updater("load_state_dict", impl)
     content = _parse(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
-    if keys or current.optimizer is not None or current.updater is not None:
+    # A class of torch.optim must be there: its name alone makes none.
+    if keys or _updater_of(current) != _NONE or content.torch_optimizer is not None:
         _check_fits(impl, keys, current, content, strict)
         # The keys of this store, in its order; those that the state lacks unchanged.
         missing = [key for key in keys if key not in content.keys]
@@ -114,7 +131,14 @@ def load_state_dict(
         content.key_kind = current.key_kind
     if content.compression is None:  # which does not say that there is to be none
         content.compression = current.compression
-    return content.replace(impl)
+    if content.torch_optimizer is None:
+        return content.replace(impl)
+    made = content.make(impl.type)  # or raises, before the optimizer changes
+    wrapped = wrapped_of(impl)
+    assert wrapped is not None
+    wrapped._load_saved(content.torch_optimizer, strict)
+    impl.take(made, keeps_updater=True)
+    return wrapped
 
 
 def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
@@ -188,6 +212,14 @@ def _fields_of(rows: Rows) -> dict[str, Any]:
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
     updater = impl.optimizer()
+    if wrapped_of(impl) is not None:
+        return
+    if isinstance(updater, TorchOptimizer):
+        raise TypeError(
+            f"{op}: expected an updater whose state is on one machine, but got the "
+            f"class {updater._name()} of torch.optim in a {impl.type} store; "
+            "save_optimizer_states() writes what a process has of it"
+        )
     if callable(updater):
         raise TypeError(
             f"{op}: expected an updater that can be copied (None, an optimizer of "
@@ -233,8 +265,8 @@ def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
 
 
 def _parse(state: object) -> Content:
-    state = {"compression": None, **parse(state, dict, "the state")}
-    fields = parse(state, _FORM, "the state")
+    absent = {"compression": None, "torch_optimizer": None}
+    fields = parse({**absent, **parse(state, dict, "the state")}, _FORM, "the state")
     if fields["format"] != FORMAT:
         raise ValueError(
             f"load_state_dict: expected a state of format {FORMAT}, but got format "
@@ -258,6 +290,7 @@ def _parse(state: object) -> Content:
         if key in keys:
             keys[key].state.pop(state_name, None)
     content.updater = _parse_updater(fields["updater"])
+    content.torch_optimizer = fields["torch_optimizer"]
     return content
 
 
@@ -341,6 +374,8 @@ def _check_fits(
 
 
 def _updater_of(content: Content) -> str:
+    if content.torch_optimizer is not None:
+        return f"the class {content.torch_optimizer.get('optimizer')} of torch.optim"
     if content.optimizer is not None:
         return f"the optimizer {content.optimizer.name!r}"
-    return "no optimizer" if content.updater is None else "a TorchScript updater"
+    return _NONE if content.updater is None else "a TorchScript updater"

@@ -63,8 +63,8 @@ class Stateful:
             progress: whether to show a progress bar, on rank 0; needs tqdm.
 
         Raises:
-            TypeError: the updater is a Python callable, which cannot be saved.
-                Nothing has been written.
+            TypeError: the updater is a Python callable or a class of torch.optim,
+                which cannot be saved. Nothing has been written.
             ImportError: a progress bar without tqdm.
         """
         saving.save(self._impl, path, progress)
@@ -101,10 +101,13 @@ class Stateful:
         has no keys.
 
         ``torch.save`` takes it, ``torch.load`` reads it with ``weights_only=True``, and
-        ``torch.distributed.checkpoint`` takes the store itself.
+        ``torch.distributed.checkpoint`` takes the store itself. With a class of
+        torch.optim, values and state are of one moment only if no thread pushes
+        meanwhile.
 
         Raises:
-            TypeError: the updater is a Python callable, which cannot be saved.
+            TypeError: the updater is a Python callable, which cannot be saved; also a
+                class of torch.optim in a ``dist`` store.
         """
         return state_dict(self._impl)
 
@@ -117,7 +120,9 @@ class Stateful:
         An empty store without updater and optimizer becomes the saved one. Any other
         keeps its keys, and must have the state's shapes, dtypes and optimizer; the
         optimizer object continues with the state's numbers, and a TorchScript updater
-        is replaced. Updates that other threads make meanwhile are lost.
+        is replaced. The state of a class of torch.optim needs a store that has its
+        keys, and the class as updater. Updates that other threads make meanwhile are
+        lost.
 
         Args:
             state_dict: the state.
@@ -128,7 +133,8 @@ class Stateful:
             ValueError: missing or unexpected keys, another shape, dtype or optimizer,
                 or an invalid part; keys missing in a ``dist`` store, even if not
                 `strict`. Nothing has changed.
-            TypeError: the store's updater is a Python callable.
+            TypeError: the store's updater is a Python callable; also a class of
+                torch.optim in a ``dist`` store.
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
 

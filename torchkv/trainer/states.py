@@ -10,6 +10,7 @@ from torchkv.arguments import listed
 from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
+from torchkv.optim.saved import renamed as renamed_optimizer
 from torchkv.parameter_names import name_among, plain_name
 from torchkv.registered import KVStoreBase
 from torchkv.state.state_dict import renamed, with_residuals, without_compression
@@ -43,12 +44,16 @@ class States:
         buffers, such as those of BatchNorm, are only in ``model.state_dict()``.
 
         Raises:
-            TypeError: the optimizer is a class of ``torch.optim``; use
-                :meth:`save_states`.
+            TypeError: the optimizer is a class of ``torch.optim`` on a ``dist`` store;
+                use :meth:`save_states`.
         """
         self._weights.store_changed(self._gradients.trained())
         state = with_residuals(self._store.state_dict(), self._num_replicas)
-        return renamed(state, plain_name)
+        state = renamed(state, plain_name)
+        if "torch_optimizer" in state:
+            parts = state["torch_optimizer"]
+            state["torch_optimizer"] = renamed_optimizer(parts, plain_name)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from what :meth:`state_dict` returned, bit for bit.
@@ -64,7 +69,7 @@ class States:
         Raises:
             ValueError: missing or unexpected parameters, another shape, dtype or
                 optimizer, or an invalid part. Nothing has changed.
-            TypeError: the optimizer is a class of ``torch.optim``.
+            TypeError: as :meth:`state_dict`.
         """
         self._weights.store_changed(self._gradients.trained())
         state_dict = renamed(state_dict, name_among(self._store.keys()))

@@ -152,11 +152,6 @@ py::object dtype(const BoundStore& self, py::handle key) {
       reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
-void take(const BoundStore& self, const BoundStore& other) {
-  const py::gil_scoped_release no_gil;
-  self->take(*other);
-}
-
 void* release_gil() {
   return PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr;
 }
@@ -363,7 +358,11 @@ PYBIND11_MODULE(_C, m) {
       .def("num_dead_node", &released<&KVStore::num_dead_node>)
       .def("repr", &released<&KVStore::repr>)
       .def("close", &released<&KVStore::close>)
-      .def("state", &state, py::arg("with_keys") = true)
+      .def(
+          "state",
+          &state,
+          py::arg("with_keys") = true,
+          py::arg("with_updater") = true)
       .def("gather_state", &gather_state)
       .def("own_state", &own_state)
       .def("gather", &gather)
@@ -376,7 +375,7 @@ PYBIND11_MODULE(_C, m) {
             return canonical_type(utf8_of("create", "type", type.ptr()));
           },
           py::arg("type"))
-      .def("take", &take)
+      .def("take", &take, py::arg("other"), py::arg("keeps_updater") = false)
       .def_static(
           "key_of",
           [](const std::string& op, py::handle object) {

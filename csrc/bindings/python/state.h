@@ -14,10 +14,15 @@
 namespace torchkv {
 
 // Through IValues: pybind11 does not convert c10::Dict.
-inline py::object state(const BoundStore& self, py::handle with_keys_object) {
+inline py::object state(
+    const BoundStore& self,
+    py::handle with_keys_object,
+    py::handle with_updater_object) {
   const bool with_keys = as_bool("state", "with_keys", with_keys_object);
+  const bool with_updater =
+      as_bool("state", "with_updater", with_updater_object);
   return torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    return c10::IValue(self->state(with_keys).to_tuple());
+    return c10::IValue(self->state(with_keys, with_updater).to_tuple());
   }));
 }
 
@@ -70,6 +75,16 @@ inline Self from_state(const py::object& object) {
   StoreState state = state_of(object);
   const py::gil_scoped_release no_gil;
   return KVStore::from_state(std::move(state));
+}
+
+inline void take(
+    const BoundStore& self,
+    const BoundStore& other,
+    py::handle keeps_updater_object) {
+  const bool keeps_updater =
+      as_bool("take", "keeps_updater", keeps_updater_object);
+  const py::gil_scoped_release no_gil;
+  self->take(*other, keeps_updater);
 }
 
 } // namespace torchkv

@@ -111,15 +111,15 @@ class ForwardingStore final : public Store {
     forward([&] { inner_->set_optimizer_states(keys, states); });
   }
 
-  StoreState state(bool with_keys) const override {
-    return forward([&] { return inner_->state(with_keys); });
+  StoreState state(bool with_keys, bool with_updater) const override {
+    return forward([&] { return inner_->state(with_keys, with_updater); });
   }
   void load(StoreState state) override {
     forward([&] { inner_->load(std::move(state)); });
   }
-  void take(Store& other) override {
+  void take(Store& other, bool keeps_updater) override {
     Store& others_inner = *dynamic_cast<ForwardingStore&>(other).inner_;
-    forward([&] { inner_->take(others_inner); });
+    forward([&] { inner_->take(others_inner, keeps_updater); });
   }
   // Not forwarded: a garbage collector waits for nobody.
   void visit_sole_updater(
