@@ -1,6 +1,7 @@
 """``param_groups`` as a list, which only the optimizer's methods change."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -59,5 +60,10 @@ def test_params_lists_the_keys(kv, set_one):
     kv.delete(3)
     assert first["params"] == [4]
     assert "'params': [4]" in repr(groups) and "'params': [5]" in repr(groups)
+    for plain in (dict(first), {**first}, first.copy(), first | {}, {} | first):
+        assert type(plain) is dict and plain["params"] == [4]
+    assert dict(first.items()) == plain and [4] in first.values()
+    assert pickle.loads(pickle.dumps(first)) == copy.deepcopy(first) == plain
+    assert plain.keys() == first.keys() and plain["lr"] == first["lr"]
     kv.set_updater(None)
     assert first["params"] == []

@@ -183,7 +183,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
     def _settings(self) -> Settings:
         """The current groups and multipliers."""
         self._store()  # may take over numbers that were loaded
-        groups = [dict(group) for group in self.param_groups]
+        groups = [group.stored() for group in self.param_groups]
         return Settings(groups, self._lr_mult, self._wd_mult)
 
     def _change(self, group: Group, changes: Mapping[str, Any]) -> None:
@@ -316,7 +316,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 # Tuples: loading a distributed checkpoint descends into lists and
                 # dicts, and only loads items that already exist.
                 "param_groups": tuple(
-                    {name: value for name, value in group.items() if name != "params"}
+                    {name: x for name, x in group.stored().items() if name != "params"}
                     for group in self.param_groups
                 ),
                 "lr_mult": tuple(self._lr_mult.items()),
@@ -351,7 +351,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         return [
             (i, name, value)
             for i, group in enumerate(self.param_groups)
-            for name, value in group.items()
+            for name, value in group.stored().items()
             if group.is_extra(name)
         ]
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    ItemsView,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torchkv import _C
@@ -157,9 +164,33 @@ class Group(dict[str, Any]):
         """An item, or `default` if it is missing."""
         return self[name] if name in self else default
 
+    def __iter__(self) -> Iterator[str]:
+        """The names; because of this method, ``dict(group)`` asks for each item."""
+        return super().__iter__()
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """All items as of now."""
+        return dict(self).items()
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """The values of :meth:`items`."""
+        return dict(self).values()
+
+    def copy(self) -> dict[str, Any]:
+        """A plain dict of :meth:`items`."""
+        return dict(self)
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        """A plain dict with the items of both."""
+        return {**self, **other}
+
     def __repr__(self) -> str:
         """As a dict, with the keys as ``"params"``."""
-        return repr({name: self[name] for name in self})
+        return repr(dict(self))
+
+    def stored(self) -> dict[str, Any]:
+        """A plain dict of the items as they are stored, without asking for keys."""
+        return {name: super(Group, self).__getitem__(name) for name in self}
 
     def _write(self, changes: Mapping[str, Any]) -> None:
         optimizer = self._optimizer()
@@ -176,7 +207,7 @@ class Group(dict[str, Any]):
         """Sets several options at once."""
         self._write(dict(*args, **kwargs))
 
-    def __ior__(self, other: Any) -> Group:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> Group:  # type: ignore[override]
         """Sets several options at once."""
         self._write(dict(other))
         return self
