@@ -164,6 +164,22 @@ def test_training_from_saved_states_is_bitwise_equal(
     assert_same_weights(weights(other), weights(model))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.Adam])
+def test_states_without_options_leave_those_of_the_trainer(tmp_path, optimizer):
+    model, other = make_model(), make_model()
+    trainer = torchkv.Trainer(model, optimizer, {"lr": 0.5})
+    fill_gradients(model, 1.0)
+    trainer.step()
+    trainer.kvstore.save_optimizer_states(tmp_path / "states")
+    resumed = torchkv.Trainer(other, optimizer, {"lr": 0.25})
+    resumed.optimizer.set_param_groups([{"keys": ["0.bias"], "lr": 0.125}])
+    resumed.load_states(tmp_path / "states")
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == [0.25, 0.125]
+    state = resumed.optimizer.state["2.bias"]
+    assert state["step"] == 1
+    assert torch.equal(state["exp_avg"], trainer.optimizer.state["2.bias"]["exp_avg"])
+
+
 def test_states_of_other_parameters_are_rejected(tmp_path):
     torchkv.Trainer(nn.Linear(2, 2), "adam").save_states(tmp_path / "states")
     for params in ([nn.Parameter(torch.ones(2, 2))], make_model()):

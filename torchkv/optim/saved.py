@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchkv import _C
 from torchkv.arguments import StoreKey, as_keys, expect, listed, shown
+from torchkv.files import read_state
 from torchkv.optim.groups import Settings, as_multipliers
 from torchkv.parameter_names import name_among, renamed_rows
+
+if TYPE_CHECKING:
+    from torchkv.optim.base import StoreOptimizer
+
+_NO_OPTIONS = ("optimizer", "state", "state_names")
+
+
+def without_options(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a state dict that are not options."""
+    return {name: state_dict[name] for name in _NO_OPTIONS if name in state_dict}
+
+
+def read_saved(
+    op: str, path: str | os.PathLike[str], optimizer: StoreOptimizer
+) -> dict[str, Any]:
+    """A state dict from a file; one without options gets those of `optimizer`.
+
+    Raises:
+        ValueError, OSError: as :func:`torchkv.files.read_state`.
+    """
+    state = read_state(op, path)
+    if "optimizer" in state and state.keys() <= {*_NO_OPTIONS}:
+        state = {**optimizer._saved(), **state}
+    return state
 
 
 def check_parts(

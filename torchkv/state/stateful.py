@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from torchkv import _C
-from torchkv.files import read_state, write_whole
+from torchkv.files import write_whole
 from torchkv.optim.rules import after_load
+from torchkv.optim.saved import read_saved, without_options
 from torchkv.state import folder, saving
 from torchkv.state.state_dict import load_state_dict, state_dict
 
 if TYPE_CHECKING:
     from torchkv.optim import StoreOptimizer
-
-
-# The parts of an optimizer's state_dict that are not options.
-_STATE = {"optimizer": None, "state": None, "state_names": None}.keys()
 
 
 class Stateful:
@@ -157,7 +154,7 @@ class Stateful:
         op = "save_optimizer_states"
         state = self._required_optimizer(op).state_dict()
         if not dump_optimizer:
-            state = {name: state[name] for name in _STATE if name in state}
+            state = without_options(state)
         write_whole(op, fname, lambda file: torch.save(state, file))
 
     def load_optimizer_states(
@@ -175,10 +172,8 @@ class Stateful:
             OSError: reading failed.
         """
         op = "load_optimizer_states"
-        optimizer, state = self._required_optimizer(op), read_state(op, fname)
-        if state.keys() <= _STATE and "optimizer" in state:
-            state = {**optimizer.state_dict(), **state}
-        optimizer.load_state_dict(state, strict)
+        optimizer = self._required_optimizer(op)
+        optimizer.load_state_dict(read_saved(op, fname, optimizer), strict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copies keys, values, type and TorchScript updater.

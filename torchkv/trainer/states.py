@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchkv.arguments import listed
-from torchkv.files import read_state
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
+from torchkv.optim.saved import read_saved
 from torchkv.optim.saved import renamed as renamed_optimizer
 from torchkv.parameter_names import name_among, plain_name
 from torchkv.registered import KVStoreBase
@@ -93,7 +93,9 @@ class States:
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Loads what :meth:`save_states` wrote, bit for bit.
 
-        Weights do not change; load the model's state before or afterwards.
+        Weights do not change; load the model's state before or afterwards. Of a file
+        without options (``store.save_optimizer_states(fname)``) the trainer keeps its
+        own.
 
         Raises:
             ValueError: a damaged file, or the state of another optimizer or of other
@@ -101,7 +103,8 @@ class States:
             OSError: what reading raised.
         """
         op = "load_states"
-        state, optimizer = read_state(op, fname), self.optimizer
+        optimizer = self.optimizer
+        state = read_saved(op, fname, optimizer)
         self._weights.store_changed(self._gradients.trained())
         saved, trained = state.get("state"), set(self._store.keys())
         names = {*map(name_among(trained), saved)} if isinstance(saved, Mapping) else ()
