@@ -62,6 +62,18 @@ CASES = [
     if not (name == "groupadagrad" and "wd" in gradient)
 ]
 
+# What each key is made from.
+KEYS = (7, 8, 9)
+# All names but those of which MXNet mixes up the keys: nadam with its schedule of the
+# momentum, lars with the last learning rate of lars.
+OF_SEVERAL_KEYS = [
+    (name, options)
+    for name, options in CASES
+    if name not in ("nadam", "lars")
+    and ("wd" in options or name == "groupadagrad")
+    and "clip_gradient" not in options
+]
+
 # Of the learning rate, by name, with the options of MXNet's class.
 SCHEDULES = [
     ("FactorScheduler", {"step": 7, "factor": 0.7, "base_lr": 0.1}),
@@ -104,11 +116,16 @@ def rate(name, step):
     return base * (0.25 + 0.75 * min(step / 10, 1)) * (0.5 if 40 <= step < 70 else 1)
 
 
-def start():
+def start(seed=KEYS[0]):
     """The first weights, and the gradients of each step."""
-    random = np.random.default_rng(7)
+    random = np.random.default_rng(seed)
     weight = random.standard_normal((5, 7))
     return weight, random.standard_normal((STEPS, 5, 7)) + 0.1 * weight
+
+
+def case(name, options, *more):
+    """The name of a case."""
+    return " ".join([name, *map(ids, (options, *more))])
 
 
 def ids(case):

@@ -1,6 +1,7 @@
 """Run by MXNet's own Python: writes the weights that its optimizers end with.
 
-``python mxnet_peer.py OUT.npz DTYPE...``: by name, options and dtype.
+``python mxnet_peer.py OUT.npz DTYPE...``: for each dtype the names of the cases, and an
+array of their weights.
 """
 
 import sys
@@ -8,33 +9,47 @@ import sys
 import mxnet as mx
 import numpy as np
 
-from mxnet_cases import CASES, SCHEDULED, ids, rate, start
+from mxnet_cases import CASES, KEYS, OF_SEVERAL_KEYS, SCHEDULED, case, rate, start
 
 
-def train(name, options, dtype, schedule=None):
-    weight, gradients = start()
+def train(name, options, dtype, schedule=None, keys=(KEYS[0],)):
+    """By key."""
+    weights, gradients = zip(*map(start, keys), strict=True)
     if schedule is not None:
         scheduler = getattr(mx.lr_scheduler, schedule[0])(**schedule[1])
         options = {**options, "lr_scheduler": scheduler}
     optimizer = mx.optimizer.create(name, **options)
-    weight = mx.nd.array(weight, dtype=dtype)
-    state = optimizer.create_state_multi_precision(0, weight)
-    for step, gradient in enumerate(gradients):
+    weights = [mx.nd.array(weight, dtype=dtype) for weight in weights]
+    states = [
+        optimizer.create_state_multi_precision(i, weight)
+        for i, weight in enumerate(weights)
+    ]
+    for step, of_keys in enumerate(zip(*gradients, strict=True)):
         if schedule is None:
             optimizer.set_learning_rate(rate(name, step))
-        pushed = mx.nd.array(gradient, dtype=dtype)
-        optimizer.update_multi_precision(0, weight, pushed, state)
-    return weight.asnumpy()
+        for i, gradient in enumerate(of_keys):
+            pushed = mx.nd.array(gradient, dtype=dtype)
+            optimizer.update_multi_precision(i, weights[i], pushed, states[i])
+    return [weight.asnumpy() for weight in weights]
 
 
-results = {}
+arrays = {}
 for dtype in sys.argv[2:]:
+    results = {}
     for name, options in CASES:
         try:
-            results[f"{name} {ids(options)} {dtype}"] = train(name, options, dtype)
+            (results[case(name, options)],) = train(name, options, dtype)
         except mx.base.MXNetError:
             assert dtype == "float64"  # some only have float32 states
+    for name, options in OF_SEVERAL_KEYS:
+        if case(name, options) in results:
+            trained = train(name, options, dtype, keys=KEYS)
+            for key, weights in zip(KEYS, trained, strict=True):
+                results[case(name, options, key)] = weights
     for name, options, schedule in SCHEDULED:
-        weights = train(name, options, dtype, schedule)
-        results[f"{name} {ids(options)} {ids(schedule)} {dtype}"] = weights
-np.savez(sys.argv[1], **results)
+        (results[case(name, options, schedule)],) = train(
+            name, options, dtype, schedule
+        )
+    arrays[f"{dtype} names"] = list(results)
+    arrays[dtype] = np.stack(list(results.values()))
+np.savez_compressed(sys.argv[1], **arrays)
