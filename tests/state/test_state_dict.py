@@ -107,6 +107,63 @@ def test_torch_distributed_checkpoint(tmp_path, optimizer):
         assert sorted(snapshot(other)) == sorted(snapshot(store))
 
 
+def stepped(**options):
+    store = torchkv.create()
+    store.init([3, 5], [full(8), full(8)])
+    store.set_optimizer("sgd", **options)
+    store.push([3, 5], [full(1), full(2)])
+    return store
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_torch_distributed_checkpoint_has_all_options(tmp_path):
+    """Those that the store has, that it has not, and that it has of other values."""
+    store = stepped(
+        momentum=0.5,
+        max_norm=1.0,
+        lr_scheduler=torchkv.lr_scheduler.FactorScheduler(1, base_lr=0.5),
+    )
+    store.optimizer.set_param_groups([{"keys": [3], "weight_decay": 0.5}])
+    store.optimizer.set_lr_mult({5: 0.25})
+    store.optimizer.param_groups[0]["initial_lr"] = 0.125
+    dcp.save({"store": store}, checkpoint_id=tmp_path)
+    other = stepped(learning_rate=0.25, momentum=0.25, accumulate=1)
+    other.optimizer.set_param_groups([{"keys": [3]}, {"keys": [5], "lr": 0.1}])
+    dcp.load({"store": other}, checkpoint_id=tmp_path)
+    assert other.state_dict()["optimizer"] == store.state_dict()["optimizer"]
+    for each in store, other:
+        each.push([3, 5], [full(1), full(3)])
+    assert snapshot(other) == snapshot(store)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_torch_distributed_checkpoint_loses_no_state(tmp_path):
+    """It only loads tensors that are there; a store with the momentum has one more."""
+    dcp.save({"store": stepped(momentum=0.5)}, checkpoint_id=tmp_path)
+    other = stepped()
+    before = everything(other)
+    with pytest.raises(Exception, match=r"missing state 'mom' \(key 3\)"):
+        dcp.load({"store": other}, checkpoint_id=tmp_path)
+    assert everything(other) == before
+
+
+def test_options_may_be_dicts(kv):
+    """As earlier versions wrote them."""
+    kv.init(3, full(1))
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    state = kv.state_dict()
+    optimizer = state["optimizer"]
+    optimizer["groups"] = [dict(group) for group in optimizer["groups"]]
+    optimizer["gradient"] = dict(optimizer["gradient"])
+    with torchkv.create() as other:
+        other.load_state_dict(state)
+        assert other.state_dict()["optimizer"] == kv.state_dict()["optimizer"]
+        optimizer["gradient"] = [["lazy", 1.0], ["lazy", 1.0]]
+        refuses(other, state, "repeated name in 'gradient' in 'optimizer' 'lazy'")
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_distributed_checkpoint_of_an_updater(tmp_path):
     with torchkv.create() as store, torchkv.create() as other:

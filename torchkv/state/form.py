@@ -20,8 +20,8 @@ def parse(value: Any, form: Any, what: str) -> Any:
     Args:
         value: from JSON, or from a dict of the caller's.
         form: a type or a union of types; ``[form]`` for a list; a tuple of forms for a
-            list of as many items; ``{str: form}`` for a dict of any names; another dict
-            of forms for a dict of exactly these names.
+            list of as many items; ``{str: form}`` for a dict of any names, which may
+            be a list of pairs; another dict of forms for a dict of exactly these names.
         what: names the value in messages.
 
     Raises:
@@ -29,6 +29,10 @@ def parse(value: Any, form: Any, what: str) -> Any:
     """
     if isinstance(form, type | UnionType):
         return _parse_leaf(value, form, what)
+    if isinstance(form, dict) and str in form and isinstance(value, list):
+        pairs = parse(value, [(str, object)], what)
+        check_distinct([name for name, _ in pairs], f"name in {what}")
+        value = dict(pairs)
     _parse_leaf(value, dict if isinstance(form, dict) else list, what)
     item_name = f"an item of {what}"
     if isinstance(form, list):

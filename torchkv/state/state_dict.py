@@ -2,8 +2,9 @@
 
     {"format": 1, "type": "local", "key_kind": "int",
      "updater": None or the TorchScript module as base64,
-     "optimizer": None or {"name", "groups", "gradient", "options", "extras"},
-     "compression": {"groups", "keys"},
+     "optimizer": None or {"name", "groups": [[["lr", 0.1], ...]],
+                           "gradient": [["accumulate", 1.0], ...], "options", "extras"},
+     "compression": {"groups": [[["type", "2bit"], ...]], "keys"},
      "keys": {"3": {"value": tensor, "version": 4,
                     "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor},
                     "residuals": [tensor], "num_compressed": 4}},
@@ -11,10 +12,13 @@
      "torch_optimizer": {"optimizer", "param_groups", ..., "state": {"3": {...}}}}
 
 It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
-str, because torch.distributed.checkpoint converts all others. That tool fills the
-tensors of a dict that it is given, so each key has tensors for everything that its
-optimizer will keep, zeros before the first step. "absent" names the zeros that a key
-has after its first step, such as for a momentum that was switched on later.
+str, because torch.distributed.checkpoint converts all others. Of a dict, that tool
+loads the names that the store already has, so options are lists of pairs, which it
+loads as a whole. It fills the tensors that are there, so each key has tensors for
+everything that its optimizer will keep, zeros before the first step. "absent" names
+the zeros that a key has after its first step, such as for a momentum that was switched
+on later.
+
 "compression", and the last two items of a key, are there if the store compresses;
 "torch_optimizer" is there if the updater is a class of torch.optim: its state. A
 row-sparse key also has "rows": {"ids", "num_rows", "init", "numbers", "seed"}; its
@@ -25,7 +29,6 @@ into a store whose key keeps as many rows.
 from __future__ import annotations
 
 import base64
-import contextlib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -37,36 +40,23 @@ from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import (
-    Compression,
-    Content,
-    KeyContent,
-    Rows,
-    wrapped_of,
+from torchkv.state.content import Compression, Content, Rows, wrapped_of
+from torchkv.state.parsing import (
+    FORMAT,
+    KEY_FORM,
+    OF_COMPRESSED,
+    ROWS_FORM,
+    has_begun,
+    names_of_states,
+    parse_key,
+    parse_state,
 )
-from torchkv.state.form import KEY_TYPES, parse
 from torchkv.state.tensor_files import memory_of
 
 if TYPE_CHECKING:
     from torchkv.optim import StoreOptimizer
 
-FORMAT = 1
 _NONE = "no optimizer"
-
-_KEY_FORM = {
-    **{"value": Tensor, "version": int, "step": int, "num_accumulated": int},
-    "state": {str: Tensor},
-}
-_OF_COMPRESSED = {"residuals": [Tensor], "num_compressed": int}
-_ROWS_FORM = {
-    **{"ids": Tensor, "num_rows": int, "init": str},
-    **{"numbers": {str: float}, "seed": int},
-}
-_FORM = {
-    **{"format": int, "type": str, "key_kind": str},
-    **{"updater": str | None, "optimizer": object, "compression": object},
-    **{"keys": dict, "absent": [(int | str, str)], "torch_optimizer": dict | None},
-}
 
 
 def state_dict(impl: _C.KVStore) -> dict[str, Any]:
@@ -74,14 +64,14 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     _check_updater("state_dict", impl)
     content = Content.of(impl)
     states = _states(content)
-    compressed = () if content.compression is None else tuple(_OF_COMPRESSED)
+    compressed = () if content.compression is None else tuple(OF_COMPRESSED)
     state = {
         "format": FORMAT,
-        **content.fields(),
+        **_with_pairs(content.fields()),
         "updater": None if content.updater is None else _as_text(content.updater),
         "keys": {
             str(key): {
-                **{name: getattr(item, name) for name in _KEY_FORM},
+                **{name: getattr(item, name) for name in KEY_FORM},
                 "state": states[key],
                 **{name: getattr(item, name) for name in compressed},
                 **({} if item.rows is None else {"rows": _fields_of(item.rows)}),
@@ -92,7 +82,7 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
             [key, name]
             for key, item in content.keys.items()
             for name in states[key]
-            if name not in item.state and _has_begun(item, name)
+            if name not in item.state and has_begun(item, name)
         ],
     }
     if (saved := content.torch_optimizer) is not None:
@@ -111,7 +101,7 @@ def load_state_dict(
     """
     impl.barrier()  # a store that cannot be used is an error before anything else
     _check_updater("load_state_dict", impl)
-    content = _parse(state)
+    content = parse_state(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
     # A class of torch.optim must be there: its name alone makes none.
@@ -139,6 +129,25 @@ def load_state_dict(
     wrapped._load_saved(content.torch_optimizer, strict)
     impl.take(made, keeps_updater=True)
     return wrapped
+
+
+# The dicts of options in a content's fields.
+_OPTIONS = {"optimizer": ("groups", "gradient"), "compression": ("groups",)}
+
+
+def _with_pairs(fields: dict[str, Any]) -> dict[str, Any]:
+    """A content's fields with lists of pairs as options."""
+
+    def pairs(part: Any) -> Any:
+        if isinstance(part, dict):
+            return [list(item) for item in part.items()]
+        return [pairs(item) for item in part]
+
+    result = dict(fields)
+    for part, names in _OPTIONS.items():
+        if (options := fields.get(part)) is not None:
+            result[part] = {**options, **{name: pairs(options[name]) for name in names}}
+    return result
 
 
 def renamed(state: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
@@ -179,7 +188,7 @@ def with_residuals(state: dict[str, Any], num_positions: int) -> dict[str, Any]:
         if (
             value.is_floating_point()
             and "rows" not in item  # which are pushed as they are
-            and has_feedback(_parse_key(text, state["key_kind"]))
+            and has_feedback(parse_key(text, state["key_kind"]))
         ):
             dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
             item["residuals"] += [
@@ -198,7 +207,7 @@ def without_compression(state: dict[str, Any]) -> dict[str, Any]:
         return state
     plain = {name: part for name, part in state.items() if name != "compression"}
     plain["keys"] = {
-        key: {k: v for k, v in item.items() if k not in _OF_COMPRESSED}
+        key: {k: v for k, v in item.items() if k not in OF_COMPRESSED}
         if isinstance(item, dict)
         else item
         for key, item in state["keys"].items()
@@ -207,7 +216,7 @@ def without_compression(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields_of(rows: Rows) -> dict[str, Any]:
-    return {name: getattr(rows, name) for name in _ROWS_FORM}
+    return {name: getattr(rows, name) for name in ROWS_FORM}
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -232,25 +241,19 @@ def _as_text(updater: Tensor) -> str:
     return base64.b64encode(memory_of(updater)).decode()
 
 
-def _has_begun(item: KeyContent, state: str) -> bool:
-    """Whether a tensor is state; before the first step or push it stands in for it."""
-    return (item.num_accumulated if state == "accumulated" else item.step) != 0
-
-
 def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
     """By key, the tensors of everything that the optimizer will keep."""
     result = {key: dict(item.state) for key, item in content.keys.items()}
     optimizer = content.optimizer
     if optimizer is None:
         return result
-    names_of = [_C.KVStore.state_names(optimizer.name, x) for x in optimizer.groups]
-    group_of = {key: group for key, group, *_ in optimizer.options}
+    names_of = names_of_states(optimizer)
     for key, states in result.items():
         value = content.keys[key].value
         if not (value.is_floating_point() or value.is_complex()):
             continue
         dtype = _C.KVStore.state_dtype(value.dtype)
-        names = [*names_of[group_of.get(key, 0)]]
+        names = names_of(key)
         if dtype != value.dtype:
             names.append("master")
         if optimizer.gradient["accumulate"] > 1:
@@ -261,60 +264,7 @@ def _states(content: Content) -> dict[int | str, dict[str, Tensor]]:
     return result
 
 
-# -- loading
-
-
-def _parse(state: object) -> Content:
-    absent = {"compression": None, "torch_optimizer": None}
-    fields = parse({**absent, **parse(state, dict, "the state")}, _FORM, "the state")
-    if fields["format"] != FORMAT:
-        raise ValueError(
-            f"load_state_dict: expected a state of format {FORMAT}, but got format "
-            f"{fields['format']!r}; a newer torchkv may read it"
-        )
-    content = Content.parse(fields)
-    keys, kind = content.keys, content.key_kind
-    for text, saved in fields["keys"].items():
-        key = _parse_key(text, kind)
-        what = f"key {shown(key)}"
-        saved = {"residuals": [], "num_compressed": 0, **parse(saved, dict, what)}
-        rows = saved.pop("rows", None)
-        item = KeyContent(**parse(saved, {**_KEY_FORM, **_OF_COMPRESSED}, what))
-        if rows is not None:
-            item.rows = Rows(**parse(rows, _ROWS_FORM, f"the rows of {what}"))
-        item.state = {k: v for k, v in item.state.items() if _has_begun(item, k)}
-        keys[key] = item
-    for key, state_name in fields["absent"]:
-        if type(key) is not KEY_TYPES[kind]:
-            raise ValueError(f"load: expected {kind} keys in 'absent', but got {key!r}")
-        if key in keys:
-            keys[key].state.pop(state_name, None)
-    content.updater = _parse_updater(fields["updater"])
-    content.torch_optimizer = fields["torch_optimizer"]
-    return content
-
-
-def _parse_updater(text: str | None) -> Tensor | None:
-    if text is None:
-        return None
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise ValueError(
-            f"load: expected the updater in base64, but got other text: {error}"
-        ) from error
-    if not data:  # which frombuffer refuses
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _parse_key(name: object, kind: str) -> int | str:
-    key = name
-    if kind == "int" and isinstance(name, str):
-        with contextlib.suppress(ValueError):
-            key = int(name) if str(int(name)) == name else name  # not of "03"
-    parsed: int | str = parse(key, KEY_TYPES[kind], "a name in 'keys'")
-    return parsed
+# -- what fits
 
 
 def _check_fits(
