@@ -276,9 +276,9 @@ void LocalStore::set_optimizer_states(
     } else {
       slices_.set_state(entry, rule, by_slots(op, entry, given[i]));
     }
-    // A whole store has the masters of its values; to compare them would take
-    // memory for copies of a large table.
-    entry.is_master_loaded = !by_slot;
+    // Also those of a whole store: it may have been saved after a state was
+    // loaded, and before the step that compares.
+    entry.is_master_loaded = true;
     entry.generation = optimizer->generation;
   }
 }

@@ -322,7 +322,7 @@ def test_each_process_saves_what_it_has_of_a_class_of_torch_optim(tmp_path):
     for refused in ranks.run(class_of_torch_optim, 2, str(tmp_path)):
         for kind, text in refused:
             assert kind == "TypeError" and "got the class NAdam of torch.optim" in text
-        assert "save_optimizer_states()" in refused[0][1]
+            assert "save_optimizer_states()" in text
 
 
 class Momentum(torch.nn.Module):

@@ -64,6 +64,9 @@ def test_params_lists_the_keys(kv, set_one):
         assert type(plain) is dict and plain["params"] == [4]
     assert dict(first.items()) == plain and [4] in first.values()
     assert pickle.loads(pickle.dumps(first)) == copy.deepcopy(first) == plain
-    assert plain.keys() == first.keys() and plain["lr"] == first["lr"]
+    assert plain == first == plain and first != {**plain, "params": []} and first != 3
+    assert copy.deepcopy(groups) == list(groups)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        first | 5
     kv.set_updater(None)
     assert first["params"] == []

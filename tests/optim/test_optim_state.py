@@ -121,6 +121,29 @@ def test_a_state_may_be_loaded_before_its_values(kv, name, dtype):
         assert snapshot(source) == snapshot(kv)
 
 
+@pytest.mark.parametrize("how", ["copy", "pickle", "folder", "state_dict"])
+def test_a_store_may_be_copied_between_a_loaded_state_and_a_step(name, how, tmp_path):
+    dtype = torch.bfloat16
+    with torchkv.create() as source, torchkv.create() as store:
+        trained(source, name, dtype=dtype)
+        store.init([3, 5], [torch.full((4, 3), 5.0, dtype=dtype) for _ in range(2)])
+        store.set_optimizer(getattr(optim, name)())
+        store.optimizer.load_state_dict(source.optimizer.state_dict())
+        if how == "copy":
+            other = copy.deepcopy(store)
+        elif how == "pickle":
+            other = pickle.loads(pickle.dumps(store))
+        elif how == "folder":
+            store.save(tmp_path / "store")
+            other = torchkv.load(tmp_path / "store")
+        else:
+            other = torchkv.create()
+            other.load_state_dict(store.state_dict())
+        push(store)
+        push(other)
+        assert snapshot(other) == snapshot(store)
+
+
 def test_state_in_a_file(kv, name, tmp_path):
     trained(kv, name)
     values = kv.pull([3, 5])

@@ -13,7 +13,7 @@ from helpers import assert_same, bits, jit_save_load, script
 from row_values import some_rows
 from saved_stores import rewritten
 from torchkv import optim
-from torchkv.initializers import Normal, Uniform
+from torchkv.initializers import Normal, Uniform, Zeros
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
@@ -121,6 +121,20 @@ def test_checkpoint_of_torch_distributed(tmp_path):
     assert content(other) != content(kv)
     dcp.load({"kv": other}, checkpoint_id=tmp_path)
     assert content(other) == content(kv)
+
+
+def test_checkpoint_into_a_store_with_another_initial_value(tmp_path):
+    stores = []
+    for init in (Normal(mean=3.0, std=5.0, seed=1), Zeros()):
+        kv = torchkv.create()
+        kv.init_rows(3, (2,), num_rows=9, init=init)
+        kv.push(3, torch.eye(9)[:, :2].to_sparse(1))
+        stores.append(kv)
+    dcp.save({"kv": stores[0]}, checkpoint_id=tmp_path)
+    dcp.load({"kv": stores[1]}, checkpoint_id=tmp_path)
+    rows = [kv.row_sparse_pull(3, row_ids=torch.arange(9)) for kv in stores]
+    assert_same(rows[1], rows[0])
+    assert rows[0].unique().numel() > 9
 
 
 def test_checkpoint_into_a_store_with_other_rows(tmp_path):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 
 import torchkv
@@ -149,6 +150,32 @@ def test_torch_distributed_checkpoint_loses_no_state(tmp_path):
     assert everything(other) == before
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.set_optimizer(torch.optim.NAdam),
+        lambda store: store.set_gradient_compression({"type": "2bit"}),
+    ],
+)
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_torch_distributed_checkpoint_refuses_what_one_has_not(
+    change, has_keys, tmp_path
+):
+    stores = [torchkv.create("device"), torchkv.create("device")]
+    stores[0].init(3, full(2))
+    if has_keys:
+        stores[1].init(3, full(1))
+    change(stores[0])
+    stores[0].push(3, full(4))
+    before = everything(stores[1])
+    dcp.save({"store": stores[0]}, checkpoint_id=tmp_path)
+    with pytest.raises(CheckpointException, match="Missing key"):
+        dcp.load({"store": stores[1]}, checkpoint_id=tmp_path)
+    assert everything(stores[1]) == before
+
+
 def test_options_may_be_dicts(kv):
     """As earlier versions wrote them."""
     kv.init(3, full(1))
@@ -248,6 +275,7 @@ def test_invalid_parts_are_refused():
         wrong(r"'value' in key 3 as Tensor, but got 3", value=3)
         wrong(r"'exp_avg' in 'state' in key 3 as Tensor", state={"exp_avg": 3})
         wrong(r"missing state 'exp_avg' \(key 3\)", state={})
+        wrong(r"missing state 'accumulated' \(key 3\)", num_accumulated=1)
         for dtype in (torch.int64, torch.bool):
             states = dict(state["keys"]["3"]["state"], exp_avg=full(1).to(dtype))
             wrong(rf"'exp_avg'.*{dtype}.*\(key 3\)", state=states)
@@ -289,7 +317,8 @@ def test_invalid_parts_are_refused():
             ("64|int", {"keys": {str(2**70): state["keys"]["3"]}}),
         ]:
             refuses(store, {**state, **fields}, match)
-        for field in state.keys() - {"compression"}:  # which earlier versions lack
+        # Which earlier versions lack.
+        for field in state.keys() - {"compression", "torch_optimizer"}:
             rest = {name: part for name, part in state.items() if name != field}
             refuses(store, rest, f"'{field}'")
         refuses(store, {}, "'format'")

@@ -11,12 +11,13 @@ CLASSES = {
     "NAdam": {"lr": 0.5},
     "SGD": {"lr": 0.5, "momentum": 0.5},
     "Adam": {"lr": 0.5, "amsgrad": True},
+    "ASGD": {"lr": 0.1, "t0": 1.0},
 }
 
 
-def make_store(name="NAdam", keys=(3, 10), type="local"):
+def make_store(name="NAdam", keys=(3, 10), type="local", dtype=torch.float32):
     store = torchkv.create(type)
-    store.init(list(keys), [full(2) for _ in keys])
+    store.init(list(keys), [full(2).to(dtype) for _ in keys])
     store.set_optimizer(getattr(torch.optim, name), **CLASSES[name])
     return store
 
@@ -24,7 +25,9 @@ def make_store(name="NAdam", keys=(3, 10), type="local"):
 def push(store, *values):
     keys = store.keys()
     for value in values:
-        store.push(keys, [[full(value), full(i)] for i in range(len(keys))])
+        dtype = store.dtype(keys[0])
+        pairs = [(full(value), full(i)) for i in range(len(keys))]
+        store.push(keys, [[x.to(dtype) for x in pair] for pair in pairs])
 
 
 def content(store):
@@ -34,18 +37,20 @@ def content(store):
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("keys", [(3, 10), ("a", "3")])
 @pytest.mark.parametrize("name", CLASSES)
-def test_training_continues_bit_for_bit(name, keys, tmp_path):
-    store, other = make_store(name, keys), make_store(name, keys, "device")
-    push(store, 1, 2)
+def test_training_continues_bit_for_bit(name, keys, dtype, tmp_path):
+    store = make_store(name, keys, dtype=dtype)
+    other = make_store(name, keys, "device", dtype)
+    push(store, 1, 2, 1)
     torch.save(store.state_dict(), tmp_path / "state.pt")
     push(store, 3, 4)
     push(other, 7)  # whose state is replaced
     other.optimizer.lr = 0.1
     optimizer = other.optimizer
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert other.optimizer is optimizer and optimizer.lr == 0.5
+    assert other.optimizer is optimizer and optimizer.lr == CLASSES[name]["lr"]
     push(other, 3, 4)
     assert content(other) == content(store)
 
@@ -73,6 +78,32 @@ def test_the_state_shares_no_memory():
     for part in (state["keys"]["3"]["value"], state["torch_optimizer"]["state"]["3"]):
         (part if isinstance(part, torch.Tensor) else part["exp_avg"]).fill_(9)
     assert content(store) == before
+
+
+def test_a_learning_rate_that_is_a_tensor_is_copied():
+    store = make_store()
+    store.set_optimizer(torch.optim.Adam, lr=torch.tensor(0.5))
+    (group,) = store.state_dict()["torch_optimizer"]["param_groups"]
+    group["lr"].fill_(9)
+    assert float(store.optimizer.lr) == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_row_sparse_keys_have_no_state(tmp_path):
+    """Such a class cannot step them; they may be pushed before it is set."""
+    stores = [torchkv.create(), torchkv.create()]
+    for store in stores:
+        store.init_rows(4, (2,), num_rows=9)
+        store.push(4, torch.ones(9, 2).to_sparse(1))
+        store.init(3, full(2))
+        store.set_optimizer(torch.optim.SGD, lr=0.5, momentum=0.5)
+        store.push(3, full(1))
+    dcp.save({"store": stores[0]}, checkpoint_id=tmp_path)
+    stores[1].push(3, full(1))
+    dcp.load({"store": stores[1]}, checkpoint_id=tmp_path)
+    assert_same(stored(stores[1], 3), stored(stores[0], 3))
+    assert stores[0].optimizer.state[4] == {}
 
 
 def test_keys_that_only_one_has():

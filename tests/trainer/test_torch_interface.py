@@ -108,6 +108,23 @@ def test_a_hook_after_the_step_may_write_weights():
     assert model[0].weight.abs().max() <= 0.1
 
 
+def test_a_program_may_wrap_the_optimizers_step():
+    model = make_model()
+    trainer = make_trainer(model)
+    before = weights(model)
+    inner, calls = trainer.optimizer.step, []
+
+    def step(*args):
+        calls.append(len(args))
+        inner(*args)
+
+    trainer.optimizer.step = step
+    fill_gradients(model, 1.0)
+    trainer.step(1)
+    assert calls == [1] and all(p.grad is None for p in model.parameters())
+    assert torch.equal(model[0].bias, before["0.bias"] - 0.5)
+
+
 def test_hooks_run_where_no_parameter_has_a_gradient():
     trainer = make_trainer(make_model())
     seen = []

@@ -105,7 +105,7 @@ def test_names_are_those_without_torch_compile(compiled, name):
     trainers[0].step()
     state = trainers[0].state_dict()
     assert list(state["keys"]) == [*weights(models[0])]
-    if "torch_optimizer" in state:
+    if name == "NAdam":
         assert list(state["torch_optimizer"]["state"]) == [*weights(models[0])]
     trainers[1].load_state_dict(state)
     for model in models:
@@ -131,6 +131,31 @@ def test_torch_distributed_checkpoint(name, tmp_path):
     assert_same_weights(weights(other), weights(model))
     for each, its in (model, trainer), (other, loaded):
         train(each, its, batches[5:])
+    assert_same_weights(weights(other), weights(model))
+
+
+@some_optimizers
+@pytest.mark.parametrize("names", ["int", "two models"])
+def test_names_that_are_not_renamed(name, names):
+    """Positions, and those of which two would become one."""
+
+    def make():
+        model = make_model()
+        parameters = list(model.parameters())
+        if names == "two models":
+            keys = "weight", "bias", "_orig_mod.weight", "_orig_mod.bias"
+            parameters = dict(zip(keys, parameters, strict=True))
+        return model, make_trainer(parameters, name)
+
+    (model, trainer), (other, loaded) = make(), make()
+    keys = trainer.optimizer.param_groups[0]["params"]
+    trainer.optimizer.set_param_groups([{"keys": [keys[1], keys[3]], "lr": 0.5}])
+    trainer.optimizer.set_lr_mult({keys[0]: 0.5, keys[2]: 0.25})
+    batches = make_batches()
+    train(model, trainer, batches[:3])
+    loaded.load_state_dict(trainer.state_dict())
+    for each, its in (model, trainer), (other, loaded):
+        train(each, its, batches[3:])
     assert_same_weights(weights(other), weights(model))
 
 

@@ -186,7 +186,7 @@ class TorchOptimizer(StoreOptimizer):
         names = tuple((key, tuple(state)) for key, state in states.items() if state)
         settings = self._settings()
         for key, state in states.items():
-            if not state:
+            if not state and not impl.is_row_sparse(key):  # whose rows it cannot step
                 options = self._options_of(key, settings)
                 states[key] = self._first_state(impl.pull(key, None, 0), options)
         return {"state_names": names, "state": states}
@@ -260,6 +260,13 @@ class TorchOptimizer(StoreOptimizer):
         packed = instance.state_dict()
         packed["state"] = {0: copy.deepcopy(dict(state))}
         instance.load_state_dict(packed)
+        # It has cast all states to the parameter's dtype, which not all have.
+        loaded = instance.state[parameter]
+        for name, first in expected.items():
+            tensor = state.get(name)
+            dtypes = [getattr(x, "dtype", None) for x in (first, tensor)]
+            if isinstance(tensor, torch.Tensor) and dtypes[0] == dtypes[1]:
+                loaded[name] = tensor.to(loaded[name].device, copy=True)
         parameter.data = value.new_empty(0)
         return instance
 

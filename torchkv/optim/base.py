@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from torchkv import _C
 from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.optim.groups import (
@@ -316,7 +318,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 # Tuples: loading a distributed checkpoint descends into lists and
                 # dicts, and only loads items that already exist.
                 "param_groups": tuple(
-                    {name: x for name, x in group.stored().items() if name != "params"}
+                    {k: _copied(x) for k, x in group.stored().items() if k != "params"}
                     for group in self.param_groups
                 ),
                 "lr_mult": tuple(self._lr_mult.items()),
@@ -365,3 +367,10 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         first = self.param_groups[0]
         options = ", ".join(f"{name}={first[name]!r}" for name in self.defaults)
         return f"{self._name()}({options})"
+
+
+def _copied(option: Any) -> Any:
+    """Schedulers write into a learning rate that is a tensor."""
+    if isinstance(option, torch.Tensor):
+        return option.detach().clone()
+    return tuple(map(_copied, option)) if type(option) is tuple else option

@@ -126,7 +126,7 @@ class Groups(list["Group"]):
             elif i == 0:
                 dict.clear(self[0])
                 dict.update(self[0], group)
-            elif self[i] != group:
+            elif self[i].stored() != group:
                 super().__setitem__(i, Group(optimizer, group))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,7 +182,17 @@ class Group(dict[str, Any]):
 
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
         """A plain dict with the items of both."""
-        return {**self, **other}
+        return dict(self).__or__(other)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether a group has the same keys and options, or a dict the same items."""
+        if isinstance(other, Group):
+            return self.stored() == other.stored()
+        return dict(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        """Not ``==``; a dict's own would compare what is stored."""
+        return not self == other
 
     def __repr__(self) -> str:
         """As a dict, with the keys as ``"params"``."""

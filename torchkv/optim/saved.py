@@ -85,21 +85,27 @@ def check_parts(
 
 
 def renamed(parts: Mapping[str, Any], rename: Callable[[Any], Any]) -> dict[str, Any]:
-    """A state dict, whose structure has been checked, with other keys."""
+    """A state dict, whose structure has been checked, with other str keys.
+
+    Unchanged if two keys would become one, which are those of two models.
+    """
+
+    def new(key: Any) -> Any:
+        return rename(key) if isinstance(key, str) else key
 
     def keys_of(group: Mapping[str, Any]) -> Any:
         keys = group["keys"]
-        return [rename(key) for key in keys] if isinstance(keys, list | tuple) else keys
+        return [new(key) for key in keys] if isinstance(keys, list | tuple) else keys
 
+    states = {new(key): state for key, state in parts["state"].items()}
+    if len(states) < len(parts["state"]):
+        return dict(parts)
     rows = {
         name: tuple(renamed_rows(parts[name], rename))
         for name in ("lr_mult", "wd_mult", "state_names")
         if isinstance(parts.get(name), list | tuple)
     }
     groups = tuple({**x, "keys": keys_of(x)} for x in parts["param_groups"])
-    states = {rename(key): state for key, state in parts["state"].items()}
-    if len(states) < len(parts["state"]):  # of two models
-        states = dict(parts["state"])
     return {**parts, **rows, "param_groups": groups, "state": states}
 
 

@@ -25,7 +25,7 @@ class TorchInterface(torch.optim.Optimizer):
     # Of the trainer, if it exists.
     _zero_grad: Callable[[], Callable[[bool], None] | None] | None = None
 
-    def step(self, closure: Callable[[], float] | Push | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | Push | None = None) -> None:  # type: ignore[override]
         """Not supported: pushing gradients is a step.
 
         :meth:`torchkv.Trainer.step` calls it, so torch's step hooks run there: one that
@@ -39,7 +39,7 @@ class TorchInterface(torch.optim.Optimizer):
                 "step: an optimizer on a store steps when gradients are pushed; call "
                 "trainer.step(batch_size) or store.push(keys, gradients) instead"
             )
-        return closure.push()
+        closure.push()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As :meth:`torchkv.Trainer.zero_grad`, if a trainer has the optimizer.

@@ -19,6 +19,9 @@ from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.rules import after_load
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
 
+# What to do about a class of torch.optim in a store of several processes.
+ELSEWHERE = "save_optimizer_states() writes what a process has of it"
+
 _FORMAT = 4  # of the C++ store's tuple
 
 _OPTIMIZER_FORM = {

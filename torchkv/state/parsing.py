@@ -74,7 +74,7 @@ def _check_states(content: Content, absent: set[tuple[int | str, str]]) -> None:
             (key, name)
             for key, item in content.keys.items()
             if item.value.is_floating_point() or item.value.is_complex()
-            for name in names_of(key)
+            for name in [*names_of(key), "accumulated"]
             if has_begun(item, name) and name not in item.state
         ]
     except (ValueError, IndexError):

@@ -21,7 +21,7 @@ from torchkv.files import check_path, lock, opened
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
-from torchkv.state.content import Content
+from torchkv.state.content import ELSEWHERE, Content, wrapped_of
 from torchkv.state.folder import FORMAT, MANIFEST, no_collections, remove_unused
 from torchkv.state.parts import Written, join_written, tensor_name
 from torchkv.state.tensor_files import Originals
@@ -41,13 +41,18 @@ def save(
     """
     check_path("save", path)
     check_tqdm("save", progress)
-    if isinstance(updater := impl.optimizer(), TorchOptimizer):
+    try:
+        content, begins = Content.of_process(impl)  # throws before anything is written
+    except TypeError as error:
+        if not isinstance(updater := impl.optimizer(), TorchOptimizer):
+            raise
+        is_here = wrapped_of(impl) is not None
+        advice = "torch.save the store's state_dict()" if is_here else ELSEWHERE
         raise TypeError(
             "save: expected an updater that a folder can hold (None, an optimizer of "
             "torchkv.optim, a TorchScript function or module), but got the class "
-            f"{updater._name()} of torch.optim; torch.save the store's state_dict()"
-        )
-    content, begins = Content.of_process(impl)  # throws before anything is written
+            f"{updater._name()} of torch.optim; {advice}"
+        ) from error
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]
         for key, item in content.keys.items()

@@ -4,12 +4,12 @@
      "updater": None or the TorchScript module as base64,
      "optimizer": None or {"name", "groups": [[["lr", 0.1], ...]],
                            "gradient": [["accumulate", 1.0], ...], "options", "extras"},
-     "compression": {"groups": [[["type", "2bit"], ...]], "keys"},
+     "compression": None or {"groups": [[["type", "2bit"], ...]], "keys"},
      "keys": {"3": {"value": tensor, "version": 4,
                     "step": 4, "num_accumulated": 0, "state": {"exp_avg": tensor},
                     "residuals": [tensor], "num_compressed": 4}},
      "absent": [[3, "momentum_buffer"]],
-     "torch_optimizer": {"optimizer", "param_groups", ..., "state": {"3": {...}}}}
+     "torch_optimizer": None or a class of torch.optim's state_dict()}
 
 It consists of dicts, lists, tensors, numbers and str, and the keys of its dicts are
 str, because torch.distributed.checkpoint converts all others. Of a dict, that tool
@@ -19,11 +19,10 @@ everything that its optimizer will keep, zeros before the first step. "absent" n
 the zeros that a key has after its first step, such as for a momentum that was switched
 on later.
 
-"compression", and the last two items of a key, are there if the store compresses;
-"torch_optimizer" is there if the updater is a class of torch.optim: its state. A
-row-sparse key also has "rows": {"ids", "num_rows", "init", "numbers", "seed"}; its
-value and state are of the rows with these ids. torch.distributed.checkpoint loads them
-into a store whose key keeps as many rows.
+The last two items of a key are there if the store compresses. A row-sparse key also
+has "rows": {"ids", "num_rows", "init", "numbers", "seed"}; its value and state are of
+the rows with these ids. torch.distributed.checkpoint loads them into a store whose key
+keeps as many rows.
 """
 
 from __future__ import annotations
@@ -40,7 +39,13 @@ from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import Compression, Content, Rows, wrapped_of
+from torchkv.state.content import (
+    ELSEWHERE,
+    Compression,
+    Content,
+    Rows,
+    wrapped_of,
+)
 from torchkv.state.parsing import (
     FORMAT,
     KEY_FORM,
@@ -67,6 +72,9 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     compressed = () if content.compression is None else tuple(OF_COMPRESSED)
     state = {
         "format": FORMAT,
+        # Also where there is none: torch.distributed.checkpoint then misses what a
+        # checkpoint of a store with it has otherwise.
+        **{"compression": None, "torch_optimizer": None},
         **_with_pairs(content.fields()),
         "updater": None if content.updater is None else _as_text(content.updater),
         "keys": {
@@ -216,7 +224,8 @@ def without_compression(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields_of(rows: Rows) -> dict[str, Any]:
-    return {name: getattr(rows, name) for name in ROWS_FORM}
+    fields = {name: getattr(rows, name) for name in ROWS_FORM}
+    return {**fields, "numbers": [list(item) for item in rows.numbers.items()]}
 
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
@@ -227,7 +236,7 @@ def _check_updater(op: str, impl: _C.KVStore) -> None:
         raise TypeError(
             f"{op}: expected an updater whose state is on one machine, but got the "
             f"class {updater._name()} of torch.optim in a {impl.type} store; "
-            "save_optimizer_states() writes what a process has of it"
+            f"{ELSEWHERE}"
         )
     if callable(updater):
         raise TypeError(

@@ -45,13 +45,12 @@ class States:
 
         Raises:
             TypeError: the optimizer is a class of ``torch.optim`` on a ``dist`` store;
-                use :meth:`save_states`.
+                use :meth:`save_states`, with a file for each process.
         """
         self._weights.store_changed(self._gradients.trained())
         state = with_residuals(self._store.state_dict(), self._num_replicas)
         state = renamed(state, plain_name)
-        if "torch_optimizer" in state:
-            parts = state["torch_optimizer"]
+        if (parts := state["torch_optimizer"]) is not None:
             state["torch_optimizer"] = renamed_optimizer(parts, plain_name)
         return state
 

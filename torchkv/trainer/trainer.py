@@ -342,14 +342,17 @@ class Trainer(States):
 
     def _step(self, op: str, size: float, ignore_stale: bool, reduces: bool) -> None:
         """Pushes the gradients, between the step hooks, and forgets them."""
+        stepped: list[StoreKey] = []
 
-        def push() -> list[StoreKey]:  # which a pre-hook may have replaced
-            gradients = self._gradients.fresh(op, ignore_stale)
+        def push() -> None:
+            gradients = self._gradients.fresh(op, ignore_stale)  # of pre-hooks, too
             if reduces:
                 self._gradients.reduce(gradients)
-            return self._push(gradients, size) if gradients else []
+            if gradients:
+                stepped.extend(self._push(gradients, size))
 
-        self._gradients.zero(self.optimizer.step(Push(push)))
+        self.optimizer.step(Push(push))
+        self._gradients.zero(stepped)
 
     def _push(
         self, gradients: dict[StoreKey, list[Tensor]], size: float
