@@ -294,8 +294,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Each key is as it was at one moment, different keys perhaps at different
   // ones. Throws where the updater cannot be copied (a Python callable).
   // Without keys: only what concerns all of them; of a store on several
-  // machines, which is refused with keys, what this rank knows. Without an
-  // updater: an optimizer is still part of it.
+  // machines, which is refused with keys, what this rank knows. Without the
+  // updater: an optimizer is a part of the state all the same.
   StoreState state(bool with_keys = true, bool with_updater = true) const;
   // The same of a store on several machines, on rank 0; the other ranks make
   // the call, too, and get a state without keys.
@@ -316,7 +316,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // type, all at once, and leaves that one closed. TypeError where this store
   // has keys of the other kind; then neither has changed. Calls of this store
   // in flight finish on what they began with. REQUIRES: nobody else uses
-  // `other`. A store may keep its own updater or optimizer.
+  // `other`. With `keeps_updater`, the updater or optimizer stays this store's.
   void take(KVStore& other, bool keeps_updater = false);
 
   // Frees values and updater once calls in flight have ended. May be repeated;

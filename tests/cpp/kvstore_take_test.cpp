@@ -124,6 +124,19 @@ TEST(KVStoreTakeTest, KeepsItsUpdater) {
   EXPECT_EQ(copy->state().versions, (std::vector<int64_t>{2}));
 }
 
+TEST(KVStoreTakeTest, KeepsItsOptimizerWithoutTheOthersState) {
+  const auto store = store_of({{1, 10}});
+  store->set_optimizer(optimizer("sgd", {{"lr", 1}, {"momentum", 0.5}}));
+  const auto other = store_of({{1, 100}});
+  other->set_optimizer(optimizer("sgd", {{"lr", 2}, {"momentum", 0.5}}));
+  other->push(1, filled(4)); // 92, with a momentum of 4
+  store->take(*other, /*keeps_updater=*/true);
+  store->push(1, filled(2));
+  store->push(1, filled(2)); // 92 - 2 - (0.5 * 2 + 2)
+  expect_equal(value_of(store), filled(87));
+  EXPECT_EQ(state_of(store).step, 2);
+}
+
 TEST(KVStoreTakeTest, KeepsNoUpdaterThatTheOthersKeysDoNotFit) {
   const auto store = c10::make_intrusive<KVStore>();
   store->set_updater(add_to()); // of int keys

@@ -64,8 +64,8 @@ CASES = [
 
 # What each key is made from.
 KEYS = (7, 8, 9)
-# All names but those of which MXNet mixes up the keys: nadam with its schedule of the
-# momentum, lars with the last learning rate of lars.
+# Without nadam and lars, of which MXNet shares a number between the keys: the schedule
+# of the momentum, and the last learning rate.
 OF_SEVERAL_KEYS = [
     (name, options)
     for name, options in CASES

@@ -119,7 +119,7 @@ def stepped(**options):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_torch_distributed_checkpoint_has_all_options(tmp_path):
-    """Those that the store has, that it has not, and that it has of other values."""
+    """Including options that the store lacks or has set to other values."""
     store = stepped(
         momentum=0.5,
         max_norm=1.0,
@@ -141,11 +141,11 @@ def test_torch_distributed_checkpoint_has_all_options(tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_torch_distributed_checkpoint_loses_no_state(tmp_path):
-    """It only loads tensors that are there; a store with the momentum has one more."""
+    """It only loads tensors that the store has: here, none of the momentum."""
     dcp.save({"store": stepped(momentum=0.5)}, checkpoint_id=tmp_path)
     other = stepped()
     before = everything(other)
-    with pytest.raises(Exception, match=r"missing state 'mom' \(key 3\)"):
+    with pytest.raises(ValueError, match=r"missing state 'mom' \(key 3\)"):
         dcp.load({"store": other}, checkpoint_id=tmp_path)
     assert everything(other) == before
 
@@ -160,7 +160,7 @@ def test_torch_distributed_checkpoint_loses_no_state(tmp_path):
     ],
 )
 @pytest.mark.parametrize("has_keys", [True, False])
-def test_torch_distributed_checkpoint_refuses_what_one_has_not(
+def test_torch_distributed_checkpoint_of_a_part_that_the_store_lacks(
     change, has_keys, tmp_path
 ):
     stores = [torchkv.create("device"), torchkv.create("device")]
@@ -275,6 +275,7 @@ def test_invalid_parts_are_refused():
         wrong(r"'value' in key 3 as Tensor, but got 3", value=3)
         wrong(r"'exp_avg' in 'state' in key 3 as Tensor", state={"exp_avg": 3})
         wrong(r"missing state 'exp_avg' \(key 3\)", state={})
+        wrong("'state' in key 3 as dict, but got", state=[])  # unlike options
         wrong(r"missing state 'accumulated' \(key 3\)", num_accumulated=1)
         for dtype in (torch.int64, torch.bool):
             states = dict(state["keys"]["3"]["state"], exp_avg=full(1).to(dtype))

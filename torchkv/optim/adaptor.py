@@ -260,13 +260,13 @@ class TorchOptimizer(StoreOptimizer):
         packed = instance.state_dict()
         packed["state"] = {0: copy.deepcopy(dict(state))}
         instance.load_state_dict(packed)
-        # It has cast all states to the parameter's dtype, which not all have.
+        # It casts states to the parameter's dtype. Some, as NAdam's mu_product, have
+        # another.
         loaded = instance.state[parameter]
-        for name, first in expected.items():
-            tensor = state.get(name)
-            dtypes = [getattr(x, "dtype", None) for x in (first, tensor)]
-            if isinstance(tensor, torch.Tensor) and dtypes[0] == dtypes[1]:
-                loaded[name] = tensor.to(loaded[name].device, copy=True)
+        for name in expected.keys() & state.keys():
+            first, saved = expected[name], state[name]
+            if isinstance(saved, torch.Tensor) and saved.dtype == first.dtype:
+                loaded[name] = saved.to(loaded[name].device, copy=True)
         parameter.data = value.new_empty(0)
         return instance
 

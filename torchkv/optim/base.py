@@ -81,8 +81,12 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         """Checks and applies options; on an error, none of them."""
         raise NotImplementedError
 
+    def _shared_options(self) -> dict[str, Any]:
+        """The items of the state dict with options of all groups."""
+        return {}
+
     def _parts(self) -> dict[str, Any]:
-        """The items of the state dict besides name, groups and multipliers."""
+        """The items of the state dict with the state of the keys."""
         raise NotImplementedError
 
     def _load(
@@ -313,6 +317,12 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         """As :meth:`state_dict`, without its hooks."""
         with self._lock:
             self._store_with_state("state_dict")
+            return {**self._saved_options(), **self._parts()}
+
+    def _saved_options(self) -> dict[str, Any]:
+        """What :meth:`_saved` returns, without the state."""
+        with self._lock:
+            self._store()  # may take over numbers that were loaded
             return {
                 "optimizer": self._name(),
                 # Tuples: loading a distributed checkpoint descends into lists and
@@ -323,7 +333,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 ),
                 "lr_mult": tuple(self._lr_mult.items()),
                 "wd_mult": tuple(self._wd_mult.items()),
-                **self._parts(),
+                **self._shared_options(),
             }
 
     def _load_saved(self, state_dict: dict[str, Any], strict: bool) -> None:

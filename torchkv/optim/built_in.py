@@ -151,9 +151,11 @@ class BuiltIn(StoreOptimizer):
         """torch.optim's names of the states of the group's keys."""
         return _C.KVStore.state_names(self._rule, self._numbers_of(group))
 
+    def _shared_options(self) -> dict[str, Any]:
+        return {"gradient": {**self._gradient, **self._shared_numbers()}}
+
     def _parts(self) -> dict[str, Any]:
-        shared = {**self._gradient, **self._shared_numbers()}
-        parts: dict[str, Any] = {"gradient": shared, "state": {}}
+        parts: dict[str, Any] = {"state": {}}
         impl = self._store()
         keys: list[StoreKey] = [] if impl is None else list(impl.keys())
         if impl is None or not keys:

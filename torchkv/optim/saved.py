@@ -33,7 +33,7 @@ def read_saved(
     """
     state = read_state(op, path)
     if "optimizer" in state and state.keys() <= {*_NO_OPTIONS}:
-        state = {**optimizer._saved(), **state}
+        state = {**optimizer._saved_options(), **state}
     return state
 
 

@@ -46,7 +46,7 @@ def from_torch(
         state_dict: of the same optimizer of torch.optim.
         present: the store's keys, in order.
     """
-    own = optimizer._parts()
+    own = optimizer._shared_options()
     if "gradient" not in own or _is_mxnet(optimizer):
         raise ValueError(
             f"{op}: expected the state_dict() of a store's optimizer, but got "

@@ -17,23 +17,27 @@ from torchkv.arguments import shown
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.optim.built_in import BuiltIn, on_stores
 from torchkv.optim.rules import after_load
-from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind, parse_type
-
-# What to do about a class of torch.optim in a store of several processes.
-ELSEWHERE = "save_optimizer_states() writes what a process has of it"
+from torchkv.state.form import (
+    KEY_TYPES,
+    Options,
+    check_distinct,
+    parse,
+    parse_kind,
+    parse_type,
+)
 
 _FORMAT = 4  # of the C++ store's tuple
 
 _OPTIMIZER_FORM = {
     "name": str,
-    "groups": [{str: float}],
-    "gradient": {str: float},
+    "groups": [Options(float)],
+    "gradient": Options(float),
     "options": [(int | str, int, float, float)],
     "extras": [(int, str, float)],
 }
 
 
-_COMPRESSION_FORM = {"groups": [{str: str | float}], "keys": [(int | str, int)]}
+_COMPRESSION_FORM = {"groups": [Options(str | float)], "keys": [(int | str, int)]}
 
 
 def _check_keys_of(rows: list[list[Any]], kind: str, what: str) -> None:
@@ -336,7 +340,7 @@ class Content:
 
 
 def wrapped_of(impl: _C.KVStore) -> TorchOptimizer | None:
-    """The class of torch.optim that is the updater, with its whole state here."""
+    """The class of torch.optim that is the updater of a store on one machine."""
     updater = impl.optimizer()
     is_here = not impl.type.startswith("dist")
     return updater if isinstance(updater, TorchOptimizer) and is_here else None

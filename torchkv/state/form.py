@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any
 
@@ -14,14 +15,21 @@ KEY_TYPES: dict[str, type] = {"": type(None), "int": int, "str": str}
 """The type of a store's keys by its kind of keys, which is "" before any ``init``."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """The form of a dict of any names that may be given as a list of pairs."""
+
+    values: Any
+
+
 def parse(value: Any, form: Any, what: str) -> Any:
     """The value, if it is of a form; ints where floats are expected become floats.
 
     Args:
         value: from JSON, or from a dict of the caller's.
         form: a type or a union of types; ``[form]`` for a list; a tuple of forms for a
-            list of as many items; ``{str: form}`` for a dict of any names, which may
-            be a list of pairs; another dict of forms for a dict of exactly these names.
+            list of as many items; ``{str: form}`` for a dict of any names, and
+            :class:`Options`; another dict of forms for a dict of exactly these names.
         what: names the value in messages.
 
     Raises:
@@ -29,10 +37,12 @@ def parse(value: Any, form: Any, what: str) -> Any:
     """
     if isinstance(form, type | UnionType):
         return _parse_leaf(value, form, what)
-    if isinstance(form, dict) and str in form and isinstance(value, list):
-        pairs = parse(value, [(str, object)], what)
-        check_distinct([name for name, _ in pairs], f"name in {what}")
-        value = dict(pairs)
+    if isinstance(form, Options):
+        if isinstance(value, list):
+            pairs = parse(value, [(str, object)], what)
+            check_distinct([name for name, _ in pairs], f"name in {what}")
+            value = dict(pairs)
+        return parse(value, {str: form.values}, what)
     _parse_leaf(value, dict if isinstance(form, dict) else list, what)
     item_name = f"an item of {what}"
     if isinstance(form, list):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchkv import _C
 from torchkv.arguments import shown
 from torchkv.state.content import Content, KeyContent, Optimizer, Rows
-from torchkv.state.form import KEY_TYPES, parse
+from torchkv.state.form import KEY_TYPES, Options, parse
 
 FORMAT = 1
 
@@ -23,7 +23,7 @@ KEY_FORM = {
 OF_COMPRESSED = {"residuals": [Tensor], "num_compressed": int}
 ROWS_FORM = {
     **{"ids": Tensor, "num_rows": int, "init": str},
-    **{"numbers": {str: float}, "seed": int},
+    **{"numbers": Options(float), "seed": int},
 }
 _FORM = {
     **{"format": int, "type": str, "key_kind": str},
@@ -65,7 +65,7 @@ def parse_state(state: object) -> Content:
 
 
 def _check_states(content: Content, absent: set[tuple[int | str, str]]) -> None:
-    """Refuses a key without a state, which a distributed checkpoint may have lost."""
+    """ValueError if a key that has made a step lacks one of its tensors."""
     if (optimizer := content.optimizer) is None:
         return
     try:
@@ -83,8 +83,8 @@ def _check_states(content: Content, absent: set[tuple[int | str, str]]) -> None:
         if (key, name) not in absent:
             raise ValueError(
                 f"load_state_dict: missing state {name!r} (key {shown(key)}); "
-                "torch.distributed.checkpoint loads only what a store has, so give it "
-                "the saved one's options before"
+                "torch.distributed.checkpoint loads only tensors that the store has: "
+                "before it, set the options with which the state was saved"
             )
 
 

@@ -21,7 +21,7 @@ from torchkv.files import check_path, lock, opened
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
-from torchkv.state.content import ELSEWHERE, Content, wrapped_of
+from torchkv.state.content import Content
 from torchkv.state.folder import FORMAT, MANIFEST, no_collections, remove_unused
 from torchkv.state.parts import Written, join_written, tensor_name
 from torchkv.state.tensor_files import Originals
@@ -46,12 +46,11 @@ def save(
     except TypeError as error:
         if not isinstance(updater := impl.optimizer(), TorchOptimizer):
             raise
-        is_here = wrapped_of(impl) is not None
-        advice = "torch.save the store's state_dict()" if is_here else ELSEWHERE
         raise TypeError(
             "save: expected an updater that a folder can hold (None, an optimizer of "
             "torchkv.optim, a TorchScript function or module), but got the class "
-            f"{updater._name()} of torch.optim; {advice}"
+            f"{updater._name()} of torch.optim; save_optimizer_states() writes its "
+            "state"
         ) from error
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]

@@ -39,13 +39,7 @@ from torchkv import _C
 from torchkv.arguments import listed, shown
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.parameter_names import renamed_rows
-from torchkv.state.content import (
-    ELSEWHERE,
-    Compression,
-    Content,
-    Rows,
-    wrapped_of,
-)
+from torchkv.state.content import Compression, Content, Rows, wrapped_of
 from torchkv.state.parsing import (
     FORMAT,
     KEY_FORM,
@@ -61,8 +55,6 @@ from torchkv.state.tensor_files import memory_of
 if TYPE_CHECKING:
     from torchkv.optim import StoreOptimizer
 
-_NONE = "no optimizer"
-
 
 def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     """A snapshot; TypeError for a Python callable, but for classes of torch.optim."""
@@ -72,8 +64,8 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
     compressed = () if content.compression is None else tuple(OF_COMPRESSED)
     state = {
         "format": FORMAT,
-        # Also where there is none: torch.distributed.checkpoint then misses what a
-        # checkpoint of a store with it has otherwise.
+        # Always there: torch.distributed.checkpoint fails on a name that a checkpoint
+        # lacks, but skips one that only the checkpoint has.
         **{"compression": None, "torch_optimizer": None},
         **_with_pairs(content.fields()),
         "updater": None if content.updater is None else _as_text(content.updater),
@@ -108,12 +100,18 @@ def load_state_dict(
         The store's optimizer, for the store to hold.
     """
     impl.barrier()  # a store that cannot be used is an error before anything else
+    wrapped = wrapped_of(impl)
     _check_updater("load_state_dict", impl)
     content = parse_state(state)
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
-    # A class of torch.optim must be there: its name alone makes none.
-    if keys or _updater_of(current) != _NONE or content.torch_optimizer is not None:
+    updaters = current.optimizer, current.updater, current.torch_optimizer
+    # A class of torch.optim must be set before: a state has only its name.
+    if (
+        keys
+        or any(updater is not None for updater in updaters)
+        or content.torch_optimizer is not None
+    ):
         _check_fits(impl, keys, current, content, strict)
         # The keys of this store, in its order; those that the state lacks unchanged.
         missing = [key for key in keys if key not in content.keys]
@@ -129,11 +127,9 @@ def load_state_dict(
         content.key_kind = current.key_kind
     if content.compression is None:  # which does not say that there is to be none
         content.compression = current.compression
-    if content.torch_optimizer is None:
+    if wrapped is None or content.torch_optimizer is None:
         return content.replace(impl)
     made = content.make(impl.type)  # or raises, before the optimizer changes
-    wrapped = wrapped_of(impl)
-    assert wrapped is not None
     wrapped._load_saved(content.torch_optimizer, strict)
     impl.take(made, keeps_updater=True)
     return wrapped
@@ -236,7 +232,7 @@ def _check_updater(op: str, impl: _C.KVStore) -> None:
         raise TypeError(
             f"{op}: expected an updater whose state is on one machine, but got the "
             f"class {updater._name()} of torch.optim in a {impl.type} store; "
-            f"{ELSEWHERE}"
+            "save_optimizer_states() writes what a process has of it"
         )
     if callable(updater):
         raise TypeError(
@@ -337,4 +333,4 @@ def _updater_of(content: Content) -> str:
         return f"the class {content.torch_optimizer.get('optimizer')} of torch.optim"
     if content.optimizer is not None:
         return f"the optimizer {content.optimizer.name!r}"
-    return _NONE if content.updater is None else "a TorchScript updater"
+    return "no optimizer" if content.updater is None else "a TorchScript updater"

@@ -345,7 +345,8 @@ class Trainer(States):
         stepped: list[StoreKey] = []
 
         def push() -> None:
-            gradients = self._gradients.fresh(op, ignore_stale)  # of pre-hooks, too
+            # Read here, as hooks before the step may replace them.
+            gradients = self._gradients.fresh(op, ignore_stale)
             if reduces:
                 self._gradients.reduce(gradients)
             if gradients:
