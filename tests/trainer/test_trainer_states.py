@@ -54,6 +54,45 @@ def compiled(model):
     return torch.compile(model)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("how", ["before", "after", "class of torch"])
+def test_options_of_parameters_of_a_compiled_model(is_compiled, named, how):
+    """Their names may be those of the compiled model or of the plain one."""
+    model = make_model()
+    plain = [name for name, _ in model.named_parameters()]
+    both = compiled(model)
+    names = [name for name, _ in both.named_parameters()] if named else plain
+    trained = both if is_compiled else make_model()
+    groups = [{"keys": [names[0]], "lr": 0.25}]
+    optimizer = torchkv.optim.SGD(lr=1.0)
+    if how == "before":
+        optimizer.set_param_groups(groups)
+        optimizer.set_lr_mult({names[1]: 0.0})
+    is_class = how == "class of torch"
+    trainer = torchkv.Trainer(
+        trained,
+        torch.optim.SGD if is_class else optimizer,
+        {"lr": 1.0} if is_class else None,
+        kvstore="device",
+        update_on_kvstore=True,
+        compression_params=[{"keys": [names[3]], "type": "2bit", "threshold": 8.0}],
+    )
+    if how != "before":
+        trainer.optimizer.set_param_groups(groups)
+        trainer.optimizer.set_lr_mult({names[1]: 0.0})
+    keys = [name for name, _ in trained.named_parameters()]
+    assert trainer.optimizer.param_groups[1]["keys"] == [keys[0]]
+    start = weights(trained)
+    fill_gradients(trained, 1.0)
+    trainer.step()
+    steps = [0.25, 0.0, 1.0, 0.0]
+    expected = {k: start[k] - step for k, step in zip(keys, steps, strict=True)}
+    assert_near(weights(trained), expected)
+    with pytest.raises(KeyError, match="unknown"):
+        trainer.optimizer.set_wd_mult({"unknown": 1.0})
+
+
 @pytest.mark.parametrize("how", ["state_dict", "states", "optimizer", "torch"])
 @pytest.mark.parametrize("first, second", [(True, False), (False, True)])
 def test_names_with_and_without_torch_compile_fit_each_other(

@@ -23,6 +23,7 @@ from torchkv.optim.mxnet_interface import MXNetInterface
 from torchkv.optim.saved import check_parts, settings_of, states_of
 from torchkv.optim.torch_interface import TorchInterface
 from torchkv.optim.torch_states import from_torch, is_torch_state
+from torchkv.parameter_names import name_among
 
 
 class StoreOptimizer(TorchInterface, MXNetInterface):
@@ -116,13 +117,14 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                     f"set_optimizer: {self!r} is already set on another store; create "
                     "one optimizer per store, or call set_updater(None) on the other"
                 )
-            settings = self._settings()
-            settings.check("set_optimizer", impl)
             if self._store() is None:
                 self._later_keys = {}
+            settings = self._settings().renamed(self._find_key(impl))
+            settings.check("set_optimizer", impl)
             names = settings.names()
             self._check_known("set_optimizer", impl, names)
             self._enter(impl, settings)
+            self._keep(settings)
             self._expect(impl, settings, names)
 
     def _store_with_state(self, op: str) -> _C.KVStore | None:
@@ -133,6 +135,10 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 "store, or the Trainer, alive as long as the optimizer"
             )
         return self._store()
+
+    def _find_key(self, impl: _C.KVStore | None) -> Callable[[Any], Any]:
+        """Maps names with or without torch.compile's ``_orig_mod.`` to keys."""
+        return name_among([*self._later_keys, *(impl.keys() if impl else ())])
 
     def _check_known(
         self, op: str, impl: _C.KVStore, names: Iterable[StoreKey]
@@ -158,6 +164,9 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
             impl = self._store()
             assert impl is not None
             self._later_keys = dict.fromkeys(keys)
+            settings = self._settings()
+            if settings.renamed(self._find_key(impl)) != settings:
+                self._adopt("Trainer", settings)
             self._expect(impl, self._settings(), [])
 
     def _keys_of_first_group(self) -> list[StoreKey]:
@@ -238,7 +247,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         Raises:
             ValueError: a group without keys, a key in two groups, an unknown option,
                 or an invalid value. Nothing has changed.
-            KeyError: an unknown key. If the store is still empty, its first push
+            KeyError: an unknown key; names of parameters may have ``torch.compile``'s
+                ``_orig_mod.`` or not. If the store is still empty, its first push
                 raises it instead.
             TypeError: a key of the wrong kind (int or str) for the store.
         """
@@ -256,6 +266,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
     ) -> None:
         """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
+        find = self._find_key(impl)
+        settings, names = settings.renamed(find), [*map(find, names)]
         settings.check(op, impl)
         if impl is not None:
             self._check_known(op, impl, names)

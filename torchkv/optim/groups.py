@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import (
+    Callable,
     Collection,
     ItemsView,
     Iterator,
@@ -84,6 +85,18 @@ class Settings(NamedTuple):
         return {
             key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
         }
+
+    def renamed(self, find: Callable[[StoreKey], StoreKey]) -> Settings:
+        """With other keys in groups and multipliers."""
+        groups = [
+            {**group, "keys": group["keys"] and [*map(find, group["keys"])]}
+            for group in self.groups
+        ]
+        lr_mult, wd_mult = (
+            {find(key): value for key, value in multipliers.items()}
+            for multipliers in (self.lr_mult, self.wd_mult)
+        )
+        return Settings(groups, lr_mult, wd_mult)
 
     def check(self, op: str, impl: _C.KVStore | None) -> None:
         """ValueError for a key in two groups, TypeError for a kind the store lacks."""

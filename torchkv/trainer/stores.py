@@ -8,6 +8,7 @@ from torchkv import compression
 from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
+from torchkv.parameter_names import name_among
 from torchkv.registered import KVStoreBase
 
 
@@ -20,9 +21,11 @@ def compress(
     if not isinstance(kvstore, KVStore):
         what = "Trainer: compression_params need a store of torchkv's"
         raise ValueError(f"{what}, but got {kvstore!r}")
-    _, keys = compression.parse(compression_params)
-    check_known("Trainer", keys, names)
-    kvstore.set_gradient_compression(compression_params)
+    groups, keys = compression.parse(compression_params)
+    find = name_among(names)
+    group_of = {find(key): group for key, group in keys.items()}
+    check_known("Trainer", group_of, names)
+    kvstore.set_gradient_compression(compression.shown_as(groups, group_of))
 
 
 def empty_store(

@@ -15,6 +15,7 @@ from torchkv.kvstore import KVStore, create
 from torchkv.nn.embedding import StoreEmbedding
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.torch_interface import Push
+from torchkv.parameter_names import name_among
 from torchkv.registered import KVStoreBase
 from torchkv.trainer.embeddings import Embeddings
 from torchkv.trainer.gradients import Gradients, Rescale, scaled
@@ -158,7 +159,8 @@ class Trainer(States):
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
         if isinstance(optimizer, StoreOptimizer):
-            check_known("Trainer", optimizer._settings().names(), names.keys())
+            known = map(name_among(names), optimizer._settings().names())
+            check_known("Trainer", known, names.keys())
         self._store.set_optimizer(optimizer, **(optimizer_params or {}))
         if compression_params is not None:
             compress(self._kvstore, compression_params, names.keys())
