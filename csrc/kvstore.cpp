@@ -344,50 +344,6 @@ std::string KVStore::repr() const {
   return c10::str("KVStore(type='", type_, "', ", content, ')');
 }
 
-StoreState KVStore::state(bool with_keys, bool with_updater) const {
-  StoreState state = usable("save").state(with_keys, with_updater);
-  state.type = type_;
-  return state;
-}
-
-StoreState KVStore::gather_state() {
-  StoreState state = usable("save").gather_state();
-  state.type = type_;
-  return state;
-}
-
-OwnState KVStore::own_state() {
-  OwnState own = usable("save").own_state();
-  own.state.type = type_;
-  return own;
-}
-
-std::vector<at::Tensor> KVStore::gather(
-    int64_t stage,
-    const at::Tensor& bytes,
-    bool to_all) {
-  return usable("save").gather(stage, bytes, to_all);
-}
-
-void KVStore::fail_gather(const std::string& text) {
-  usable("save").fail_gather(text);
-}
-
-void KVStore::load(StoreState state) {
-  usable("load").load(std::move(state));
-}
-
-c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
-  auto result = c10::make_intrusive<KVStore>(state.type);
-  result->store_->load(std::move(state));
-  return result;
-}
-
-void KVStore::take(KVStore& other, bool keeps_updater) {
-  TORCHKV_INTERNAL_ASSERT(type_ == other.type_ && this != &other);
-  usable("load").take(*other.store_, keeps_updater);
-}
-
 void KVStore::close() {
   if (!is_forked()) { // a `with` of the parent's ends there, too
     usable("close").close();

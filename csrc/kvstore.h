@@ -299,9 +299,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   StoreState state(bool with_keys = true, bool with_updater = true) const;
   // The same of a store on several machines, on rank 0; the other ranks make
   // the call, too, and get a state without keys.
-  StoreState gather_state();
+  StoreState gather_state(bool with_updater = true);
   // See Store.
   OwnState own_state();
+  bool holds(const Key& key) const;
+  void begin_gather();
   std::vector<at::Tensor> gather(
       int64_t stage,
       const at::Tensor& bytes,

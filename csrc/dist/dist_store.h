@@ -76,7 +76,9 @@ class DistStore final : public Store {
   // Refused with keys.
   StoreState state(bool with_keys, bool with_updater) const override;
   OwnState own_state() override;
-  StoreState gather_state() override;
+  StoreState gather_state(bool with_updater) override;
+  bool holds(const Key& key) const override;
+  void begin_gather() override;
   std::vector<at::Tensor> gather(
       int64_t stage,
       const at::Tensor& bytes,
@@ -161,7 +163,7 @@ class DistStore final : public Store {
   void check_none_failed(const char* op) const;
   template <class Function>
   auto guarded(Function function);
-  StoreState begin_state();
+  StoreState begin_state(bool with_updater);
   Keys all_keys() const;
   std::vector<at::Tensor> gather_scripts();
   std::shared_ptr<OpaqueUpdater> own_script(

@@ -63,6 +63,11 @@ void DistStore::begin_gather(const char* op) {
   begin_round(op, kBegin, 0);
 }
 
+void DistStore::begin_gather() {
+  const auto calls = hold(kSave, gather_mutex_);
+  begin_gather(kSave);
+}
+
 std::vector<at::Tensor> DistStore::gather(
     int64_t stage,
     const at::Tensor& bytes,

@@ -77,8 +77,8 @@ auto DistStore::guarded(Function function) {
 }
 
 // Begins a call that saves: without keys, but with the servers' updaters.
-StoreState DistStore::begin_state() {
-  StoreState state = this->state(/*with_keys=*/false, /*with_updater=*/true);
+StoreState DistStore::begin_state(bool with_updater) {
+  StoreState state = this->state(/*with_keys=*/false, with_updater);
   begin_gather(kSave);
   if (!state.updater.empty()) {
     state.updater = gather_scripts();
@@ -98,7 +98,7 @@ Keys DistStore::all_keys() const {
 OwnState DistStore::own_state() {
   const auto calls = hold(kSave, gather_mutex_);
   return guarded([&] {
-    OwnState own{begin_state(), {}};
+    OwnState own{begin_state(/*with_updater=*/true), {}};
     const Keys keys = all_keys();
     const PartsByKey parts = parts_of(session_->held(kSave, keys, timeout_));
     for (const auto& entry :
@@ -122,10 +122,10 @@ OwnState DistStore::own_state() {
   });
 }
 
-StoreState DistStore::gather_state() {
+StoreState DistStore::gather_state(bool with_updater) {
   const auto calls = hold(kSave, gather_mutex_);
   return guarded([&] {
-    StoreState state = begin_state();
+    StoreState state = begin_state(with_updater);
     const Keys keys = all_keys();
     if (keys.list.empty()) {
       return state;

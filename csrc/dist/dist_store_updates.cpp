@@ -68,6 +68,11 @@ std::vector<Place> DistStore::places_elsewhere(const Entry& entry) const {
   return places;
 }
 
+bool DistStore::holds(const Key& key) const {
+  const Entry& entry = *table_.find("holds", key)[0];
+  return places_elsewhere(entry).size() < places_of(entry).size();
+}
+
 int64_t DistStore::version(const Key& key) {
   constexpr auto* op = "version";
   int64_t version = std::numeric_limits<int64_t>::max();

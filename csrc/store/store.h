@@ -137,8 +137,8 @@ class TORCHKV_API Store {
   virtual StoreState state(bool with_keys, bool with_updater) const = 0;
   // The same, of a store on several machines on rank 0; on the other ranks,
   // which all make the call, without keys.
-  virtual StoreState gather_state() {
-    return state(/*with_keys=*/true, /*with_updater=*/true);
+  virtual StoreState gather_state(bool with_updater) {
+    return state(/*with_keys=*/true, with_updater);
   }
   // What this process's server holds: of a value that several servers hold, the
   // elements from `begin` on, in tensors of one dimension. All ranks make the
@@ -148,9 +148,15 @@ class TORCHKV_API Store {
     own.begins.assign(own.state.values.size(), -1);
     return own;
   }
+  // Whether this process's server has the value of a key, or a part of it.
+  virtual bool holds(const Key& /*key*/) const {
+    return true;
+  }
+  // Waits until the pushes of all ranks, which make the call, are applied.
+  virtual void begin_gather() {}
   // The bytes that each rank gives to the call, on all ranks or on rank 0. All
-  // ranks make it, after own_state() and with stages that increase from 0;
-  // RemoteError if one has called fail_gather() since.
+  // ranks make it, after begin_gather() or own_state() and with stages that
+  // increase from 0; RemoteError if one has called fail_gather() since.
   virtual std::vector<at::Tensor> gather(
       int64_t /*stage*/,
       const at::Tensor& bytes,

@@ -7,39 +7,7 @@ import torch
 
 import ranks
 import torchkv
-
-SIZES = {"a": (3,), "b": (40, 50), "c": (300, 301)}
-
-
-def make(type="dist_sync", whole=False, **options):
-    kv = torchkv.create(type, **options)
-    generator = torch.Generator().manual_seed(0)
-    for key, size in SIZES.items():
-        kv.init(key, torch.randn(size, generator=generator), whole=whole)
-    return kv
-
-
-def step(kv, number, rank):
-    generator = torch.Generator()
-    gradients = []
-    for size in SIZES.values():
-        generator.manual_seed(100 * number + rank)
-        gradients.append(torch.randn(size, generator=generator))
-    out = [torch.empty(size) for size in SIZES.values()]
-    kv.pushpull(list(SIZES), gradients, out=out)
-    return out
-
-
-def outcome(function):
-    """What a call raises: its type's name and text."""
-    try:
-        return function()
-    except Exception as error:
-        return type(error).__name__, str(error)
-
-
-def equal(values, others):
-    return all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
+from three_keys import SIZES, equal, make, outcome, step
 
 
 def save(rank, folder):
@@ -298,33 +266,6 @@ def test_a_python_updater_is_not_saved(tmp_path):
         assert kind == "TypeError" and "but got a Python callable" in text
 
 
-def class_of_torch_optim(rank, folder):
-    kv = make(whole=True)
-    kv.set_optimizer(torch.optim.NAdam, lr=0.1)
-    values = step(kv, 0, rank)
-    file = f"{folder}/optimizer-{rank}.pt"
-    kv.save_optimizer_states(file, dump_optimizer=True)
-    last = step(kv, 1, rank)
-    refused = [outcome(kv.state_dict), outcome(lambda: kv.save(f"{folder}/store"))]
-    kv.barrier()
-    kv.close()
-    again = make(whole=True)
-    again.assign(list(SIZES), values)
-    again.set_optimizer(torch.optim.NAdam)
-    again.load_optimizer_states(file)
-    assert equal(step(again, 1, rank), last)
-    again.barrier()
-    again.close()
-    return refused
-
-
-def test_each_process_saves_what_it_has_of_a_class_of_torch_optim(tmp_path):
-    for refused in ranks.run(class_of_torch_optim, 2, str(tmp_path)):
-        for kind, text in refused:
-            assert kind == "TypeError" and "got the class NAdam of torch.optim" in text
-            assert "save_optimizer_states()" in text
-
-
 class Momentum(torch.nn.Module):
     """Keeps a velocity for each key, on the server that has the key."""
 
@@ -438,8 +379,8 @@ def resume_with_trainer(rank, file):
         )
 
     def train(model, trainer, steps):
-        for step in steps:
-            generator = torch.Generator().manual_seed(10 * step + rank)
+        for number in steps:
+            generator = torch.Generator().manual_seed(10 * number + rank)
             inputs = torch.randn(5, 300, generator=generator)
             model(inputs).square().sum().backward()
             trainer.step(10)

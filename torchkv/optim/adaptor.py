@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import io
 import math
+import pickle
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -18,6 +20,7 @@ import torch
 
 from torchkv import _C
 from torchkv.arguments import StoreKey, as_number, near, shown
+from torchkv.gathering import gather, others_told
 from torchkv.optim.base import StoreOptimizer
 from torchkv.optim.groups import Group, Settings
 
@@ -177,12 +180,8 @@ class TorchOptimizer(StoreOptimizer):
         if impl is None:
             return {"state_names": (), "state": states}
         keys = impl.keys()
-        with self._step_lock:
-            for key in keys:
-                instance = self._of_key.get(key)
-                state = {} if instance is None else instance.state_dict()["state"]
-                # state_dict() returns references.
-                states[key] = copy.deepcopy(state.get(0, {}))
+        own = self._begun_states(impl)
+        states = {key: own.get(key, {}) for key in keys}
         names = tuple((key, tuple(state)) for key, state in states.items() if state)
         settings = self._settings()
         for key, state in states.items():
@@ -190,6 +189,39 @@ class TorchOptimizer(StoreOptimizer):
                 options = self._options_of(key, settings)
                 states[key] = self._first_state(impl.pull(key, None, 0), options)
         return {"state_names": names, "state": states}
+
+    def _begun_states(self, impl: _C.KVStore) -> dict[StoreKey, dict[str, Any]]:
+        """Of the keys that have made a step, on any process."""
+        is_dist = impl.type.startswith("dist")
+        with others_told(impl) if is_dist else contextlib.nullcontext():
+            if is_dist:
+                impl.begin_gather()
+            held = {key for key in impl.keys() if impl.holds(key)}
+            with self._step_lock:
+                # state_dict() returns references.
+                states = {
+                    key: copy.deepcopy(instance.state_dict()["state"].get(0, {}))
+                    for key, instance in self._of_key.items()
+                    if key in held
+                }
+            if not is_dist:
+                return states
+            data = io.BytesIO()
+            torch.save(states, data)
+            gathered = gather(impl, 0, data.getvalue(), to_all=True)
+        parts = [self._unpacked(data) for data in gathered]
+        return {key: state for part in parts for key, state in part.items()}
+
+    def _unpacked(self, data: bytes) -> dict[StoreKey, dict[str, Any]]:
+        try:
+            with torch.device("cpu"):  # torch.load would use the default device
+                part = torch.load(io.BytesIO(data), weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise TypeError(
+                f"state_dict: expected a state of {self._name()} of tensors, numbers "
+                f"and strings, which ranks give each other, but got another: {error}"
+            ) from error
+        return dict(part)
 
     def _first_state(
         self, value: torch.Tensor, options: Mapping[str, Any]
@@ -216,6 +248,7 @@ class TorchOptimizer(StoreOptimizer):
                 f"{op}: expected pairs of key and names as 'state_names', but got "
                 f"{parts.get('state_names')!r}"
             ) from None
+        is_dist = impl.type.startswith("dist")
         made: dict[StoreKey, torch.optim.Optimizer] = {}
         for key, state in parts["state"].items():
             if key not in names_of:
@@ -225,14 +258,24 @@ class TorchOptimizer(StoreOptimizer):
                     f"{op}: expected the state {_listed(names_of[key])} of "
                     f"{self._name()}, but got {_listed(state)} (key {shown(key)})"
                 )
-            value = impl.pull(key, None, 0)
-            made[key] = self._loaded(op, key, value, settings, state)
+            if is_dist:
+                shape, dtype = impl.shape(key), impl.dtype(key)
+                value = torch.zeros(shape, dtype=dtype, device="cpu")
+            else:
+                value = impl.pull(key, None, 0)  # on its device
+            loaded = self._loaded(op, key, value, settings, state)
+            if impl.holds(key):
+                made[key] = loaded
         self._settle()
+        if is_dist:
+            impl.barrier()  # the pushes of all ranks are applied
         with self._step_lock:
             super()._adopt(op, settings)
             for key in parts["state"]:
                 self._of_key.pop(key, None)
             self._of_key.update(made)
+        if is_dist:
+            impl.barrier()  # no push comes before
 
     def _loaded(
         self,

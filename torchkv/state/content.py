@@ -157,7 +157,12 @@ class Content:
         if wrapped is None:
             state = impl.gather_state() if with_keys else impl.state(with_keys=False)
             return Content._of(impl, state)
-        content = Content._of(impl, impl.state(with_keys, with_updater=False))
+        state = (
+            impl.gather_state(with_updater=False)
+            if with_keys
+            else impl.state(with_keys=False, with_updater=False)
+        )
+        content = Content._of(impl, state)
         name = {"optimizer": wrapped._name()}
         content.torch_optimizer = wrapped._saved() if with_keys else name
         return content
@@ -340,10 +345,9 @@ class Content:
 
 
 def wrapped_of(impl: _C.KVStore) -> TorchOptimizer | None:
-    """The class of torch.optim that is the updater of a store on one machine."""
+    """The class of torch.optim that is the updater of a store."""
     updater = impl.optimizer()
-    is_here = not impl.type.startswith("dist")
-    return updater if isinstance(updater, TorchOptimizer) and is_here else None
+    return updater if isinstance(updater, TorchOptimizer) else None
 
 
 def _by_kind(keys: list[int | str]) -> tuple[list[int], list[str]]:

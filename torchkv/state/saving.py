@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 import torchkv
 from torchkv import _C
-from torchkv.errors import RemoteError
 from torchkv.files import check_path, lock, opened
+from torchkv.gathering import gather, others_told
 from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
@@ -58,7 +57,7 @@ def save(
         if item.rows is not None
     ]
     folder, is_first = Path(path), impl.rank() == 0
-    with _others_told(impl), contextlib.ExitStack() as stack:
+    with others_told(impl), contextlib.ExitStack() as stack:
         if is_first:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -67,14 +66,14 @@ def save(
             # Others neither save nor load meanwhile.
             lock(stack.enter_context(opened(folder)))
             remove_unused(folder)  # what a killed save has left
-        save_id = _gather(impl, 0, secrets.token_hex(8).encode(), to_all=True)[0]
+        save_id = gather(impl, 0, secrets.token_hex(8).encode(), to_all=True)[0]
         shows = progress and is_first
         with bar("save", _num_bytes(content), shows) as add:
             written = _write_data(impl, content, begins, folder, save_id.decode(), add)
         if impl.num_workers() == 1:
             all_written = [written]
         else:
-            gathered = _gather(impl, 1, written.to_bytes())
+            gathered = gather(impl, 1, written.to_bytes())
             all_written = [Written.from_bytes(data) for data in gathered]
         if is_first:
             fields = content.fields()
@@ -83,28 +82,7 @@ def save(
                 fields["row_sparse"] = row_sparse
             _write_manifest(impl, fields, folder, save_id.decode(), all_written)
             remove_unused(folder)  # the previous store
-        _gather(impl, 2, b"")  # the store is written
-
-
-@contextlib.contextmanager
-def _others_told(impl: _C.KVStore) -> Iterator[None]:
-    """Lets the other ranks of a call fail, too, instead of waiting for this one."""
-    try:
-        yield
-    except RemoteError:
-        raise
-    except BaseException as error:
-        impl.fail_gather(f"{type(error).__name__}: {error}")
-        raise
-
-
-def _gather(
-    impl: _C.KVStore, stage: int, data: bytes, to_all: bool = False
-) -> list[bytes]:
-    """What all ranks give to the call, on rank 0 or on all."""
-    own = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
-    gathered = impl.gather(stage, own[: len(data)], to_all)
-    return [tensor.numpy().tobytes() for tensor in gathered]
+        gather(impl, 2, b"")  # the store is written
 
 
 def _num_bytes(content: Content) -> int:

@@ -37,7 +37,6 @@ from torch import Tensor
 
 from torchkv import _C
 from torchkv.arguments import listed, shown
-from torchkv.optim.adaptor import TorchOptimizer
 from torchkv.parameter_names import renamed_rows
 from torchkv.state.content import Compression, Content, Rows, wrapped_of
 from torchkv.state.parsing import (
@@ -86,7 +85,9 @@ def state_dict(impl: _C.KVStore) -> dict[str, Any]:
         ],
     }
     if (saved := content.torch_optimizer) is not None:
-        states_by_text = {str(key): x for key, x in saved["state"].items()}
+        states_by_text = {
+            str(key): x for key, x in saved["state"].items() if key in content.keys
+        }
         state["torch_optimizer"] = {**saved, "state": states_by_text}
     return state
 
@@ -129,9 +130,14 @@ def load_state_dict(
         content.compression = current.compression
     if wrapped is None or content.torch_optimizer is None:
         return content.replace(impl)
-    made = content.make(impl.type)  # or raises, before the optimizer changes
+    is_dist = impl.type.startswith("dist")
+    # Or raises, before the optimizer changes.
+    made = content.make("local" if is_dist else impl.type)
     wrapped._load_saved(content.torch_optimizer, strict)
-    impl.take(made, keeps_updater=True)
+    if not is_dist:
+        impl.take(made, keeps_updater=True)
+    elif keys:
+        impl.assign(keys, [content.keys[key].value for key in keys], False)
     return wrapped
 
 
@@ -228,12 +234,6 @@ def _check_updater(op: str, impl: _C.KVStore) -> None:
     updater = impl.optimizer()
     if wrapped_of(impl) is not None:
         return
-    if isinstance(updater, TorchOptimizer):
-        raise TypeError(
-            f"{op}: expected an updater whose state is on one machine, but got the "
-            f"class {updater._name()} of torch.optim in a {impl.type} store; "
-            "save_optimizer_states() writes what a process has of it"
-        )
     if callable(updater):
         raise TypeError(
             f"{op}: expected an updater that can be copied (None, an optimizer of "

@@ -103,8 +103,9 @@ class Stateful:
         meanwhile.
 
         Raises:
-            TypeError: the updater is a Python callable, which cannot be saved; also a
-                class of torch.optim in a ``dist`` store.
+            TypeError: the updater is a Python callable, which cannot be saved; in a
+                ``dist`` store also if a class of torch.optim keeps other objects than
+                tensors, numbers and strings.
         """
         return state_dict(self._impl)
 
@@ -130,8 +131,7 @@ class Stateful:
             ValueError: missing or unexpected keys, another shape, dtype or optimizer,
                 or an invalid part; keys missing in a ``dist`` store, even if not
                 `strict`. Nothing has changed.
-            TypeError: the store's updater is a Python callable; also a class of
-                torch.optim in a ``dist`` store.
+            TypeError: the store's updater is a Python callable.
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
 

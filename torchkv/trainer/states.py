@@ -44,8 +44,8 @@ class States:
         buffers, such as those of BatchNorm, are only in ``model.state_dict()``.
 
         Raises:
-            TypeError: the optimizer is a class of ``torch.optim`` on a ``dist`` store;
-                use :meth:`save_states`, with a file for each process.
+            TypeError: on a ``dist`` store, a class of ``torch.optim`` that keeps other
+                objects than tensors, numbers and strings.
         """
         self._weights.store_changed(self._gradients.trained())
         state = with_residuals(self._store.state_dict(), self._num_replicas)

@@ -363,8 +363,10 @@ PYBIND11_MODULE(_C, m) {
           &state,
           py::arg("with_keys") = true,
           py::arg("with_updater") = true)
-      .def("gather_state", &gather_state)
+      .def("gather_state", &gather_state, py::arg("with_updater") = true)
       .def("own_state", &own_state)
+      .def("holds", &holds)
+      .def("begin_gather", &released<&KVStore::begin_gather>)
       .def("gather", &gather)
       .def("fail_gather", &fail_gather)
       .def("load", &load)

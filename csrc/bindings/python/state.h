@@ -26,10 +26,19 @@ inline py::object state(
   }));
 }
 
+inline bool holds(const BoundStore& self, py::handle key) {
+  const Key parsed = Parser("holds").key(key);
+  return PythonCalls::without_gil([&] { return self->holds(parsed); });
+}
+
 // For all ranks of a store on several machines, as the next three.
-inline py::object gather_state(const BoundStore& self) {
+inline py::object gather_state(
+    const BoundStore& self,
+    py::handle with_updater_object) {
+  const bool with_updater =
+      as_bool("state", "with_updater", with_updater_object);
   return torch::jit::toPyObject(PythonCalls::without_gil([&] {
-    return c10::IValue(self->gather_state().to_tuple());
+    return c10::IValue(self->gather_state(with_updater).to_tuple());
   }));
 }
 
