@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# From the top. A file at the root of csrc/ belongs to the layer of its stem.
+# From the top. The name of a file at the root of csrc/ begins with its layer.
 LAYERS = (
     "bindings",
     "kvstore",
@@ -33,7 +33,7 @@ REASON = re.compile(r"^\s*(//|#).*\bsize: \S", re.MULTILINE)
 
 def layer(path: Path) -> str:
     """The layer of a path relative to csrc/."""
-    return path.parts[0] if len(path.parts) > 1 else path.stem
+    return path.parts[0] if len(path.parts) > 1 else path.stem.partition("_")[0]
 
 
 def includes(path: Path) -> Iterator[tuple[int, str, bool]]:

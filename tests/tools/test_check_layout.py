@@ -27,6 +27,7 @@ def test_own_folder_and_lower_layers(complaints):
         **{
             "csrc/kvstore.h": '#include "store/check.h"\n#include "core/key.h"\n',
             "csrc/kvstore.cpp": '#include "kvstore.h"\n',
+            "csrc/kvstore_state.cpp": '#include "kvstore.h"\n',
             "csrc/store/check.h": '#include "../core/key.h"\n#include <string>\n',
             "csrc/store/check.cpp": '#include "check.h"\n',
             "csrc/core/key.h": "",
