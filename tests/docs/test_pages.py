@@ -2,7 +2,7 @@
 
 The Python blocks of a page run in order, in one namespace and a folder of their own. A
 block ```` ```text ```` behind one is what it prints. A comment before a block says how
-it runs otherwise::
+it runs otherwise; test_commands.py runs the blocks of commands::
 
     <!-- ranks: 2 -->            a program of its own, as torchrun starts it
     <!-- slow -->                only in `make test-all`
@@ -15,7 +15,6 @@ import io
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,44 +22,10 @@ import torch
 
 import ranks
 import torchkv
+from pages import PAGES, ROOT, blocks_of, name_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PACKAGE = Path(torchkv.__file__).parent
-
-BLOCK = re.compile(
-    r"(?:<!-- (?P<how>[^\n]*) -->\n)?"
-    r"^```(?P<language>\w+)\n(?P<source>.*?)^```$"
-    r"(?:\n\n```text\n(?P<output>.*?)^```$)?",
-    re.DOTALL | re.MULTILINE,
-)
 KINDS = r"ranks: \d+|slow|needs CUDA|not run: .+"
-
-
-@dataclass
-class Block:
-    page: Path
-    line: int
-    how: str
-    language: str
-    source: str
-    output: str | None
-
-    def run(self, names):
-        """Runs it, and compares what it prints."""
-        printed = run_source(self.source, str(self.page), self.line, names)
-        self.check(printed)
-
-    def run_in_ranks(self):
-        count = int(self.how.removeprefix("ranks: "))
-        printed = ranks.run(
-            run_as_rank, count, self.source, str(self.page), self.line, os.getcwd()
-        )
-        self.check(printed[0])
-
-    def check(self, printed):
-        if self.output is not None:
-            assert printed == self.output
 
 
 def run_source(source, page, line, names):
@@ -78,24 +43,22 @@ def run_as_rank(rank, source, page, line, folder):
     return run_source(source, page, line, {"__name__": "__main__"})
 
 
-def blocks_of(page, language):
-    text = page.read_text()
-    return [
-        Block(
-            page,
-            text.count("\n", 0, found.start("source")),
-            found["how"] or "",
-            found["language"],
-            found["source"],
-            found["output"],
-        )
-        for found in BLOCK.finditer(text)
-        if found["language"] == language
-    ]
+def run(block, names):
+    """Runs it, and compares what it prints."""
+    check(block, run_source(block.source, str(block.page), block.line, names))
 
 
-def name_of(page):
-    return page.relative_to(ROOT).as_posix()
+def run_in_ranks(block):
+    count = int(block.how.removeprefix("ranks: "))
+    printed = ranks.run(
+        run_as_rank, count, block.source, str(block.page), block.line, os.getcwd()
+    )
+    check(block, printed[0])
+
+
+def check(block, printed):
+    if block.output is not None:
+        assert printed == block.output
 
 
 def with_blocks(*kinds):
@@ -121,7 +84,7 @@ def run_page(page, kinds):
     names = {"__name__": "__main__"}
     for block in blocks_of(page, "python"):
         if block.how in kinds:
-            block.run(names)
+            run(block, names)
 
 
 @pytest.mark.parametrize("page", with_blocks(""))
@@ -145,7 +108,7 @@ def test_python_on_a_gpu(page, folder):
 def test_python_in_several_processes(page, folder):
     for block in blocks_of(page, "python"):
         if block.how.startswith("ranks: "):
-            block.run_in_ranks()
+            run_in_ranks(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

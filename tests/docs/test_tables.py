@@ -1,7 +1,5 @@
 """What tables of the documentation say, compared with the store."""
 
-import re
-
 import pytest
 import torch
 
@@ -65,48 +63,3 @@ def test_memory_with_another_updater():
     used = allocated_bytes(lambda: (store.init(3, value), store.push(3, [value] * 2)))
     assert used / SIZE == pytest.approx(8, abs=0.1)
     assert "8 bytes per parameter in fp32" in (DOCS / "memory.md").read_text()
-
-
-# --- MXNet's methods ------------------------------------------------------------
-
-NAMES = [
-    name
-    for heading in ("The store", "The Trainer")
-    for row in rows_below("from_mxnet.md", heading)
-    for name in re.findall(r"`([\w.]+)`", row["torchkv"])
-]
-OWNERS = {"kv": torchkv.KVStore, "trainer": torchkv.Trainer, "torchkv": torchkv}
-
-
-def test_the_names_are_those_of_the_store_and_the_trainer():
-    assert len(NAMES) > 25
-    for name in NAMES:
-        owner, *path = name.split(".")
-        found = OWNERS[owner]
-        for part in path:
-            assert hasattr(found, part), name
-            found = getattr(found, part)
-
-
-OPTIMIZERS = rows_below("from_mxnet.md", "Optimizers")
-
-
-@pytest.mark.parametrize("row", OPTIMIZERS, ids=lambda row: row["name"])
-def test_mxnet_names_make_the_classes_of_the_table(row):
-    cls = row["class of `torchkv.optim.mxnet`"].strip("`")
-    kv = torchkv.create("local")
-    kv.init("w", torch.ones(2, 3))
-    for name in re.findall(r'"(\w+)"', row["name"]):
-        kv.set_optimizer(name)
-        assert type(kv.optimizer) is getattr(torchkv.optim.mxnet, cls)
-        kv.push("w", torch.ones(2, 3))
-
-
-def test_the_table_has_all_of_mxnets_optimizers():
-    listed = [row["class of `torchkv.optim.mxnet`"].strip("`") for row in OPTIMIZERS]
-    assert sorted(listed) == sorted(cls.__name__ for cls in torchkv.optim.mxnet.ALL)
-
-
-def test_what_is_not_implemented_says_so():
-    with pytest.raises(NotImplementedError):
-        torchkv.create("dist_device_sync")
