@@ -127,6 +127,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def hosts():
+    """Two, in network namespaces."""
+    import ranks  # which only tests with several processes need
+
+    try:
+        made = ranks.Hosts(2)
+    except ranks.NoHosts as error:
+        pytest.skip(str(error))
+    with made:
+        yield made
+
+
 @pytest.fixture(params=["local", "device", "sharded"])
 def each_kv(request, monkeypatch):
     """A store of each type, and one that shards what is pushed as a list."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from torchkv.arguments import StoreKey, shown
+
+T = TypeVar("T")
 
 
 def plain_name(name: str) -> str:
@@ -14,10 +19,14 @@ def plain_name(name: str) -> str:
 def name_among(names: Iterable[Any]) -> Callable[[Any], Any]:
     """Maps a parameter's name to that one of `names` which is the same but for this.
 
-    All other objects are returned as they are.
+    All other objects are returned as they are, and so are names of which there are
+    several.
     """
     exact = {name for name in names if isinstance(name, str)}
-    by_plain_name = {plain_name(name): name for name in exact}
+    counts = Counter(map(plain_name, exact))
+    by_plain_name = {
+        plain: name for name in exact if counts[plain := plain_name(name)] == 1
+    }
 
     def find(name: Any) -> Any:
         if not isinstance(name, str) or name in exact:
@@ -25,6 +34,22 @@ def name_among(names: Iterable[Any]) -> Callable[[Any], Any]:
         return by_plain_name.get(plain_name(name), name)
 
     return find
+
+
+def with_keys(
+    op: str, items: Mapping[StoreKey, T], find: Callable[[StoreKey], StoreKey]
+) -> dict[StoreKey, T]:
+    """Items by the keys that `find` returns; ValueError if one would have two."""
+    result: dict[StoreKey, T] = {}
+    for name, item in items.items():
+        key = find(name)
+        if key in result:
+            raise ValueError(
+                f"{op}: expected a parameter once, but got it with and without "
+                f"'_orig_mod.' (key {shown(key)})"
+            )
+        result[key] = item
+    return result
 
 
 def renamed_rows(rows: Any, rename: Callable[[str], str]) -> Any:

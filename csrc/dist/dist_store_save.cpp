@@ -76,7 +76,7 @@ auto DistStore::guarded(Function function) {
   }
 }
 
-// Begins a call that saves: without keys, but with the servers' updaters.
+// Begins a call that saves: without keys; with the servers' updaters, if asked.
 StoreState DistStore::begin_state(bool with_updater) {
   StoreState state = this->state(/*with_keys=*/false, with_updater);
   begin_gather(kSave);

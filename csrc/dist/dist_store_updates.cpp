@@ -69,8 +69,10 @@ std::vector<Place> DistStore::places_elsewhere(const Entry& entry) const {
 }
 
 bool DistStore::holds(const Key& key) const {
-  const Entry& entry = *table_.find("holds", key)[0];
-  return places_elsewhere(entry).size() < places_of(entry).size();
+  const std::vector<Place> places = places_of(*table_.find("holds", key)[0]);
+  return std::any_of(places.begin(), places.end(), [this](const Place& place) {
+    return place.server == rank();
+  });
 }
 
 int64_t DistStore::version(const Key& key) {

@@ -39,6 +39,14 @@ class RankFailed(AssertionError):
     """A rank raised; the message has its traceback."""
 
 
+def outcome(function: Callable[[], Any]) -> Any:
+    """What a call returns; or, if it raises, its error's type's name and text."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
 class NoHosts(Exception):
     """This user may not make hosts, or the tools are missing; the message says so."""
 

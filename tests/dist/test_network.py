@@ -22,16 +22,6 @@ KEYS = ["small", "sharded"]
 SIZES = [(2, 3), (60_000,)]
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    try:
-        made = ranks.Hosts(2)
-    except ranks.NoHosts as error:
-        pytest.skip(str(error))
-    with made:
-        yield made
-
-
 def outcome(function):
     """What a call raises: its type's name and text, and the seconds it took."""
     start = time.monotonic()

@@ -11,6 +11,7 @@ import torch
 
 import ranks
 import torchkv
+from ranks import outcome
 from torchkv.state import tensor_files
 
 KEYS = {"big": (300, 301), "small": (7,), **{f"k{i}": (3, 2) for i in range(20)}}
@@ -24,13 +25,6 @@ def make(rank):
     kv.set_optimizer(torchkv.optim.SGD(lr=0.5, momentum=0.5))
     kv.push(list(KEYS), [torch.full(size, rank + 1.0) for size in KEYS.values()])
     return kv
-
-
-def outcome(function):
-    try:
-        return function()
-    except Exception as error:
-        return type(error).__name__, str(error)
 
 
 def save(rank, folder):

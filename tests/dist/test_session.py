@@ -11,18 +11,11 @@ import torch
 
 import ranks
 import torchkv
+from ranks import outcome
 
 
 def full(value):
     return torch.full((2, 3), float(value))
-
-
-def outcome(function):
-    """What a call raises: its type's name and text."""
-    try:
-        return function()
-    except Exception as error:
-        return type(error).__name__, str(error)
 
 
 def create(type="dist_sync", **options):

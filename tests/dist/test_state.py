@@ -7,7 +7,8 @@ import torch
 
 import ranks
 import torchkv
-from three_keys import SIZES, equal, make, outcome, step
+from ranks import outcome
+from three_keys import SIZES, equal, make, step
 
 
 def save(rank, folder):

@@ -7,7 +7,8 @@ import torch
 
 import ranks
 import torchkv
-from three_keys import SIZES, equal, make, outcome, step
+from ranks import outcome
+from three_keys import SIZES, equal, make, step
 
 
 def class_of_torch_optim(rank, type, folder):
@@ -46,6 +47,38 @@ def continue_class_of_torch_optim(rank, type, folder, values, whole_state):
     kv.barrier()
     kv.close()
     return last, kept, lr
+
+
+def load_in_dist_async(rank, folder):
+    """Values and states when they were saved, after a step, and loaded."""
+    kv = make("dist_async", whole=True)
+    kv.set_optimizer(torch.optim.NAdam, lr=0.1)
+    seen = []
+
+    def see():
+        kv.barrier()
+        states = [kv.optimizer.state[key]["exp_avg"] for key in SIZES]
+        seen.append(kv.pull(list(SIZES)) + states)
+        kv.barrier()
+
+    step(kv, 0, rank)
+    see()
+    state = kv.state_dict()
+    if rank == 0:
+        torch.save(state, f"{folder}/store.pt")
+    kv.barrier()
+    step(kv, 1, rank)
+    see()
+    kv.load_state_dict(torch.load(f"{folder}/store.pt"))
+    see()
+    kv.close()
+    return seen
+
+
+def test_the_state_in_dist_async(tmp_path):
+    for saved, stepped, loaded in ranks.run(load_in_dist_async, 2, str(tmp_path)):
+        assert not any(map(torch.equal, saved, stepped))
+        assert equal(loaded, saved)
 
 
 @pytest.mark.parametrize("whole_state", [True, False])
@@ -121,7 +154,7 @@ def refused_states(rank, folder):
     step(kv, 0, rank)
     odd = outcome(kv.state_dict)
     before = kv.pull(list(SIZES))
-    kv.set_optimizer(torch.optim.NAdam, lr=0.1)
+    kv.set_optimizer(torch.optim.NAdam, lr=0.2)
     state = torch.load(f"{folder}/store.pt")
     moments = state["torch_optimizer"]["state"]["b"]
     moments["exp_avg"] = moments["exp_avg"][1:]
@@ -129,18 +162,26 @@ def refused_states(rank, folder):
     state = torch.load(f"{folder}/store.pt")
     del state["keys"]["b"]
     key = outcome(lambda: kv.load_state_dict(state, strict=False))
-    unchanged = equal(kv.pull(list(SIZES)), before)
+    state = torch.load(f"{folder}/store.pt")
+    state["compression"] = {"groups": [[["type", "fp16"]]], "keys": []}
+    for item in state["keys"].values():
+        item |= {"residuals": [], "num_compressed": 0}
+    compressed = outcome(lambda: kv.load_state_dict(state))
+    unchanged = equal(kv.pull(list(SIZES)), before) and kv.optimizer.lr == 0.2
     kv.barrier()
     kv.close()
-    return odd, shape, key, unchanged
+    return odd, shape, key, compressed, unchanged
 
 
 def test_what_does_not_fit_a_class_of_torch_optim(tmp_path):
     ranks.run(class_of_torch_optim, 2, "dist_sync", str(tmp_path))
-    for odd, shape, key, unchanged in ranks.run(refused_states, 2, str(tmp_path)):
+    for found in ranks.run(refused_states, 2, str(tmp_path)):
+        odd, shape, key, compressed, unchanged = found
         assert odd[0] == "TypeError" and "a state of Odd of tensors" in odd[1]
         assert shape[0] == "ValueError" and "'exp_avg' of shape" in shape[1]
         assert key[0] == "ValueError" and "one without 1" in key[1]
+        assert compressed[0] == "NotImplementedError"
+        assert "set_gradient_compression(None)" in compressed[1]
         assert unchanged
 
 

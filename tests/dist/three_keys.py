@@ -26,13 +26,5 @@ def step(kv, number, rank):
     return out
 
 
-def outcome(function):
-    """What a call raises: its type's name and text."""
-    try:
-        return function()
-    except Exception as error:
-        return type(error).__name__, str(error)
-
-
 def equal(values, others):
     return all(torch.equal(a, b) for a, b in zip(values, others, strict=True))

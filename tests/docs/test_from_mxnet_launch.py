@@ -125,16 +125,6 @@ def test_large_values_are_divided_unless_they_are_whole(reports):
 # --- Jobs of several hosts ------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    try:
-        made = ranks.Hosts(2)
-    except ranks.NoHosts as error:
-        pytest.skip(str(error))
-    with made:
-        yield made
-
-
 def push_ones(rank):
     try:
         kv = torchkv.create("dist_sync", timeout=20)

@@ -91,6 +91,22 @@ def test_options_of_parameters_of_a_compiled_model(is_compiled, named, how):
     assert_near(weights(trained), expected)
     with pytest.raises(KeyError, match="unknown"):
         trainer.optimizer.set_wd_mult({"unknown": 1.0})
+    # A parameter under both names.
+    both = {"2.weight": 0.5, "_orig_mod.2.weight": 0.5}
+    with pytest.raises(ValueError, match="with and without '_orig_mod.'"):
+        trainer.optimizer.set_wd_mult(both)
+    with pytest.raises(ValueError, match="in more than one group"):
+        trainer.optimizer.set_param_groups([{"keys": [*both]}])
+
+
+def test_a_name_that_two_parameters_have_without_torch_compile():
+    """Neither of them is meant."""
+    names = "_orig_mod.a.b", "a._orig_mod.b"
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in names}
+    trainer = torchkv.Trainer(parameters, torchkv.optim.SGD)
+    trainer.optimizer.set_lr_mult({names[0]: 0.5, names[1]: 0.25})
+    with pytest.raises(KeyError, match="a.b"):
+        trainer.optimizer.set_lr_mult({"a.b": 0.5})
 
 
 @pytest.mark.parametrize("how", ["state_dict", "states", "optimizer", "torch"])

@@ -192,30 +192,30 @@ class TorchOptimizer(StoreOptimizer):
 
     def _begun_states(self, impl: _C.KVStore) -> dict[StoreKey, dict[str, Any]]:
         """Of the keys that have made a step, on any process."""
-        is_dist = impl.type.startswith("dist")
-        with others_told(impl) if is_dist else contextlib.nullcontext():
-            if is_dist:
-                impl.begin_gather()
-            held = {key for key in impl.keys() if impl.holds(key)}
-            with self._step_lock:
-                # state_dict() returns references.
-                states = {
-                    key: copy.deepcopy(instance.state_dict()["state"].get(0, {}))
-                    for key, instance in self._of_key.items()
-                    if key in held
-                }
-            if not is_dist:
-                return states
-            data = io.BytesIO()
-            torch.save(states, data)
+        if not impl.type.startswith("dist"):
+            return self._own_states(impl)
+        data = io.BytesIO()
+        with others_told(impl):
+            impl.begin_gather()
+            torch.save(self._own_states(impl), data)
             gathered = gather(impl, 0, data.getvalue(), to_all=True)
-        parts = [self._unpacked(data) for data in gathered]
+        parts = [self._unpacked(part) for part in gathered]
         return {key: state for part in parts for key, state in part.items()}
+
+    def _own_states(self, impl: _C.KVStore) -> dict[StoreKey, dict[str, Any]]:
+        """Of the keys that have made a step on this process."""
+        held = {key for key in impl.keys() if impl.holds(key)}
+        with self._step_lock:
+            # state_dict() returns references.
+            return {
+                key: copy.deepcopy(instance.state_dict()["state"].get(0, {}))
+                for key, instance in self._of_key.items()
+                if key in held
+            }
 
     def _unpacked(self, data: bytes) -> dict[StoreKey, dict[str, Any]]:
         try:
-            with torch.device("cpu"):  # torch.load would use the default device
-                part = torch.load(io.BytesIO(data), weights_only=True)
+            part = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise TypeError(
                 f"state_dict: expected a state of {self._name()} of tensors, numbers "
@@ -248,7 +248,6 @@ class TorchOptimizer(StoreOptimizer):
                 f"{op}: expected pairs of key and names as 'state_names', but got "
                 f"{parts.get('state_names')!r}"
             ) from None
-        is_dist = impl.type.startswith("dist")
         made: dict[StoreKey, torch.optim.Optimizer] = {}
         for key, state in parts["state"].items():
             if key not in names_of:
@@ -258,7 +257,7 @@ class TorchOptimizer(StoreOptimizer):
                     f"{op}: expected the state {_listed(names_of[key])} of "
                     f"{self._name()}, but got {_listed(state)} (key {shown(key)})"
                 )
-            if is_dist:
+            if impl.type.startswith("dist"):
                 shape, dtype = impl.shape(key), impl.dtype(key)
                 value = torch.zeros(shape, dtype=dtype, device="cpu")
             else:
@@ -266,16 +265,13 @@ class TorchOptimizer(StoreOptimizer):
             loaded = self._loaded(op, key, value, settings, state)
             if impl.holds(key):
                 made[key] = loaded
-        self._settle()
-        if is_dist:
-            impl.barrier()  # the pushes of all ranks are applied
+        impl.barrier()  # the pushes of all ranks are applied
         with self._step_lock:
             super()._adopt(op, settings)
             for key in parts["state"]:
                 self._of_key.pop(key, None)
             self._of_key.update(made)
-        if is_dist:
-            impl.barrier()  # no push comes before
+        impl.barrier()  # no push comes before
 
     def _loaded(
         self,

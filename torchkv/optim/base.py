@@ -119,7 +119,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
                 )
             if self._store() is None:
                 self._later_keys = {}
-            settings = self._settings().renamed(self._find_key(impl))
+            settings = self._settings().renamed("set_optimizer", self._find_key(impl))
             settings.check("set_optimizer", impl)
             names = settings.names()
             self._check_known("set_optimizer", impl, names)
@@ -165,7 +165,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
             assert impl is not None
             self._later_keys = dict.fromkeys(keys)
             settings = self._settings()
-            if settings.renamed(self._find_key(impl)) != settings:
+            if settings.renamed("Trainer", self._find_key(impl)) != settings:
                 self._adopt("Trainer", settings)
             self._expect(impl, self._settings(), [])
 
@@ -267,7 +267,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         """Checks, applies and keeps settings in which a caller has named `names`."""
         impl = self._store()
         find = self._find_key(impl)
-        settings, names = settings.renamed(find), [*map(find, names)]
+        settings, names = settings.renamed(op, find), [*map(find, names)]
         settings.check(op, impl)
         if impl is not None:
             self._check_known(op, impl, names)

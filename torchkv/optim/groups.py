@@ -28,6 +28,7 @@ from torchkv.arguments import (
     near,
     shown,
 )
+from torchkv.parameter_names import with_keys
 
 if TYPE_CHECKING:
     from torchkv.optim.base import StoreOptimizer
@@ -86,14 +87,14 @@ class Settings(NamedTuple):
             key: i for i, group in enumerate(self.groups) for key in group["keys"] or ()
         }
 
-    def renamed(self, find: Callable[[StoreKey], StoreKey]) -> Settings:
-        """With other keys in groups and multipliers."""
+    def renamed(self, op: str, find: Callable[[StoreKey], StoreKey]) -> Settings:
+        """With other keys; ValueError if two multipliers would be of one key."""
         groups = [
             {**group, "keys": group["keys"] and [*map(find, group["keys"])]}
             for group in self.groups
         ]
         lr_mult, wd_mult = (
-            {find(key): value for key, value in multipliers.items()}
+            with_keys(op, multipliers, find)
             for multipliers in (self.lr_mult, self.wd_mult)
         )
         return Settings(groups, lr_mult, wd_mult)

@@ -154,17 +154,16 @@ class Content:
     def of(impl: _C.KVStore, with_keys: bool = True) -> Content:
         """A snapshot; TypeError where the updater is another Python callable."""
         wrapped = wrapped_of(impl)
-        if wrapped is None:
-            state = impl.gather_state() if with_keys else impl.state(with_keys=False)
-            return Content._of(impl, state)
+        with_updater = wrapped is None
         state = (
-            impl.gather_state(with_updater=False)
+            impl.gather_state(with_updater)
             if with_keys
-            else impl.state(with_keys=False, with_updater=False)
+            else impl.state(with_keys, with_updater)
         )
         content = Content._of(impl, state)
-        name = {"optimizer": wrapped._name()}
-        content.torch_optimizer = wrapped._saved() if with_keys else name
+        if wrapped is not None:
+            name = {"optimizer": wrapped._name()}
+            content.torch_optimizer = wrapped._saved() if with_keys else name
         return content
 
     @staticmethod
@@ -269,6 +268,20 @@ class Content:
         # Before the work: a closed, forked or updating store cannot be used.
         impl.barrier()
         before = impl.optimizer()
+        made = self.made_for(impl)
+        if impl.type.startswith("dist"):
+            impl.load(self._as_tuple(impl.type))
+        else:
+            impl.take(made)
+        return after_load(impl, before, self.extras)
+
+    def made_for(self, impl: _C.KVStore) -> _C.KVStore:
+        """A store with the content; of `impl`'s type, if that is one of one machine.
+
+        Raises:
+            ValueError: the parts are inconsistent.
+            NotImplementedError: a store of several processes does not have such parts.
+        """
         if impl.type.startswith("dist"):
             for key, item in self.keys.items():
                 if item.rows is not None:
@@ -282,12 +295,8 @@ class Content:
                     "several processes do not compress; call "
                     "set_gradient_compression(None) before saving"
                 )
-            # Refuses what is inconsistent, before the store's keys are deleted.
-            replace(self, updater=None).make("local")
-            impl.load(self._as_tuple(impl.type))
-        else:
-            impl.take(self.make(impl.type))
-        return after_load(impl, before, self.extras)
+            return replace(self, updater=None).make("local")
+        return self.make(impl.type)
 
     @property
     def extras(self) -> list[list[Any]]:

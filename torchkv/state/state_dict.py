@@ -130,11 +130,9 @@ def load_state_dict(
         content.compression = current.compression
     if wrapped is None or content.torch_optimizer is None:
         return content.replace(impl)
-    is_dist = impl.type.startswith("dist")
-    # Or raises, before the optimizer changes.
-    made = content.make("local" if is_dist else impl.type)
+    made = content.made_for(impl)  # or raises, before the optimizer changes
     wrapped._load_saved(content.torch_optimizer, strict)
-    if not is_dist:
+    if not impl.type.startswith("dist"):
         impl.take(made, keeps_updater=True)
     elif keys:
         impl.assign(keys, [content.keys[key].value for key in keys], False)
@@ -232,9 +230,7 @@ def _fields_of(rows: Rows) -> dict[str, Any]:
 
 def _check_updater(op: str, impl: _C.KVStore) -> None:
     updater = impl.optimizer()
-    if wrapped_of(impl) is not None:
-        return
-    if callable(updater):
+    if callable(updater) and wrapped_of(impl) is None:
         raise TypeError(
             f"{op}: expected an updater that can be copied (None, an optimizer of "
             "torchkv.optim, a TorchScript function or module), but got a Python "

@@ -8,7 +8,7 @@ from torchkv import compression
 from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
-from torchkv.parameter_names import name_among
+from torchkv.parameter_names import name_among, with_keys
 from torchkv.registered import KVStoreBase
 
 
@@ -22,8 +22,7 @@ def compress(
         what = "Trainer: compression_params need a store of torchkv's"
         raise ValueError(f"{what}, but got {kvstore!r}")
     groups, keys = compression.parse(compression_params)
-    find = name_among(names)
-    group_of = {find(key): group for key, group in keys.items()}
+    group_of = with_keys("Trainer", keys, name_among(names))
     check_known("Trainer", group_of, names)
     kvstore.set_gradient_compression(compression.shown_as(groups, group_of))
 

@@ -36,7 +36,7 @@ inline py::object gather_state(
     const BoundStore& self,
     py::handle with_updater_object) {
   const bool with_updater =
-      as_bool("state", "with_updater", with_updater_object);
+      as_bool("gather_state", "with_updater", with_updater_object);
   return torch::jit::toPyObject(PythonCalls::without_gil([&] {
     return c10::IValue(self->gather_state(with_updater).to_tuple());
   }));
