@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -343,11 +344,26 @@ sys.stdin.read()
 """
 
 
+def stop(pid):
+    """Stops a process, and returns when none of its threads runs any more.
+
+    kill returns before: on busy processors, they answer for milliseconds yet.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 30
+    while any(
+        stat.read_text().rpartition(")")[2].split()[0] != "T"
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def use_a_stopped_rendezvous(rank, folder, pid, stops_before_create):
     signal.signal(signal.SIGALRM, interrupt)
     results = []
     if stops_before_create:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         results.append(outcome(lambda: torchkv.create("dist_sync", timeout=1.5)))
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         results.append(outcome(lambda: torchkv.create("dist_sync", timeout=30)))
@@ -355,7 +371,7 @@ def use_a_stopped_rendezvous(rank, folder, pid, stops_before_create):
         return results
     kv = torchkv.create("dist_sync", timeout=1.5)
     kv.init("w", full(0))
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     results.append(outcome(lambda: kv.save(f"{folder}/store")))
     results.append(outcome(lambda: kv.save(f"{folder}/store")))
