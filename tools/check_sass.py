@@ -81,6 +81,11 @@ LIMITS = {
     rf"row_sum_kernel<{HALF}, 8>": Limits(64, 0, loads=4, stores=2, narrow=2),
     r"row_sum_kernel<Bool, 16>": Limits(64, 160, loads=4, stores=1, narrow=2),
     r"row_sum_kernel<\w+( \w+)*, \d+>": Limits(64, 0, loads=0, stores=0, narrow=2),
+    # Four rows together, the weight, the master and three states; halves by 8 bytes.
+    r"row_step_kernel<float, \w+, 4>": Limits(80, 0, loads=8, stores=4, narrow=2),
+    r"row_step_kernel<double, double, 2>": Limits(80, 0, loads=8, stores=4, narrow=2),
+    rf"row_step_kernel<{HALF}, \w+, 4>": Limits(80, 0, loads=4, stores=4, narrow=4),
+    r"row_step_kernel<\w+, \w+, 1>": Limits(80, 0, loads=0, stores=0),
     # Byte by byte: not performance-critical.
     r"sum<(Bool|unsigned char), .*": Limits(64, 0, loads=0, stores=0, narrow=4),
 }
@@ -132,7 +137,7 @@ def short_names(symbols: list[str]) -> dict[str, str]:
         symbols, run("c++filt", text="\n".join(symbols)).splitlines(), strict=True
     ):
         name = re.sub(r"^void |\(anonymous namespace\)::|(\w+::)+", "", name)
-        name = re.sub(r"\((Params<|Send\)|RowSums\)).*", "", name)
+        name = re.sub(r"\((Params<|Send\)|RowSums\)|RowStepParams<).*", "", name)
         for number, rule in enumerate(RULES):
             name = name.replace(f"(Rule){number}", rule)
         for number, codec in enumerate(CODECS):

@@ -7,8 +7,10 @@
 
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
+#include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 #include "backends.h"
+#include "cuda_dtype.h"
 #include "summed_rows.h"
 
 namespace torchkv {
@@ -36,10 +38,18 @@ at::Tensor dense_sum(
       }
       const at::Tensor payload = payload_of(
           runtime, value, range, piece, total.device(), job.accumulation);
-      add_rows(piece_of(total, piece), at, payload);
+      add_rows(runtime, piece_of(total, piece), at, payload);
     }
   }
   return total;
+}
+
+// Whether a kernel steps rows of `stored` with values of `dtype`.
+bool has_step(c10::ScalarType dtype, c10::ScalarType stored) {
+  const auto value = cuda_dtype(dtype);
+  const auto of_weight = cuda_dtype(stored);
+  return value && of_weight && !c10::isComplexType(stored) &&
+      kernels::cuda::steps_rows(*value, *of_weight);
 }
 
 c10::SmallVector<RowPiece, 3> pieces_of(
@@ -78,16 +88,21 @@ void DeviceRowSums::add(const Job& job) {
   }
   queued.clears = !job.is_step();
   for (const auto& piece : pieces) {
+    const MergedRows rows(job.values, piece);
+    if (job.is_step()) {
+      if (!rows.ids.empty() && !add_kernel_step(job, rows, queued)) {
+        add_step(job, rows, queued);
+      }
+      continue;
+    }
     const auto [ids, sums] =
-        sum_rows_of(order_, home, job.values, piece, job.accumulation);
+        sum_rows_of(order_, home, job.values, rows, job.accumulation);
     if (job.is_norm) {
       Norm& norm = norms_.emplace_back();
       norm.job = job;
       norm.job.values = {};
       norm.sums = sums;
       norm.like_result = at::empty_like(sums, job.result->options().dtype());
-    } else if (job.is_step()) {
-      add_step(job, piece, ids, sums, queued);
     } else {
       queued.rows.push_back(
           {*job.result, piece, ids, sums.to(job.result->scalar_type())});
@@ -98,16 +113,62 @@ void DeviceRowSums::add(const Job& job) {
   }
 }
 
-// Steps copies of the rows.
+bool DeviceRowSums::add_kernel_step(
+    const Job& job,
+    const MergedRows& rows,
+    Queued& queued) {
+  const at::Tensor& result = *job.result;
+  const c10::ScalarType stored = result.scalar_type();
+  auto dtype = dtype_to_read(job.slice->home, job.values, job.accumulation);
+  if (dtype && !has_step(*dtype, stored)) {
+    dtype = job.accumulation;
+  }
+  // The kernel writes some rows while it reads others.
+  const bool reads_result = std::any_of(
+      job.values.begin(), job.values.end(), [&](const Value& value) {
+        return value.data->is_alias_of(result);
+      });
+  if (!dtype || !has_step(*dtype, stored) || reads_result) {
+    return false;
+  }
+  KernelStep step;
+  step.sources = row_sources_of(
+      order_.runtime(), job.slice->home, job.values, rows, *dtype);
+  auto& call = step.call;
+  call = {};
+  call.gradients = step.sources.call;
+  call.stored = cuda_dtype(stored).value();
+  call.step = job.step;
+  call.rows = step.sources.ids.const_data_ptr<int64_t>();
+  call.memory = result.mutable_data_ptr();
+  job.get_state(call.master, call.states);
+  // Where the piece begins, of tensors whose elements have this size.
+  const auto move = [&](void*& memory, size_t size) {
+    if (memory != nullptr) {
+      memory = static_cast<char*>(memory) +
+          rows.piece.begin * static_cast<int64_t>(size);
+    }
+    call.gradients.is_aligned = call.gradients.is_aligned &&
+        reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+  };
+  move(call.memory, c10::elementSize(stored));
+  const size_t size = c10::elementSize(at::toOpMathType(stored));
+  move(call.master, size);
+  for (auto& state : call.states) {
+    move(state, size);
+  }
+  queued.steps.push_back(std::move(step));
+  return true;
+}
+
 void DeviceRowSums::add_step(
     const Job& job,
-    const RowPiece& piece,
-    const at::Tensor& ids,
-    const at::Tensor& sums,
+    const MergedRows& merged,
     Queued& queued) {
-  if (ids.numel() == 0) {
-    return;
-  }
+  const RowPiece& piece = merged.piece;
+  const SummedRows summed = sum_rows_of(
+      order_, job.slice->home, job.values, merged, job.accumulation);
+  const at::Tensor& ids = summed.ids;
   const auto copy = [&](const at::Tensor& whole) {
     return as_movable(piece_of(whole, piece))
         .index_select(0, ids)
@@ -129,7 +190,7 @@ void DeviceRowSums::add_step(
       queued.rows.push_back({slice.states[i], piece, ids, rows.states[i]});
     }
   }
-  const Value value(&sums);
+  const Value value(&summed.sums);
   Job step = job;
   step.slice = &rows;
   step.values = value;
@@ -151,6 +212,11 @@ void DeviceRowSums::run() {
     }
     for (const auto& [whole, piece, ids, rows] : queued.rows) {
       as_movable(piece_of(whole, piece)).index_copy_(0, ids, as_movable(rows));
+    }
+    for (const auto& step : queued.steps) {
+      kernels::cuda::check(
+          kernels::cuda::table()->launch_row_steps(
+              step.call, order_.stream(queued.home).native_handle()));
     }
   }
   queued_.clear();

@@ -6,20 +6,24 @@
 #include <vector>
 
 #include "../device/stream_order.h"
+#include "../kernels/cuda/params.h"
 #include "../memory/row_pieces.h"
 #include "backend.h"
+#include "row_sources.h"
 
 namespace torchkv {
 
 // Sums of row-sparse values, and of lists of these and dense ones, into dense
 // tensors on accelerators, by PyTorch's operators, or by a kernel where all
-// values are row-sparse; copies of the rows are stepped as dense values are.
-// The ids are in CPU memory, so the host knows which rows there are; copying
-// them to the device blocks it.
+// values are row-sparse. A kernel steps the rows where they are; without it,
+// copies of the rows are stepped as dense values are. The ids are in CPU
+// memory, so the host knows which rows there are; copying them to the device
+// blocks it.
 //
 // add() does all but the writes, so that running out of memory changes nothing.
-// Beside the values this takes memory for the rows pushed, with their state, or
-// for the result where a dense value is among the values.
+// Beside the values this takes memory for the sums of the rows pushed or, where
+// copies are stepped, for the rows with their state, or for the result where a
+// dense value is among the values.
 //
 // Each row is added up in the order of the values, except without the kernel
 // where a row of up to 32 elements repeats more than 32 times in one value: in
@@ -43,24 +47,27 @@ class DeviceRowSums {
     at::Tensor ids; // among the piece's
     at::Tensor rows; // of the dtype of `whole`
   };
+  struct KernelStep {
+    RowSources sources;
+    kernels::cuda::RowSteps call;
+  };
   struct Queued {
     Place home;
     at::Tensor result;
     at::Tensor total; // of the result; undefined: only rows change
     bool clears = false; // the other rows become zero
     std::vector<RowWrite> rows;
+    std::vector<KernelStep> steps;
   };
   struct Norm {
     Job job; // without its values
     at::Tensor sums;
     at::Tensor like_result; // of their shape
   };
-  void add_step(
-      const Job& job,
-      const RowPiece& piece,
-      const at::Tensor& ids,
-      const at::Tensor& sums,
-      Queued& queued);
+  // By a kernel; false if there is none for such rows.
+  bool add_kernel_step(const Job& job, const MergedRows& rows, Queued& queued);
+  // Of copies of the rows.
+  void add_step(const Job& job, const MergedRows& rows, Queued& queued);
 
   StreamOrder& order_;
   std::vector<Queued> queued_;

@@ -183,6 +183,16 @@ SumJob job_of(const Key& key, std::vector<const void*>& values) {
   return job;
 }
 
+kernels::cpu::StateLine state_of(const Key& key) {
+  const auto tensor_of = [](const Block& block) {
+    return block.memory.defined() ? block.tensor() : at::Tensor();
+  };
+  std::array<at::Tensor, kMaxStates> states;
+  std::transform(
+      key.states.begin(), key.states.end(), states.begin(), tensor_of);
+  return state_line(states, tensor_of(key.master));
+}
+
 namespace {
 
 void run_on_cpu(const std::vector<Key>& keys) {
@@ -200,19 +210,13 @@ void run_on_cpu(const std::vector<Key>& keys) {
     for (const auto& tensor : tensors[i]) {
       values.push_back(Value(&tensor));
     }
-    const auto tensor_of = [](const Block& block) {
-      return block.memory.defined() ? block.tensor() : at::Tensor();
-    };
-    std::array<at::Tensor, kMaxStates> states;
-    std::transform(
-        key.states.begin(), key.states.end(), states.begin(), tensor_of);
     const at::Tensor stored = key.stored.tensor();
     batch.add(
         {values,
          stored,
          at::toOpMathType(key.value_dtype),
          key.step,
-         state_line(states, tensor_of(key.master))});
+         state_of(key)});
   }
   batch.run();
 }
@@ -268,6 +272,8 @@ bool same_bits(const Block& a, const Block& b) {
   }
 }
 
+} // namespace
+
 void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
   for (size_t i = 0; i < actual.size(); ++i) {
     const auto a = actual[i].written();
@@ -285,8 +291,6 @@ void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
     }
   }
 }
-
-} // namespace
 
 void gpu_equals_cpu(
     const std::vector<Key>& keys,

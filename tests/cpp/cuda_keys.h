@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/rule.h"
+#include "kernels/cpu/lines.h"
 #include "kernels/cuda/pack.h"
 #include "rule_cases.h"
 
@@ -84,6 +85,13 @@ std::vector<Key> momentum_keys(int num_keys, int64_t size);
 
 // `values` receives the pointers that the job refers to.
 kernels::cuda::SumJob job_of(const Key& key, std::vector<const void*>& values);
+
+// The memory of a key's state, for the CPU kernels.
+kernels::cpu::StateLine state_of(const Key& key);
+
+// Expects the same bits in all that is written, and around it. NaNs compare
+// equal.
+void expect_same(std::vector<Key>& actual, std::vector<Key>& expected);
 
 // Expects the same bits from the CPU kernels and from the CUDA kernels on the
 // host, also around the tensors. NaNs compare equal.

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/row_step_thread.h"
 #include "kernels/cuda/row_sum_thread.h"
 #include "kernels/cuda/send_thread.h"
 
@@ -183,22 +184,30 @@ int launch_send(Send send, void* /*stream*/) {
   return emulated_error();
 }
 
+template <int kSize>
+uint32_t num_row_blocks(const RowSums& call) {
+  const int64_t num_threads = num_row_packs<kSize>(call);
+  return static_cast<uint32_t>((num_threads + kThreads - 1) / kThreads);
+}
+
 template <typename V, int kSize>
 void run_row_packs(const RowSums& call) {
-  const int64_t num_threads = num_row_packs<kSize>(call);
   for_each_thread(
-      static_cast<uint32_t>((num_threads + kThreads - 1) / kThreads),
-      [&](uint32_t block, uint32_t thread) {
+      num_row_blocks<kSize>(call), [&](uint32_t block, uint32_t thread) {
         row_sum_thread<V, kSize>(call, block, thread);
       });
+}
+
+void expect_aligned_rows(const RowSums& call, int pack) {
+  EXPECT_EQ(call.num_columns % pack, 0);
+  std::for_each_n(call.sources, call.offsets[call.num_rows], &expect_aligned);
 }
 
 template <typename V>
 void run_row_sums(const RowSums& call) {
   if (call.is_aligned) {
     expect_aligned(call.sums);
-    EXPECT_EQ(call.num_columns % kRowPack<V>, 0);
-    std::for_each_n(call.sources, call.offsets[call.num_rows], &expect_aligned);
+    expect_aligned_rows(call, kRowPack<V>);
     run_row_packs<V, kRowPack<V>>(call);
   } else {
     run_row_packs<V, 1>(call);
@@ -211,6 +220,34 @@ int launch_row_sums(RowSums call, void* /*stream*/) {
   return emulated_error();
 }
 
+template <typename V, typename S, int kSize>
+void run_row_steps(const RowSteps& call) {
+  const RowStepParams<arithmetic_t<S>> params(call);
+  for_each_thread(
+      num_row_blocks<kSize>(call.gradients),
+      [&](uint32_t block, uint32_t thread) {
+        row_step_thread<V, S, kSize>(params, block, thread);
+      });
+}
+
+int launch_row_steps(RowSteps call, void* /*stream*/) {
+  EXPECT_TRUE(dispatch_row_steps(call, [&](auto value, auto stored) {
+    using V = decltype(value);
+    using S = decltype(stored);
+    constexpr int kPack = kRowStepPack<S>;
+    if (!call.gradients.is_aligned) {
+      run_row_steps<V, S, 1>(call);
+      return;
+    }
+    expect_aligned_rows(call.gradients, kPack);
+    expect_aligned(call.memory);
+    expect_aligned(call.master);
+    std::for_each(call.states.begin(), call.states.end(), &expect_aligned);
+    run_row_steps<V, S, kPack>(call);
+  }));
+  return emulated_error();
+}
+
 Table make_table(size_t params_bytes) {
   Table table{};
   table.abi = kAbi;
@@ -219,6 +256,7 @@ Table make_table(size_t params_bytes) {
   table.launch_copy = &launch_copy;
   table.launch_send = &launch_send;
   table.launch_row_sums = &launch_row_sums;
+  table.launch_row_steps = &launch_row_steps;
   return table;
 }
 

@@ -106,7 +106,16 @@ class RowSums(ctypes.Structure):
     ]
 
 
-FLOAT, INT64 = 0, 8  # Dtype
+class RowSteps(ctypes.Structure):
+    _fields_ = [
+        ("gradients", RowSums),
+        ("stored", ctypes.c_uint8),
+        *((name, ctypes.c_void_p) for name in ("step", "rows", "memory", "master")),
+        ("states", ctypes.c_void_p * 3),
+    ]
+
+
+FLOAT, HALF, BFLOAT16, DOUBLE, INT64 = 0, 1, 2, 3, 8  # Dtype
 TWO_BIT, TOP_K = 2, 7  # Codec::Id
 
 
@@ -124,6 +133,7 @@ class Table(ctypes.Structure):
         ("launch_copy", function(Launch)),
         ("launch_send", function(Send, ctypes.c_void_p)),
         ("launch_row_sums", function(RowSums, ctypes.c_void_p)),
+        ("launch_row_steps", function(RowSteps, ctypes.c_void_p)),
         (
             "num_multiprocessors",
             function(ctypes.c_int, ctypes.POINTER(ctypes.c_int)),
@@ -197,6 +207,11 @@ def launch(fake, kernel, size):
         # 256 threads of 4 columns each, but for the last block.
         rows = RowSums(FLOAT, is_aligned=True, num_rows=129, num_columns=128)
         return fake.table.launch_row_sums(rows, None)
+    if kernel == "steps of rows":
+        rows = RowSums(FLOAT, is_aligned=True, num_rows=129, num_columns=128)
+        rule = ctypes.create_string_buffer(1024)  # a RuleStep of zeros
+        steps = RowSteps(rows, FLOAT, step=ctypes.addressof(rule))
+        return fake.table.launch_row_steps(steps, None)
     params = (ctypes.c_uint32 * (size // 4))()
     params[0] = 1  # key
     params[1] = 17  # chunks
@@ -213,6 +228,7 @@ def launch(fake, kernel, size):
         *(("sum", size) for size in (4096, 12288, 32760)),
         ("send", None),
         ("rows", None),
+        ("steps of rows", None),
     ],
 )
 def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
@@ -230,6 +246,9 @@ def test_what_has_no_kernel_is_not_launched(fake):
     assert fake.table.launch_sum(Variant(0, 1, 0, 2), call) == 98
     assert fake.table.launch_send(Send(FLOAT, TOP_K, num_elements=1), None) == 98
     assert fake.table.launch_row_sums(RowSums(9), None) == 1
+    for value, stored in ((HALF, BFLOAT16), (FLOAT, DOUBLE), (INT64, INT64)):
+        steps = RowSteps(RowSums(value), stored)
+        assert fake.table.launch_row_steps(steps, None) == 98
     assert fake.table.launch_send(Send(INT64, TWO_BIT, num_elements=1), None) == 98
     assert fake.num_launches == 0
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,7 +21,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 7;
+constexpr uint32_t kAbi = 8;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -115,6 +116,14 @@ constexpr bool is_built(const Variant& variant) {
       variant.num_values == 4 || variant.num_values == 8;
 }
 
+// Whether there is a kernel for steps of rows: all of one dtype, or values in
+// the type of the weight's arithmetic, or halves for fp32 weights.
+constexpr bool steps_rows(Dtype value, Dtype stored) {
+  return is_floating(value) && is_floating(stored) &&
+      (value == stored || (value == Dtype::kFloat && is_half(stored)) ||
+       (is_half(value) && stored == Dtype::kFloat));
+}
+
 // Concurrent blocks per multiprocessor: 4, 3 or 2 leave 64, 80 or 128 registers
 // for each thread.
 constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
@@ -132,6 +141,7 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
 constexpr uint32_t kCopyBlocksPerMultiprocessor = 4;
 constexpr uint32_t kSendBlocksPerMultiprocessor = 4;
 constexpr uint32_t kRowBlocksPerMultiprocessor = 4;
+constexpr uint32_t kRowStepBlocksPerMultiprocessor = 3;
 // More would exceed the threads of a multiprocessor of Turing.
 static_assert(kThreads * kCopyBlocksPerMultiprocessor <= 1024);
 static_assert(kThreads * kSendBlocksPerMultiprocessor <= 1024);
@@ -268,6 +278,20 @@ struct RowSums {
   void* sums; // contiguous, in the type of the arithmetic
 };
 
+// A step of single rows of a value, with such sums as its gradient: row i of
+// the sums, which are not stored, steps row rows[i].
+struct RowSteps {
+  // Without `sums`; if aligned, so is all memory below.
+  RowSums gradients;
+  Dtype stored;
+  const RuleStep* step; // of an elementwise rule; in memory of the host
+  // In memory of the device; rows have num_columns elements, without gaps:
+  const int64_t* rows; // distinct
+  void* memory; // the stored value
+  void* master; // or null
+  std::array<void*, kMaxStates> states; // null: not of this rule
+};
+
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own
 // calls and leave older errors of other code alone. They use the current
 // device.
@@ -279,6 +303,7 @@ struct Table {
   int (*launch_copy)(Launch launch);
   int (*launch_send)(Send send, void* stream);
   int (*launch_row_sums)(RowSums call, void* stream);
+  int (*launch_row_steps)(RowSteps call, void* stream);
   int (*num_multiprocessors)(int device, int* result);
   // Whether the kernels were compiled for the current device.
   int (*has_code)(bool* result);

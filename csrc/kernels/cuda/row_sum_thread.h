@@ -20,25 +20,31 @@ TORCHKV_HOST_DEVICE inline int64_t num_row_packs(const RowSums& call) {
   return call.num_rows * (call.num_columns / kSize);
 }
 
-template <typename V, int kSize>
-TORCHKV_HOST_DEVICE inline void row_sum_thread(
-    const RowSums& call,
-    uint32_t block,
-    uint32_t thread) {
-  using total_t = arithmetic_t<V>;
-  const int64_t pack = int64_t{block} * kThreads + thread;
-  if (pack >= num_row_packs<kSize>(call)) {
-    return;
+// The elements of a thread.
+struct RowPack {
+  template <int kSize>
+  TORCHKV_HOST_DEVICE static inline RowPack of(
+      const RowSums& call,
+      int64_t pack) {
+    const int64_t packs_of_row = call.num_columns / kSize;
+    const int64_t row = pack / packs_of_row;
+    return {row, (pack - row * packs_of_row) * kSize};
   }
-  const int64_t packs_of_row = call.num_columns / kSize;
-  const int64_t row = pack / packs_of_row;
-  const int64_t column = (pack - row * packs_of_row) * kSize;
-  const int64_t end = call.offsets[row + 1];
-  int64_t source = call.offsets[row];
-  Pack<total_t, kSize> total;
+
+  int64_t row; // of the sums
+  int64_t column;
+};
+
+template <typename V, int kSize>
+TORCHKV_HOST_DEVICE inline void sum_rows(
+    const RowSums& call,
+    const RowPack& pack,
+    Pack<arithmetic_t<V>, kSize>& total) {
+  const int64_t end = call.offsets[pack.row + 1];
+  int64_t source = call.offsets[pack.row];
   TORCHKV_UNROLL
   for (int i = 0; i < kSize; ++i) {
-    total.at[i] = nothing<total_t>();
+    total.at[i] = nothing<arithmetic_t<V>>();
   }
   // In groups, whose loads are in flight together.
   constexpr int kGroup = 4;
@@ -49,7 +55,7 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
     for (int k = 0; k < kGroup; ++k) {
       if (source + k < end) {
         values[k] = load_once<V, kSize>(
-            static_cast<const V*>(call.sources[source + k]) + column);
+            static_cast<const V*>(call.sources[source + k]) + pack.column);
       }
     }
     TORCHKV_UNROLL
@@ -62,9 +68,24 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
       }
     }
   }
+}
+
+template <typename V, int kSize>
+TORCHKV_HOST_DEVICE inline void row_sum_thread(
+    const RowSums& call,
+    uint32_t block,
+    uint32_t thread) {
+  const int64_t number = int64_t{block} * kThreads + thread;
+  if (number >= num_row_packs<kSize>(call)) {
+    return;
+  }
+  const auto pack = RowPack::of<kSize>(call, number);
+  Pack<arithmetic_t<V>, kSize> total;
+  sum_rows<V, kSize>(call, pack, total);
   store(
       total,
-      static_cast<total_t*>(call.sums) + row * call.num_columns + column);
+      static_cast<arithmetic_t<V>*>(call.sums) + pack.row * call.num_columns +
+          pack.column);
 }
 
 } // namespace torchkv::kernels::cuda

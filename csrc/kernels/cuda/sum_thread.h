@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "params.h"
-#include "rule_thread.h"
 #include "types.h"
+#include "weight_pack.h"
 
 // Sums, rules and norms: the code of one thread of one block, compiled
 // for GPUs by the .cu files, and for the host by the tests, which compare its
@@ -66,13 +66,7 @@ class PackOfSum {
       load_group(key, element, 0, P::kValues);
     }
     if constexpr (P::kHasWeight) {
-      load_weight(key, element);
-      TORCHKV_UNROLL
-      for (int s = 0; s < P::kStates; ++s) {
-        if (state_of(key, s) != nullptr) {
-          states_[s] = cuda::load<weight_t, kSize>(state_of(key, s) + element);
-        }
-      }
+      weight_.load(key.memory, pointers_of(key), element);
     }
   }
 
@@ -103,68 +97,20 @@ class PackOfSum {
       return squares;
     } else {
       if constexpr (P::kHasWeight) {
-        update_all(key, *step, total);
-        store_state(key, element, total);
+        weight_.step(pointers_of(key), P::kRule, *step, total);
+        weight_.store_state(pointers_of(key), element, total);
       }
-      Pack<stored_t, kSize> result;
-      TORCHKV_UNROLL
-      for (int i = 0; i < kSize; ++i) {
-        result.at[i] = narrow<stored_t>(total.at[i]);
-      }
-      store(result, static_cast<stored_t*>(key.memory) + element);
+      store_rounded(total, static_cast<stored_t*>(key.memory) + element);
       return 0;
     }
   }
 
  private:
-  static constexpr bool kHasMaster = !std::is_same_v<stored_t, weight_t>;
-
   TORCHKV_HOST_DEVICE static inline const value_t* value_of(
       const KeyHead& key,
       int k) {
     return static_cast<const value_t*>(pointers_of(key)[P::kPointers + k]);
   }
-  TORCHKV_HOST_DEVICE static inline weight_t* master_of(const KeyHead& key) {
-    return static_cast<weight_t*>(pointers_of(key)[0]);
-  }
-  TORCHKV_HOST_DEVICE static inline weight_t* state_of(
-      const KeyHead& key,
-      int s) {
-    return static_cast<weight_t*>(pointers_of(key)[1 + s]);
-  }
-
-  TORCHKV_HOST_DEVICE inline void load_weight(
-      const KeyHead& key,
-      int64_t element) {
-    const auto* stored = static_cast<const stored_t*>(key.memory) + element;
-    if constexpr (!kHasMaster) {
-      weight_ = cuda::load<weight_t, kSize>(stored);
-    } else if (master_of(key) != nullptr) {
-      weight_ = cuda::load<weight_t, kSize>(master_of(key) + element);
-    } else {
-      const auto rounded = cuda::load<stored_t, kSize>(stored);
-      TORCHKV_UNROLL
-      for (int i = 0; i < kSize; ++i) {
-        weight_.at[i] = widen(rounded.at[i]);
-      }
-    }
-  }
-
-  TORCHKV_HOST_DEVICE inline void store_state(
-      const KeyHead& key,
-      int64_t element,
-      const Pack<weight_t, kSize>& weight) {
-    TORCHKV_UNROLL
-    for (int s = 0; s < P::kStates; ++s) {
-      if (state_of(key, s) != nullptr) {
-        store(states_[s], state_of(key, s) + element);
-      }
-    }
-    if (kHasMaster && master_of(key) != nullptr) {
-      store(weight, master_of(key) + element);
-    }
-  }
-
   // `count` values from index `first`.
   TORCHKV_HOST_DEVICE inline void load_group(
       const KeyHead& key,
@@ -219,35 +165,8 @@ class PackOfSum {
     }
   }
 
-  // total = rule(weight, total)
-  TORCHKV_HOST_DEVICE inline void update_all(
-      const KeyHead& key,
-      const Step<weight_t>& step,
-      Pack<weight_t, kSize>& total) {
-    bool has[P::kStates];
-    TORCHKV_UNROLL
-    for (int s = 0; s < P::kStates; ++s) {
-      has[s] = state_of(key, s) != nullptr;
-    }
-    TORCHKV_UNROLL
-    for (int i = 0; i < kSize; ++i) {
-      weight_t states[P::kStates];
-      TORCHKV_UNROLL
-      for (int s = 0; s < P::kStates; ++s) {
-        states[s] = states_[s].at[i];
-      }
-      total.at[i] =
-          update(step, P::kRule, weight_.at[i], total.at[i], has, states);
-      TORCHKV_UNROLL
-      for (int s = 0; s < P::kStates; ++s) {
-        states_[s].at[i] = states[s];
-      }
-    }
-  }
-
   Pack<value_t, kSize> values_[P::kGroup];
-  Pack<weight_t, kSize> weight_;
-  Pack<weight_t, kSize> states_[P::kStates > 0 ? P::kStates : 1];
+  WeightPack<stored_t, P::kStates, kSize> weight_;
 };
 
 // This thread's packs of `kSize` elements in elements [begin, end) of a key;

@@ -77,6 +77,7 @@ Table make_table() {
       &launch_copy,
       &launch_send,
       &launch_row_sums,
+      &launch_row_steps,
       &num_multiprocessors,
       &has_code,
       &is_capturing,

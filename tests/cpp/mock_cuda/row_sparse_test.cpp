@@ -255,6 +255,52 @@ TEST_P(RowSparseDevicesTest, EveryRuleStepsRows) {
   }
 }
 
+TEST_P(RowSparseDevicesTest, AStepOfRowsIsOneKernel) {
+  if (GetParam().num_devices != 1 || *GetParam().places != '\0') {
+    GTEST_SKIP() << "each shard has its own kernel";
+  }
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    const Key key(static_cast<int64_t>(dtype));
+    init(key, random(dtype));
+    for (const auto& store : {store_, expected_}) {
+      store->set_optimizer(optimizer("adam", {{"lr", 0.1}}));
+    }
+    // As for mixed precision, gradients of other dtypes are read, too.
+    for (const auto pushed : {dtype, at::kFloat}) {
+      push(key, {random_rows(false, pushed), random_rows(true, pushed)});
+      const at::Tensor value = random_rows(false, pushed);
+      expected_->push(key, value);
+      const at::Tensor on_device = moved(value, 0);
+      mock_cuda::counters() = {};
+      store_->push(key, on_device);
+      EXPECT_EQ(mock_cuda::counters().launches, 1) << dtype << ' ' << pushed;
+      expect_pulled(key);
+    }
+  }
+}
+
+// Its rows are read before others are written.
+TEST_P(RowSparseDevicesTest, TheValueItselfMayBePushed) {
+  for (const auto* rule : {"", "sgd"}) {
+    const Key key(rule);
+    const at::Tensor value = random();
+    const at::Tensor shared = moved(value, 0);
+    CallOptions options;
+    options.share = true;
+    store_->init(key, shared, options);
+    expected_->init(key, value);
+    if (*rule != 0) {
+      for (const auto& store : {store_, expected_}) {
+        store->set_optimizer(optimizer(rule, {{"lr", 0.5}}));
+      }
+    }
+    const at::Tensor ids = at::arange(kRows - 1, -1, -1, at::kLong);
+    store_->push(key, sparse(moved(ids, 0), shared, {kRows, columns}));
+    expected_->push(key, sparse(ids, value.clone(), {kRows, columns}));
+    expect_pulled(key);
+  }
+}
+
 TEST_P(RowSparseDevicesTest, Accumulates) {
   init(3, random());
   for (const auto& store : {store_, expected_}) {

@@ -193,21 +193,60 @@ int launch_send(Send send, void* stream) {
   return *error;
 }
 
-int launch_row_sums(RowSums call, void* stream) {
-  check_code();
+// What sums of rows read.
+std::vector<Range> sources_of(const RowSums& call) {
   const auto count = static_cast<size_t>(call.num_rows);
   const auto columns = static_cast<size_t>(call.num_columns);
   const auto num_sources = static_cast<size_t>(call.offsets[count]);
   std::vector<Range> ranges{
       {call.offsets, (count + 1) * sizeof(int64_t), false},
-      {call.sources, num_sources * sizeof(void*), false},
-      {call.sums, count * columns * bytes_of_sum(call.value), true}};
+      {call.sources, num_sources * sizeof(void*), false}};
   for (size_t i = 0; i < num_sources; ++i) {
     ranges.push_back({call.sources[i], columns * bytes_of(call.value), false});
   }
+  return ranges;
+}
+
+int launch_row_sums(RowSums call, void* stream) {
+  check_code();
+  const auto count = static_cast<size_t>(call.num_rows * call.num_columns);
+  auto ranges = sources_of(call);
+  ranges.push_back({call.sums, count * bytes_of_sum(call.value), true});
   const auto error = std::make_shared<int>(0);
   launch("row_sums", stream, ranges, [=] {
     *error = testing::emulated_table().launch_row_sums(call, stream);
+  });
+  return *error;
+}
+
+int launch_row_steps(RowSteps call, void* stream) {
+  check_code();
+  const RowSums& sums = call.gradients;
+  auto ranges = sources_of(sums);
+  const auto count = static_cast<size_t>(sums.num_rows);
+  ranges.push_back({call.rows, count * sizeof(int64_t), false});
+  const auto add_rows = [&](void* memory, size_t bytes_of_element) {
+    const size_t bytes_of_row =
+        static_cast<size_t>(sums.num_columns) * bytes_of_element;
+    for (size_t i = 0; memory != nullptr && i < count; ++i) {
+      const auto row = static_cast<size_t>(call.rows[i]);
+      ranges.push_back(
+          {static_cast<char*>(memory) + row * bytes_of_row,
+           bytes_of_row,
+           true});
+    }
+  };
+  add_rows(call.memory, bytes_of(call.stored));
+  add_rows(call.master, bytes_of_sum(call.stored));
+  for (void* const state : call.states) {
+    add_rows(state, bytes_of_sum(call.stored));
+  }
+  const auto error = std::make_shared<int>(0);
+  const RuleStep step = *call.step; // a kernel has its own
+  launch("row_steps", stream, ranges, [=] {
+    RowSteps copy = call;
+    copy.step = &step;
+    *error = testing::emulated_table().launch_row_steps(copy, stream);
   });
   return *error;
 }
@@ -266,6 +305,7 @@ const Table& table() {
       &launch_copy,
       &launch_send,
       &launch_row_sums,
+      &launch_row_steps,
       &num_multiprocessors,
       &has_code_of_current,
       &is_capturing,

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "params.h"
+#include "rule_thread.h"
+#include "types.h"
+
+namespace torchkv::kernels::cuda {
+
+// Consecutive weights of type S in a thread's registers, with their state.
+// `memory` is the stored value and `pointers` the master and `kStates` states,
+// each null if there is none; `element` counts from these. load() issues the
+// loads, which are in flight until step() needs them.
+template <typename S, int kStates, int kSize>
+class WeightPack {
+ public:
+  using weight_t = arithmetic_t<S>;
+
+  TORCHKV_HOST_DEVICE inline void load(
+      const void* memory,
+      void* const* pointers,
+      int64_t element) {
+    const auto* stored = static_cast<const S*>(memory) + element;
+    if constexpr (!kHasMaster) {
+      weight_ = cuda::load<weight_t, kSize>(stored);
+    } else if (pointers[0] != nullptr) {
+      weight_ = cuda::load<weight_t, kSize>(at(pointers, 0) + element);
+    } else {
+      const auto rounded = cuda::load<S, kSize>(stored);
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        weight_.at[i] = widen(rounded.at[i]);
+      }
+    }
+    TORCHKV_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      if (pointers[1 + s] != nullptr) {
+        states_[s] = cuda::load<weight_t, kSize>(at(pointers, 1 + s) + element);
+      }
+    }
+  }
+
+  // gradient = rule(weight, gradient)
+  TORCHKV_HOST_DEVICE inline void step(
+      void* const* pointers,
+      Rule rule,
+      const Step<weight_t>& step,
+      Pack<weight_t, kSize>& gradient) {
+    bool has[kStates];
+    TORCHKV_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      has[s] = pointers[1 + s] != nullptr;
+    }
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSize; ++i) {
+      weight_t states[kStates];
+      TORCHKV_UNROLL
+      for (int s = 0; s < kStates; ++s) {
+        states[s] = states_[s].at[i];
+      }
+      gradient.at[i] =
+          update(step, rule, weight_.at[i], gradient.at[i], has, states);
+      TORCHKV_UNROLL
+      for (int s = 0; s < kStates; ++s) {
+        states_[s].at[i] = states[s];
+      }
+    }
+  }
+
+  // The states, and this new weight as the master.
+  TORCHKV_HOST_DEVICE inline void store_state(
+      void* const* pointers,
+      int64_t element,
+      const Pack<weight_t, kSize>& weight) const {
+    TORCHKV_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      if (pointers[1 + s] != nullptr) {
+        store(states_[s], at(pointers, 1 + s) + element);
+      }
+    }
+    if (kHasMaster && pointers[0] != nullptr) {
+      store(weight, at(pointers, 0) + element);
+    }
+  }
+
+ private:
+  static constexpr bool kHasMaster = !std::is_same_v<S, weight_t>;
+
+  TORCHKV_HOST_DEVICE static inline weight_t* at(
+      void* const* pointers,
+      int place) {
+    return static_cast<weight_t*>(pointers[place]);
+  }
+
+  Pack<weight_t, kSize> weight_;
+  Pack<weight_t, kSize> states_[kStates > 0 ? kStates : 1];
+};
+
+// Rounds numbers to type S.
+template <typename S, int kSize>
+TORCHKV_HOST_DEVICE inline void store_rounded(
+    const Pack<arithmetic_t<S>, kSize>& numbers,
+    S* destination) {
+  Pack<S, kSize> result;
+  TORCHKV_UNROLL
+  for (int i = 0; i < kSize; ++i) {
+    result.at[i] = narrow<S>(numbers.at[i]);
+  }
+  store(result, destination);
+}
+
+} // namespace torchkv::kernels::cuda
