@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +107,11 @@ def run_threads(bodies, timeout_s=60.0):
         faulthandler.dump_traceback(file=sys.__stderr__)
         raise AssertionError(f"deadlock: threads still run after {timeout_s} s")
     assert not errors, errors[0]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def in_child(function, timeout_s=30):

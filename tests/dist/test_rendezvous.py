@@ -1,12 +1,12 @@
 """How ranks find each other: torchrun's TCPStore, or one that rank 0 hosts."""
 
 import os
-import socket
 
 import torch
 
 import ranks
 import torchkv
+from helpers import free_port
 
 
 def train(rank):
@@ -35,12 +35,6 @@ def test_a_restarted_job_reads_nothing_of_the_first_start(tmp_path):
         port = {"MASTER_PORT": str(first.store.port)}
         assert ranks.run(train, 2, environment=port, restart=1) == [[2.0] * 3] * 2
         assert ranks.run(train, 2, environment=port, restart=2) == [[2.0] * 3] * 2
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_rank_0_hosts_the_store_where_no_agent_does():

@@ -11,8 +11,8 @@ import torch
 
 import ranks
 import torchkv
+from three_keys import SIZES, equal
 
-SIZES = {"a": (3,), "b": (40, 50), "c": (300, 301)}
 STEPS = 24
 
 
@@ -53,10 +53,6 @@ def undisturbed(tmp_path_factory):
     (start, values), _ = ranks.run(train, 2, str(folder), None)
     assert start == 0
     return values
-
-
-def equal(values, others):
-    return all(torch.equal(a, b) for a, b in zip(values, others, strict=True))
 
 
 def test_a_restarted_job_goes_on_from_the_last_snapshot(tmp_path, undisturbed):

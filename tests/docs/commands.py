@@ -1,18 +1,12 @@
 """Runs commands of the documentation in a folder, with the torchkv under test."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from helpers import free_port
 from pages import ROOT
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def environment_in(folder):

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 import torch.distributed.run
 import torch.nn.functional as F
 
-from helpers import run_program
+from helpers import free_port, run_program
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "from_mxnet"
@@ -206,11 +205,6 @@ def test_continues_as_mxnet_does(saving):
     run_mxnet("module", prefix)
     theirs = run_mxnet("module", prefix, "--load-epoch=4")
     assert_as_mxnet(run("module", saving["module"], "--load-epoch=4")[1], theirs)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @needs_mxnet
