@@ -288,6 +288,41 @@ def test_separate_updates_are_rejected_if_the_optimizer_is_on_the_store():
 # -- errors
 
 
+def sgd_with_multipliers(*names):
+    sgd = torchkv.optim.SGD(lr=0.1)
+    sgd.set_lr_mult(dict.fromkeys(names, 2.0))
+    return sgd
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (
+            ValueError,
+            lambda: {"optimizer": sgd_with_multipliers("0.bias", "_orig_mod.0.bias")},
+        ),
+        (KeyError, lambda: {"optimizer": sgd_with_multipliers("missing")}),
+        (ValueError, lambda: {"compression_params": {"type": "2bt"}}),
+        (
+            ValueError,
+            lambda: {
+                "optimizer_params": {"rate": 1},
+                "compression_params": {"type": "fp16"},
+            },
+        ),
+    ],
+)
+def test_a_refused_trainer_leaves_its_store_as_it_was(error, arguments):
+    store = torchkv.create("device")
+    with pytest.raises(error):
+        torchkv.Trainer(
+            make_model(), **{"optimizer": "sgd", "kvstore": store, **arguments()}
+        )
+    assert store.optimizer is None and store.gradient_compression is None
+    assert len(store) == 0
+    torchkv.Trainer(make_model(), "sgd", kvstore=store)
+
+
 def a_store_with(change):
     store = torchkv.create()
     change(store)

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from typing import Any
+
+import torch
 
 from torchkv import compression
 from torchkv.arguments import StoreKey, check_known, expect
 from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
+from torchkv.optim import StoreOptimizer
 from torchkv.parameter_names import name_among, with_keys
 from torchkv.registered import KVStoreBase
 
 
-def compress(
+def configure(
+    store: KVStore,
+    optimizer: str | StoreOptimizer | type[torch.optim.Optimizer],
+    optimizer_params: Mapping[str, Any],
+    kvstore: KVStore | KVStoreBase | None,
+    compression_params: Compression,
+    names: Set[StoreKey],
+) -> None:
+    """Sets a trainer's optimizer and compression, or changes nothing."""
+    if isinstance(optimizer, StoreOptimizer):
+        settings = optimizer._settings().renamed("Trainer", name_among(names))
+        settings.check("Trainer", None)
+        check_known("Trainer", settings.names(), names)
+    before = kvstore.gradient_compression if isinstance(kvstore, KVStore) else None
+    if compression_params is not None:
+        _compress(kvstore, compression_params, names)
+    try:
+        store.set_optimizer(optimizer, **optimizer_params)
+    except BaseException:
+        if compression_params is not None and isinstance(kvstore, KVStore):
+            kvstore.set_gradient_compression(before)
+        raise
+
+
+def _compress(
     kvstore: KVStore | KVStoreBase | None,
     compression_params: Compression,
     names: Set[StoreKey],

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchkv.arguments import StoreKey, as_batch_size, check_known
+from torchkv.arguments import StoreKey, as_batch_size
 from torchkv.compression import Compression
 from torchkv.kvstore import KVStore, create
 from torchkv.nn.embedding import StoreEmbedding
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.torch_interface import Push
-from torchkv.parameter_names import name_among
 from torchkv.registered import KVStoreBase
 from torchkv.trainer.embeddings import Embeddings
 from torchkv.trainer.gradients import Gradients, Rescale, scaled
 from torchkv.trainer.ownership import Ownership
 from torchkv.trainer.parameters import Params, collected, modules_of
 from torchkv.trainer.states import States
-from torchkv.trainer.stores import compress, empty_store
+from torchkv.trainer.stores import configure, empty_store
 from torchkv.trainer.weights import Weights
 
 
@@ -49,7 +48,8 @@ class Trainer(States):
     ``requires_grad=False`` are skipped until that changes. Weights that are written
     between two steps, for instance by ``model.load_state_dict``, are detected by their
     version counter: training continues from them and the optimizer's state is kept.
-    With replicas, the first replica's weights are used. On one device of one machine, a
+    With replicas, the first replica's weights are used. With several processes, write
+    them in all of them; rank 0's weights are used. On one device of one machine, a
     weight in fp32 or fp64 is the stored value (``KVStore.init(share=True)``): it takes
     no second memory, and no write is lost. Elsewhere, writes through ``.data`` keep the
     version counter and are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
@@ -158,12 +158,14 @@ class Trainer(States):
         )
         # Has the weights, and runs the optimizer.
         self._store = on_kvstore if on_kvstore is not None else create("device")
-        if isinstance(optimizer, StoreOptimizer):
-            known = map(name_among(names), optimizer._settings().names())
-            check_known("Trainer", known, names.keys())
-        self._store.set_optimizer(optimizer, **(optimizer_params or {}))
-        if compression_params is not None:
-            compress(self._kvstore, compression_params, names.keys())
+        configure(
+            self._store,
+            optimizer,
+            optimizer_params or {},
+            self._kvstore,
+            compression_params,
+            names.keys(),
+        )
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
         # A store of a third party has sent rank 0's weights.
