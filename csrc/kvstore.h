@@ -303,8 +303,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // See Store.
   OwnState own_state();
   bool holds(const Key& key) const;
-  void begin_gather();
+  void begin_gather(const std::string& op);
   std::vector<at::Tensor> gather(
+      const std::string& op,
       int64_t stage,
       const at::Tensor& bytes,
       bool to_all);

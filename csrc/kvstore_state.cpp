@@ -29,15 +29,16 @@ bool KVStore::holds(const Key& key) const {
   return usable("holds").holds(key);
 }
 
-void KVStore::begin_gather() {
-  usable("save").begin_gather();
+void KVStore::begin_gather(const std::string& op) {
+  usable(op.c_str()).begin_gather(op.c_str());
 }
 
 std::vector<at::Tensor> KVStore::gather(
+    const std::string& op,
     int64_t stage,
     const at::Tensor& bytes,
     bool to_all) {
-  return usable("save").gather(stage, bytes, to_all);
+  return usable(op.c_str()).gather(op.c_str(), stage, bytes, to_all);
 }
 
 void KVStore::fail_gather(const std::string& text) {

@@ -133,7 +133,7 @@ def main() -> None:
     if args.resume:
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         replicas.load_state_dict(saved["model"])
-        trainer.optimizer.load_state_dict(saved["optimizer"])
+        trainer.load_state_dict(saved["trainer"])
         schedule.load_state_dict(saved["schedule"])
         generator.set_state(saved["generator"])
         first = saved["epoch"]
@@ -147,7 +147,7 @@ def main() -> None:
         schedule.step()
         checkpoint = {
             "model": replicas.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),  # on all ranks
+            "trainer": trainer.state_dict(),  # on all ranks
             "schedule": schedule.state_dict(),
             "generator": generator.get_state(),
             "epoch": epoch,

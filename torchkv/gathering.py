@@ -23,10 +23,30 @@ def others_told(impl: _C.KVStore) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def checked_together(impl: _C.KVStore, op: str) -> Iterator[None]:
+    """The checks of a call of all ranks: if they fail on one, the call fails on all.
+
+    Only afterwards may it change anything. The pushes of all ranks are applied before.
+    The block may gather(), at stages below 9.
+
+    Raises:
+        RemoteError: they have failed on another rank.
+    """
+    if impl.num_workers() == 1:
+        impl.barrier()  # a store that cannot be used is an error before anything else
+        yield
+        return
+    with others_told(impl):
+        impl.begin_gather(op)
+        yield
+        gather(impl, op, 9, b"")
+
+
 def gather(
-    impl: _C.KVStore, stage: int, data: bytes, to_all: bool = False
+    impl: _C.KVStore, op: str, stage: int, data: bytes, to_all: bool = False
 ) -> list[bytes]:
     """What each rank gives, on rank 0 or on all; see C++'s Store::gather."""
     own = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)
-    gathered = impl.gather(stage, own[: len(data)], to_all)
+    gathered = impl.gather(op, stage, own[: len(data)], to_all)
     return [tensor.numpy().tobytes() for tensor in gathered]

@@ -722,5 +722,5 @@ def load(
             KVStore(type)  # raises what create() does
         return KVStore._of(content.make(of_store), content.extras)
     store = KVStore(of_store, **options)
-    store._optimizer = content.replace(store._impl)
+    store._optimizer = content.replace(store._impl, content.made_for(store._impl))
     return store

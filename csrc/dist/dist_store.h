@@ -78,8 +78,9 @@ class DistStore final : public Store {
   OwnState own_state() override;
   StoreState gather_state(bool with_updater) override;
   bool holds(const Key& key) const override;
-  void begin_gather() override;
+  void begin_gather(const char* op) override;
   std::vector<at::Tensor> gather(
+      const char* op,
       int64_t stage,
       const at::Tensor& bytes,
       bool to_all) override;
@@ -141,28 +142,37 @@ class DistStore final : public Store {
   int64_t epoch() const;
   std::vector<Place> places_of(const Entry& entry) const;
   std::vector<Place> places_elsewhere(const Entry& entry) const;
-  void settle(const char* op);
   std::unique_ptr<DistStore> make_exchange(int64_t number) const;
-  void begin_gather(const char* op);
+  void begin_rounds(const char* op);
   // Of a call that gathers, in this order; not all of them.
   static constexpr int64_t kBegin = 0;
   static constexpr int64_t kScripts = 1;
   static constexpr int64_t kParts = 2;
-  static constexpr int64_t kFirstOfCallers = 3;
+  static constexpr int64_t kChecked = 3;
+  static constexpr int64_t kFirstOfCallers = 4;
   std::string gather_prefix() const;
   std::unique_ptr<GatherRound> begin_round(
       const char* op,
       int64_t stage,
       int64_t num_bytes);
-  std::vector<at::Tensor> gather(
+  std::vector<at::Tensor> exchanged(
       const char* op,
       int64_t stage,
       const at::Tensor& bytes,
       bool to_all);
+  void check_together(const char* op, c10::function_ref<void()> check);
   void check_all_present(const char* op) const;
   void check_none_failed(const char* op) const;
+  void tell_others(const std::exception_ptr& error);
   template <class Function>
-  auto guarded(Function function);
+  auto guarded(Function function) {
+    try {
+      return function();
+    } catch (...) {
+      tell_others(std::current_exception());
+      throw;
+    }
+  }
   StoreState begin_state(bool with_updater);
   Keys all_keys() const;
   std::vector<at::Tensor> gather_scripts();

@@ -58,22 +58,46 @@ std::unique_ptr<GatherRound> DistStore::begin_round(
 
 // Until the pushes of all ranks are applied. Not by a barrier: after one that
 // some ranks have left with an error, the next may let a rank pass early.
-void DistStore::begin_gather(const char* op) {
+void DistStore::begin_rounds(const char* op) {
   settle_own(op);
   begin_round(op, kBegin, 0);
 }
 
-void DistStore::begin_gather() {
-  const auto calls = hold(kSave, gather_mutex_);
-  begin_gather(kSave);
+void DistStore::begin_gather(const char* op) {
+  const auto calls = hold(op, gather_mutex_);
+  begin_rounds(op);
 }
 
 std::vector<at::Tensor> DistStore::gather(
+    const char* op,
     int64_t stage,
     const at::Tensor& bytes,
     bool to_all) {
-  const auto calls = hold(kSave, gather_mutex_);
-  return gather(kSave, kFirstOfCallers + stage, bytes, to_all);
+  const auto calls = hold(op, gather_mutex_);
+  return exchanged(op, kFirstOfCallers + stage, bytes, to_all);
+}
+
+// The checks of a call of all ranks, before it changes anything: if they fail
+// on one rank, the call fails on all. Then the pushes of all ranks are applied.
+void DistStore::check_together(
+    const char* op,
+    c10::function_ref<void()> check) {
+  const auto calls = hold(op, gather_mutex_);
+  guarded([&] {
+    begin_rounds(op);
+    check();
+    begin_round(op, kChecked, 0);
+  });
+}
+
+// Of an error of this rank, unless it is another rank's.
+void DistStore::tell_others(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RemoteError&) {
+  } catch (const std::exception& own) {
+    fail_gather(describe(own));
+  }
 }
 
 // The ranks that are in the same round, or in the next one, hear of it.
@@ -109,7 +133,7 @@ void DistStore::check_none_failed(const char* op) const {
 
 // Each rank's bytes, on rank 0 or on all. A gathering that fails on one rank
 // may have succeeded on another: the next one begins with a new store on all.
-std::vector<at::Tensor> DistStore::gather(
+std::vector<at::Tensor> DistStore::exchanged(
     const char* op,
     int64_t stage,
     const at::Tensor& bytes,

@@ -63,23 +63,10 @@ StoreState DistStore::state(bool with_keys, bool with_updater) const {
   return state;
 }
 
-// If this rank fails otherwise than by others, these hear of it.
-template <class Function>
-auto DistStore::guarded(Function function) {
-  try {
-    return function();
-  } catch (const RemoteError&) {
-    throw;
-  } catch (const std::exception& error) {
-    fail_gather(describe(error));
-    throw;
-  }
-}
-
 // Begins a call that saves: without keys; with the servers' updaters, if asked.
 StoreState DistStore::begin_state(bool with_updater) {
   StoreState state = this->state(/*with_keys=*/false, with_updater);
-  begin_gather(kSave);
+  begin_rounds(kSave);
   if (!state.updater.empty()) {
     state.updater = gather_scripts();
   }
@@ -130,7 +117,7 @@ StoreState DistStore::gather_state(bool with_updater) {
     if (keys.list.empty()) {
       return state;
     }
-    const PartsByKey parts = read_parts(gather(
+    const PartsByKey parts = read_parts(exchanged(
         kSave,
         kParts,
         write_parts(session_->held(kSave, keys, timeout_)),
@@ -151,9 +138,9 @@ std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
       op,
       ": the store has no optimizer; call set_optimizer first");
   const Entries entries = table_.find(op, keys);
-  begin_gather(op);
+  begin_rounds(op);
   return guarded([&] {
-    const PartsByKey parts = read_parts(gather(
+    const PartsByKey parts = read_parts(exchanged(
         op,
         kParts,
         write_parts(session_->held(op, keys, timeout_)),
@@ -172,7 +159,7 @@ std::vector<at::Tensor> DistStore::gather_scripts() {
   const PlainDispatch plain;
   const int64_t epoch = this->epoch();
   const auto script = session_->applier().script(kSave, epoch, timeout_);
-  auto archives = gather(
+  auto archives = exchanged(
       kSave,
       kScripts,
       script != nullptr ? serialize_updater(*script)

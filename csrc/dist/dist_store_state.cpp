@@ -13,12 +13,6 @@
 
 namespace torchkv::dist {
 
-// Until this rank's pushes are applied, and those of all others.
-void DistStore::settle(const char* op) {
-  settle_own(op);
-  meet(op);
-}
-
 void DistStore::set_optimizer_states(
     const Keys& keys,
     const std::vector<KeyState>& states) {
@@ -30,18 +24,19 @@ void DistStore::set_optimizer_states(
       op,
       ": the store has no optimizer; call set_optimizer first");
   const Entries entries = table_.find(op, keys);
-  TORCH_CHECK_VALUE(
-      states.size() == entries.size(),
-      op,
-      ": expected ",
-      entries.size(),
-      " states, one for each key, but got ",
-      states.size());
-  for (size_t i = 0; i < states.size(); ++i) {
-    check_state(
-        op, *entries[i], (*optimizer)->rule_of(entries[i]->key), states[i]);
-  }
-  settle(op);
+  check_together(op, [&] {
+    TORCH_CHECK_VALUE(
+        states.size() == entries.size(),
+        op,
+        ": expected ",
+        entries.size(),
+        " states, one for each key, but got ",
+        states.size());
+    for (size_t i = 0; i < states.size(); ++i) {
+      check_state(
+          op, *entries[i], (*optimizer)->rule_of(entries[i]->key), states[i]);
+    }
+  });
   for (size_t i = 0; i < states.size(); ++i) {
     const auto places = places_of(*entries[i]);
     for (const Place& place : places) {
@@ -96,7 +91,7 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
 // REQUIRES: a state that a LocalStore takes, but for a packed updater.
 void DistStore::load(StoreState state) {
   constexpr auto* op = "load";
-  check_loads(op, state);
+  check_together(op, [&] { check_loads(op, state); });
   const std::vector<Key> present = this->keys();
   std::unordered_set<Key, KeyHash> whole(present.begin(), present.end());
   {
@@ -142,10 +137,12 @@ void DistStore::load(StoreState state) {
 // between the options and the push.
 void DistStore::assign(const Call& call) {
   refuse_sharing(call);
-  const Entries entries = find(call);
-  check_one_each(call);
-  check_no_repeats(call.op, entries);
-  settle(call.op);
+  Entries entries;
+  check_together(call.op, [&] {
+    entries = find(call);
+    check_one_each(call);
+    check_no_repeats(call.op, entries);
+  });
   const auto setting = hold(call.op, setting_mutex_);
   UpdateSpec restore;
   {

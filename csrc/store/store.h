@@ -152,12 +152,14 @@ class TORCHKV_API Store {
   virtual bool holds(const Key& /*key*/) const {
     return true;
   }
-  // Waits until the pushes of all ranks, which make the call, are applied.
-  virtual void begin_gather() {}
+  // Waits until the pushes of all ranks, which make the call, are applied. `op`
+  // is the caller's, for errors.
+  virtual void begin_gather(const char* /*op*/) {}
   // The bytes that each rank gives to the call, on all ranks or on rank 0. All
   // ranks make it, after begin_gather() or own_state() and with stages that
   // increase from 0; RemoteError if one has called fail_gather() since.
   virtual std::vector<at::Tensor> gather(
+      const char* /*op*/,
       int64_t /*stage*/,
       const at::Tensor& bytes,
       bool /*to_all*/) {

@@ -13,7 +13,7 @@ import io
 import math
 import pickle
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -195,10 +195,14 @@ class TorchOptimizer(StoreOptimizer):
         if not impl.type.startswith("dist"):
             return self._own_states(impl)
         data = io.BytesIO()
+        op = "state_dict"
         with others_told(impl):
-            impl.begin_gather()
-            torch.save(self._own_states(impl), data)
-            gathered = gather(impl, 0, data.getvalue(), to_all=True)
+            impl.begin_gather(op)
+            try:
+                torch.save(self._own_states(impl), data)
+            except (AttributeError, pickle.PicklingError, TypeError) as error:
+                raise self._no_plain_state(error) from error
+            gathered = gather(impl, op, 0, data.getvalue(), to_all=True)
         parts = [self._unpacked(part) for part in gathered]
         return {key: state for part in parts for key, state in part.items()}
 
@@ -217,11 +221,14 @@ class TorchOptimizer(StoreOptimizer):
         try:
             part = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            raise TypeError(
-                f"state_dict: expected a state of {self._name()} of tensors, numbers "
-                f"and strings, which ranks give each other, but got another: {error}"
-            ) from error
+            raise self._no_plain_state(error) from error
         return dict(part)
+
+    def _no_plain_state(self, error: Exception) -> TypeError:
+        return TypeError(
+            f"state_dict: expected a state of {self._name()} of tensors, numbers and "
+            f"strings, which ranks give each other, but got another: {error}"
+        )
 
     def _first_state(
         self, value: torch.Tensor, options: Mapping[str, Any]
@@ -240,7 +247,7 @@ class TorchOptimizer(StoreOptimizer):
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
-    ) -> None:
+    ) -> Callable[[], None]:
         try:
             names_of = {key: {*names} for key, names in parts["state_names"]}
         except (KeyError, TypeError, ValueError):
@@ -265,13 +272,16 @@ class TorchOptimizer(StoreOptimizer):
             loaded = self._loaded(op, key, value, settings, state)
             if impl.holds(key):
                 made[key] = loaded
-        impl.barrier()  # the pushes of all ranks are applied
-        with self._step_lock:
-            super()._adopt(op, settings)
-            for key in parts["state"]:
-                self._of_key.pop(key, None)
-            self._of_key.update(made)
-        impl.barrier()  # no push comes before
+
+        def load() -> None:
+            with self._step_lock:
+                super(TorchOptimizer, self)._adopt(op, settings)
+                for key in parts["state"]:
+                    self._of_key.pop(key, None)
+                self._of_key.update(made)
+            impl.barrier()  # no push comes before
+
+        return load
 
     def _loaded(
         self,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torchkv import _C
 from torchkv.arguments import StoreKey, check_known, expect
+from torchkv.gathering import checked_together
 from torchkv.optim.groups import (
     RESERVED,
     Group,
@@ -20,9 +22,8 @@ from torchkv.optim.groups import (
     as_multipliers,
 )
 from torchkv.optim.mxnet_interface import MXNetInterface
-from torchkv.optim.saved import check_parts, settings_of, states_of
+from torchkv.optim.saved import fitted
 from torchkv.optim.torch_interface import TorchInterface
-from torchkv.optim.torch_states import from_torch, is_torch_state
 from torchkv.parameter_names import name_among
 
 
@@ -92,8 +93,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
-    ) -> None:
-        """Restores a saved state; on an error, nothing changes."""
+    ) -> Callable[[], None]:
+        """Checks a saved state; what it returns restores it, or changes nothing."""
         raise NotImplementedError
 
     # -- the store
@@ -355,18 +356,10 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
         with self._lock:
             try:
                 impl = self._store()
-                if impl is not None and is_torch_state(state_dict):
-                    state_dict = from_torch(op, self, state_dict, impl.keys())
-                known = {*self._later_keys, *(impl.keys() if impl else ())}
-                parts = check_parts(op, state_dict, self._name(), self.defaults, known)
-                if impl is None:
-                    raise RuntimeError(
-                        f"{op}: the optimizer is not set on a store; call "
-                        "store.set_optimizer(...) first"
-                    )
-                states = states_of(op, parts, impl.keys(), strict)
-                settings = settings_of(op, parts)
-                self._load(op, impl, settings, {**parts, "state": states})
+                with nullcontext() if impl is None else checked_together(impl, op):
+                    saved = fitted(op, self, impl, state_dict, strict)
+                    load = self._load(op, *saved)
+                load()
             except TypeError as error:  # of a key or an option
                 raise ValueError(str(error)) from error
 

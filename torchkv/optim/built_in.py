@@ -190,7 +190,7 @@ class BuiltIn(StoreOptimizer):
 
     def _load(
         self, op: str, impl: _C.KVStore, settings: Settings, parts: Mapping[str, Any]
-    ) -> None:
+    ) -> Callable[[], None]:
         saved = parts.get("gradient", {})
         expect(op, saved, Mapping, "a dict of options as 'gradient'")
         shared = {name: saved[name] for name in saved if self._is_shared(name)}
@@ -211,22 +211,26 @@ class BuiltIn(StoreOptimizer):
                         f"(key {shown(key)})"
                     )
         before, shared_before = self._settings(), self._shared_numbers()
-        try:
-            self._take_shared(shared)
-            self._hand_over(impl, settings, gradient)
-        except BaseException:
-            self._take_shared(shared_before)
-            raise
-        try:
-            if states:
-                impl.set_optimizer_states(list(states), list(states.values()))
-        except BaseException:
-            self._take_shared(shared_before)
-            self._hand_over(impl, before)
-            raise
-        self._gradient = gradient
-        self._keep(settings)
-        self._expect(impl, settings, ())
+
+        def load() -> None:
+            try:
+                self._take_shared(shared)
+                self._hand_over(impl, settings, gradient)
+            except BaseException:
+                self._take_shared(shared_before)
+                raise
+            try:
+                if states:
+                    impl.set_optimizer_states(list(states), list(states.values()))
+            except BaseException:
+                self._take_shared(shared_before)
+                self._hand_over(impl, before)
+                raise
+            self._gradient = gradient
+            self._keep(settings)
+            self._expect(impl, settings, ())
+
+        return load
 
     # -- copies
 

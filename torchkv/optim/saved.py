@@ -10,6 +10,7 @@ from torchkv import _C
 from torchkv.arguments import StoreKey, as_keys, expect, listed, shown
 from torchkv.files import read_state
 from torchkv.optim.groups import Settings, as_multipliers
+from torchkv.optim.torch_states import from_torch, is_torch_state
 from torchkv.parameter_names import name_among, renamed_rows
 
 if TYPE_CHECKING:
@@ -107,6 +108,32 @@ def renamed(parts: Mapping[str, Any], rename: Callable[[Any], Any]) -> dict[str,
     }
     groups = tuple({**x, "keys": keys_of(x)} for x in parts["param_groups"])
     return {**parts, **rows, "param_groups": groups, "state": states}
+
+
+def fitted(
+    op: str,
+    optimizer: StoreOptimizer,
+    impl: _C.KVStore | None,
+    state_dict: Mapping[str, Any],
+    strict: bool,
+) -> tuple[_C.KVStore, Settings, dict[str, Any]]:
+    """The options and other parts of a state dict for an optimizer on a store.
+
+    Raises:
+        ValueError, TypeError: as :func:`check_parts`, or of other keys.
+        RuntimeError: the optimizer is not set on a store.
+    """
+    if impl is not None and is_torch_state(state_dict):
+        state_dict = from_torch(op, optimizer, state_dict, impl.keys())
+    known = {*optimizer._later_keys, *(impl.keys() if impl else ())}
+    parts = check_parts(op, state_dict, optimizer._name(), optimizer.defaults, known)
+    if impl is None:
+        raise RuntimeError(
+            f"{op}: the optimizer is not set on a store; call store.set_optimizer(...) "
+            "first"
+        )
+    states = states_of(op, parts, impl.keys(), strict)
+    return impl, settings_of(op, parts), {**parts, "state": states}
 
 
 def settings_of(op: str, parts: Mapping[str, Any]) -> Settings:

@@ -259,16 +259,13 @@ class Content:
             text = str(error).partition("\n")[0]
             raise ValueError(f"load: inconsistent parts: {text}") from error
 
-    def replace(self, impl: _C.KVStore) -> BuiltIn | None:
-        """Replaces the content of a store, or raises and changes nothing.
+    def replace(self, impl: _C.KVStore, made: _C.KVStore) -> BuiltIn | None:
+        """Replaces the content of a store by this, of which :meth:`made_for` made one.
 
         Returns:
             The store's optimizer, for the store to hold.
         """
-        # Before the work: a closed, forked or updating store cannot be used.
-        impl.barrier()
         before = impl.optimizer()
-        made = self.made_for(impl)
         if impl.type.startswith("dist"):
             impl.load(self._as_tuple(impl.type))
         else:

@@ -66,14 +66,14 @@ def save(
             # Others neither save nor load meanwhile.
             lock(stack.enter_context(opened(folder)))
             remove_unused(folder)  # what a killed save has left
-        save_id = gather(impl, 0, secrets.token_hex(8).encode(), to_all=True)[0]
+        save_id = gather(impl, "save", 0, secrets.token_hex(8).encode(), to_all=True)[0]
         shows = progress and is_first
         with bar("save", _num_bytes(content), shows) as add:
             written = _write_data(impl, content, begins, folder, save_id.decode(), add)
         if impl.num_workers() == 1:
             all_written = [written]
         else:
-            gathered = gather(impl, 1, written.to_bytes())
+            gathered = gather(impl, "save", 1, written.to_bytes())
             all_written = [Written.from_bytes(data) for data in gathered]
         if is_first:
             fields = content.fields()
@@ -82,7 +82,7 @@ def save(
                 fields["row_sparse"] = row_sparse
             _write_manifest(impl, fields, folder, save_id.decode(), all_written)
             remove_unused(folder)  # the previous store
-        gather(impl, 2, b"")  # the store is written
+        gather(impl, "save", 2, b"")  # the store is written
 
 
 def _num_bytes(content: Content) -> int:

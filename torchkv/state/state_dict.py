@@ -28,6 +28,7 @@ keeps as many rows.
 from __future__ import annotations
 
 import base64
+import io
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from torchkv import _C
 from torchkv.arguments import listed, shown
+from torchkv.gathering import checked_together, gather
 from torchkv.parameter_names import renamed_rows
 from torchkv.state.content import Compression, Content, Rows, wrapped_of
 from torchkv.state.parsing import (
@@ -100,10 +102,49 @@ def load_state_dict(
     Returns:
         The store's optimizer, for the store to hold.
     """
-    impl.barrier()  # a store that cannot be used is an error before anything else
-    wrapped = wrapped_of(impl)
-    _check_updater("load_state_dict", impl)
-    content = parse_state(state)
+    op, is_dist = "load_state_dict", impl.type.startswith("dist")
+    with checked_together(impl, op):
+        wrapped = wrapped_of(impl)
+        _check_updater(op, impl)
+        if is_dist and impl.num_workers() > 1:
+            state = _with_keys_of_rank_0(impl, op, state)
+        content = _fitted(impl, parse_state(state), strict)
+        made = content.made_for(impl)
+    if wrapped is None or content.torch_optimizer is None:
+        return content.replace(impl, made)
+    wrapped._load_saved(content.torch_optimizer, strict)
+    if not is_dist:
+        impl.take(made, keeps_updater=True)
+    elif content.keys:
+        values = [item.value for item in content.keys.values()]
+        impl.assign(list(content.keys), values, False)
+    return wrapped
+
+
+def _with_keys_of_rank_0(
+    impl: _C.KVStore, op: str, state: dict[str, Any]
+) -> dict[str, Any]:
+    """The state, or rank 0's if this one is another rank's, which has no keys.
+
+    So that each rank can load what its own :meth:`state_dict` returned, as
+    torch.distributed.checkpoint does.
+    """
+    has_keys = isinstance(state, dict) and bool(state.get("keys"))
+    of_ranks = gather(impl, op, 0, b"1" if has_keys else b"0", to_all=True)
+    if of_ranks[0] == b"0" or b"0" not in of_ranks:
+        return state
+    data = io.BytesIO()
+    if impl.rank() == 0:
+        torch.save(state, data)
+    data = io.BytesIO(gather(impl, op, 1, data.getvalue(), to_all=True)[0])
+    if has_keys:
+        return state
+    whole: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+    return whole
+
+
+def _fitted(impl: _C.KVStore, content: Content, strict: bool) -> Content:
+    """A content with the keys of a store that has some, and which takes it."""
     current = Content.of(impl, with_keys=False)
     keys: list[int | str] = list(impl.keys())
     updaters = current.optimizer, current.updater, current.torch_optimizer
@@ -128,15 +169,7 @@ def load_state_dict(
         content.key_kind = current.key_kind
     if content.compression is None:  # which does not say that there is to be none
         content.compression = current.compression
-    if wrapped is None or content.torch_optimizer is None:
-        return content.replace(impl)
-    made = content.made_for(impl)  # or raises, before the optimizer changes
-    wrapped._load_saved(content.torch_optimizer, strict)
-    if not impl.type.startswith("dist"):
-        impl.take(made, keeps_updater=True)
-    elif keys:
-        impl.assign(keys, [content.keys[key].value for key in keys], False)
-    return wrapped
+    return content
 
 
 # The dicts of options in a content's fields.
@@ -293,10 +326,11 @@ def _check_fits(
         unexpected = [key for key in content.keys if key not in known]
         for what, names in [("missing", missing), ("unexpected", unexpected)]:
             if names:
+                is_dist = impl.type.startswith("dist")  # and needs all keys
+                hint = "; strict=False takes the keys that both have" * (not is_dist)
                 raise ValueError(
                     "load_state_dict: expected the keys of the store, but got a state "
-                    f"with {len(names)} {what} (key {listed(names, 10)}); "
-                    "strict=False takes the keys that both have"
+                    f"with {len(names)} {what} (key {listed(names, 10)}){hint}"
                 )
     for key in keys:
         if key not in content.keys:

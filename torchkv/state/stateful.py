@@ -13,6 +13,7 @@ import torch
 
 from torchkv import _C
 from torchkv.files import write_whole
+from torchkv.gathering import checked_together
 from torchkv.optim.rules import after_load
 from torchkv.optim.saved import read_saved, without_options
 from torchkv.state import folder, saving
@@ -76,7 +77,7 @@ class Stateful:
         threads make meanwhile are lost. :func:`torchkv.load` makes a new store.
 
         All ranks of a ``dist`` store make the call with the same store, from a folder
-        that all can read. Versions begin at 0 there.
+        that all can read; if one cannot, none does. Versions begin at 0 there.
 
         Args:
             path: what :meth:`save` was given.
@@ -87,9 +88,12 @@ class Stateful:
             ValueError: it holds no store, or a damaged one, or a TorchScript updater
                 with a state of its own on another number of ranks. Nothing has changed.
             TypeError: this store has keys of the other kind. Nothing has changed.
+            RemoteError: another rank could not load it. Nothing has changed.
         """
-        self._impl.barrier()  # a closed store is an error before a long read
-        self._optimizer = folder.read(path, progress).replace(self._impl)
+        with checked_together(self._impl, "load"):
+            content = folder.read(path, progress)
+            made = content.made_for(self._impl)
+        self._optimizer = content.replace(self._impl, made)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the whole store, of dicts, lists, tensors, numbers and str.
@@ -113,7 +117,7 @@ class Stateful:
         """Replaces the content by what :meth:`state_dict` returned.
 
         All ranks of a ``dist`` store make the call with the whole state, as rank 0 got
-        it.
+        it, or each with what it got itself. If one cannot load it, none does.
 
         An empty store without updater and optimizer becomes the saved one. Any other
         keeps its keys, and must have the state's shapes, dtypes and optimizer; the
@@ -131,6 +135,7 @@ class Stateful:
             ValueError: missing or unexpected keys, another shape, dtype or optimizer,
                 or an invalid part; keys missing in a ``dist`` store, even if not
                 `strict`. Nothing has changed.
+            RemoteError: another rank could not load it. Nothing has changed.
             TypeError: the store's updater is a Python callable.
         """
         self._optimizer = load_state_dict(self._impl, state_dict, strict)
@@ -170,10 +175,13 @@ class Stateful:
             ValueError: the store has no optimizer, the file is damaged or of another
                 kind, or ``load_state_dict`` raises it. Nothing has changed.
             OSError: reading failed.
+            RemoteError: another rank could not load its file. Nothing has changed.
         """
         op = "load_optimizer_states"
         optimizer = self._required_optimizer(op)
-        optimizer.load_state_dict(read_saved(op, fname, optimizer), strict)
+        with checked_together(self._impl, op):
+            state = read_saved(op, fname, optimizer)
+        optimizer.load_state_dict(state, strict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copies keys, values, type and TorchScript updater.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchkv.arguments import listed
+from torchkv.gathering import checked_together
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.saved import read_saved
@@ -61,13 +62,15 @@ class States:
 
         Args:
             state_dict: that of a trainer with the same parameters and the same kind of
-                optimizer. All ranks of a ``dist`` store load the same. One without
+                optimizer. All ranks of a ``dist`` store load the same, or each what it
+                got itself; if one cannot, none does. One without
                 gradient compression leaves the trainer's as it is; with
                 ``update_on_kvstore=False``, so does each.
 
         Raises:
             ValueError: missing or unexpected parameters, another shape, dtype or
                 optimizer, or an invalid part. Nothing has changed.
+            RemoteError: another rank could not load it. Nothing has changed.
             TypeError: as :meth:`state_dict`.
         """
         self._weights.store_changed(self._gradients.trained())
@@ -80,6 +83,7 @@ class States:
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes the optimizer's options and state, per parameter, to a file.
 
+        All ranks of a ``dist`` store make the call, each with a file of its own.
         Weights are not included; save ``model.state_dict()`` as well. That has no
         table of a StoreEmbedding: save :meth:`state_dict` instead, which has all. The
         file is replaced atomically: after a failure or crash it is still the old one.
@@ -92,25 +96,30 @@ class States:
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Loads what :meth:`save_states` wrote, bit for bit.
 
-        Weights do not change; load the model's state before or afterwards. Of a file
-        without options (``store.save_optimizer_states(fname)``) the trainer keeps its
-        own.
+        All ranks of a ``dist`` store make the call; if one cannot load its file, none
+        does. Weights do not change; load the model's state before or afterwards. Of a
+        file without options (``store.save_optimizer_states(fname)``) the trainer keeps
+        its own.
 
         Raises:
             ValueError: a damaged file, or the state of another optimizer or of other
                 parameters. Nothing has changed.
             OSError: what reading raised.
+            RemoteError: another rank could not load its file. Nothing has changed.
         """
         op = "load_states"
         optimizer = self.optimizer
-        state = read_saved(op, fname, optimizer)
         self._weights.store_changed(self._gradients.trained())
-        saved, trained = state.get("state"), set(self._store.keys())
-        names = {*map(name_among(trained), saved)} if isinstance(saved, Mapping) else ()
-        if isinstance(saved, Mapping) and names != trained:
-            some = listed(sorted(trained.symmetric_difference(names), key=str))
-            raise ValueError(
-                f"{op}: expected the state of the trainer's {len(trained)} parameters, "
-                f"but got that of {len(saved)}; only one of them has {some}"
-            )
+        with checked_together(self._store._impl, op):
+            state = read_saved(op, fname, optimizer)
+            saved, trained = state.get("state"), set(self._store.keys())
+            rename = name_among(trained)
+            names = {*map(rename, saved)} if isinstance(saved, Mapping) else trained
+            if isinstance(saved, Mapping) and names != trained:
+                some = listed(sorted(trained.symmetric_difference(names), key=str))
+                raise ValueError(
+                    f"{op}: expected the state of the trainer's {len(trained)} "
+                    f"parameters, but got that of {len(saved)}; only one of them has "
+                    f"{some}"
+                )
         optimizer.load_state_dict(state)

@@ -366,7 +366,7 @@ PYBIND11_MODULE(_C, m) {
       .def("gather_state", &gather_state, py::arg("with_updater") = true)
       .def("own_state", &own_state)
       .def("holds", &holds)
-      .def("begin_gather", &released<&KVStore::begin_gather>)
+      .def("begin_gather", &begin_gather)
       .def("gather", &gather)
       .def("fail_gather", &fail_gather)
       .def("load", &load)

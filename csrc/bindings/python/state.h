@@ -54,11 +54,17 @@ inline py::tuple own_state(const BoundStore& self) {
 
 inline std::vector<at::Tensor> gather(
     const BoundStore& self,
+    const std::string& op,
     int64_t stage,
     const at::Tensor& bytes,
     bool to_all) {
   const py::gil_scoped_release no_gil;
-  return self->gather(stage, bytes, to_all);
+  return self->gather(op, stage, bytes, to_all);
+}
+
+inline void begin_gather(const BoundStore& self, const std::string& op) {
+  const py::gil_scoped_release no_gil;
+  self->begin_gather(op);
 }
 
 inline void fail_gather(const BoundStore& self, const std::string& text) {
