@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
 #include "../kernels/cuda/library.h"
@@ -137,7 +138,9 @@ bool DeviceRowSums::add_kernel_step(
   auto& call = step.call;
   call = {};
   call.gradients = step.sources.call;
-  call.stored = cuda_dtype(stored).value();
+  const auto of_weight = cuda_dtype(stored);
+  TORCHKV_INTERNAL_ASSERT(of_weight.has_value());
+  call.stored = *of_weight;
   call.step = job.step;
   call.rows = step.sources.ids.const_data_ptr<int64_t>();
   call.memory = result.mutable_data_ptr();

@@ -175,6 +175,7 @@ RowSources row_sources_of(
   // The ids among the rows of the piece, the offsets of the sums' rows and
   // these rows' addresses: copied to the device at once.
   std::vector<int64_t> numbers;
+  numbers.reserve(2 * rows.ids.size() + 1);
   for (const int64_t id : rows.ids) {
     numbers.push_back(id - piece.first_row);
   }

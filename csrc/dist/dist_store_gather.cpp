@@ -95,6 +95,7 @@ void DistStore::tell_others(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const RemoteError&) {
+    return;
   } catch (const std::exception& own) {
     fail_gather(describe(own));
   }
