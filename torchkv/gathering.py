@@ -28,7 +28,7 @@ def checked_together(impl: _C.KVStore, op: str) -> Iterator[None]:
     """The checks of a call of all ranks: if they fail on one, the call fails on all.
 
     Only afterwards may it change anything. The pushes of all ranks are applied before.
-    The block may gather(), at stages below 9.
+    On all ranks, the block makes the same calls of gather(), at stages below 9.
 
     Raises:
         RemoteError: they have failed on another rank.

@@ -712,6 +712,7 @@ def load(
     Raises:
         FileNotFoundError: the folder does not exist.
         ValueError: it holds no store, or a damaged one; or :func:`create` raises it.
+            Of a ``dist`` type, the other ranks then wait until they time out.
         ImportError: a progress bar without tqdm.
     """
     expect("load", type, str | None, "a str as type")

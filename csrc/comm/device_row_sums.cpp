@@ -124,12 +124,7 @@ bool DeviceRowSums::add_kernel_step(
   if (dtype && !has_step(*dtype, stored)) {
     dtype = job.accumulation;
   }
-  // The kernel writes some rows while it reads others.
-  const bool reads_result = std::any_of(
-      job.values.begin(), job.values.end(), [&](const Value& value) {
-        return value.data->is_alias_of(result);
-      });
-  if (!dtype || !has_step(*dtype, stored) || reads_result) {
+  if (!dtype || !has_step(*dtype, stored)) {
     return false;
   }
   KernelStep step;

@@ -64,7 +64,8 @@ class DeviceRowSums {
     at::Tensor sums;
     at::Tensor like_result; // of their shape
   };
-  // By a kernel; false if there is none for such rows.
+  // By a kernel; false if there is none for such rows. REQUIRES: values whose
+  // memory is not the result's: the kernel writes rows while it reads others.
   bool add_kernel_step(const Job& job, const MergedRows& rows, Queued& queued);
   // Of copies of the rows.
   void add_step(const Job& job, const MergedRows& rows, Queued& queued);

@@ -142,6 +142,7 @@ class DistStore final : public Store {
   int64_t epoch() const;
   std::vector<Place> places_of(const Entry& entry) const;
   std::vector<Place> places_elsewhere(const Entry& entry) const;
+  void settle(const char* op);
   std::unique_ptr<DistStore> make_exchange(int64_t number) const;
   void begin_rounds(const char* op);
   // Of a call that gathers, in this order; not all of them.

@@ -1,4 +1,5 @@
-// How the ranks of a DistStore tell each other what they save.
+// How the ranks of a DistStore tell each other what they save, and whether they
+// can load.
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 

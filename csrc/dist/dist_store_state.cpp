@@ -13,18 +13,27 @@
 
 namespace torchkv::dist {
 
+// Until this rank's pushes are applied, and those of all others.
+void DistStore::settle(const char* op) {
+  settle_own(op);
+  meet(op);
+}
+
 void DistStore::set_optimizer_states(
     const Keys& keys,
     const std::vector<KeyState>& states) {
   constexpr auto* op = "set_optimizer_states";
   const Updater updater = this->updater();
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
-  TORCH_CHECK_VALUE(
-      optimizer != nullptr,
-      op,
-      ": the store has no optimizer; call set_optimizer first");
-  const Entries entries = table_.find(op, keys);
+  Entries entries;
   check_together(op, [&] {
+    TORCH_CHECK_VALUE(
+        optimizer != nullptr,
+        op,
+        ": the store has no optimizer; call set_optimizer first");
+    if (!keys.list.empty()) {
+      entries = table_.find(op, keys);
+    }
     TORCH_CHECK_VALUE(
         states.size() == entries.size(),
         op,
@@ -137,12 +146,10 @@ void DistStore::load(StoreState state) {
 // between the options and the push.
 void DistStore::assign(const Call& call) {
   refuse_sharing(call);
-  Entries entries;
-  check_together(call.op, [&] {
-    entries = find(call);
-    check_one_each(call);
-    check_no_repeats(call.op, entries);
-  });
+  const Entries entries = find(call);
+  check_one_each(call);
+  check_no_repeats(call.op, entries);
+  settle(call.op);
   const auto setting = hold(call.op, setting_mutex_);
   UpdateSpec restore;
   {

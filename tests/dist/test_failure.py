@@ -1,5 +1,6 @@
 """What the other ranks see when one dies, stops or hangs."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -349,12 +350,15 @@ def stop(pid):
 
     kill returns before: on busy processors, they answer for milliseconds yet.
     """
+
+    def states():
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                yield stat.read_text().rpartition(")")[2].split()[0]
+
     os.kill(pid, signal.SIGSTOP)
     end = time.monotonic() + 30
-    while any(
-        stat.read_text().rpartition(")")[2].split()[0] != "T"
-        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-    ):
+    while {*states()} != {"T"}:
         assert time.monotonic() < end
         time.sleep(0.001)
 

@@ -121,25 +121,62 @@ def test_what_one_rank_refuses_changes_nothing(call, optimizer, tmp_path):
         assert unchanged and loaded
 
 
-def assign_wrongly(rank):
-    kv = make()
-    before = kv.pull(list(SIZES))
-    values = [torch.full(size, 7.0) for size in SIZES.values()]
-    wrong = [values[0], values[1][1:], values[2]]
-    refused = outcome(lambda: kv.assign(list(SIZES), wrong if rank else values))
-    unchanged = equal(before, kv.pull(list(SIZES)))
-    kv.assign(list(SIZES), values)
-    assigned = equal(values, kv.pull(list(SIZES)))
+def wrong_options(optimizer, state):
+    """States of options that are only found to be wrong together, or by the rule."""
+    if optimizer == "a class":
+        groups = [{**group, "lr": -1.0} for group in state["param_groups"]]
+        twice = {**state["param_groups"][0], "keys": ["a", "a"]}
+        return [
+            {**state, "param_groups": groups},
+            {**state, "param_groups": [*state["param_groups"], twice]},
+        ]
+    return [{**state, "gradient": {**state["gradient"], "accumulate": 0}}]
+
+
+def options_refused_by_one(rank, optimizer):
+    kv = make(whole=True, timeout=20)
+    set_optimizer(kv, optimizer, lr=0.1)
+    good = kv.optimizer.state_dict()
+    set_optimizer(kv, optimizer, lr=0.5)
+    refused = []
+    for bad in wrong_options(optimizer, good):
+        state = bad if rank == 1 else good
+        refused.append(outcome(lambda s=state: kv.optimizer.load_state_dict(s))[0])
+        refused.append(kv.optimizer.lr)
+    kv.optimizer.load_state_dict(good)
+    refused.append(kv.optimizer.lr)
     kv.barrier()
     kv.close()
-    return refused[0], unchanged, assigned
+    return refused
 
 
-def test_an_assign_that_one_rank_refuses_changes_nothing():
-    assert ranks.run(assign_wrongly, 2) == [
-        ("RemoteError", True, True),
-        ("ValueError", True, True),
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_options_that_one_rank_refuses_change_nothing(optimizer):
+    num_wrong = 2 if optimizer == "a class" else 1
+    assert ranks.run(options_refused_by_one, 2, optimizer) == [
+        [kind, 0.5] * num_wrong + [0.1] for kind in ("RemoteError", "ValueError")
     ]
+
+
+def load_states_without_keys(rank):
+    """All ranks make the same calls, whatever states there are for them."""
+    kv = make(timeout=20)
+    kv.set_optimizer(torchkv.optim.Adam(lr=0.1))
+    step(kv, 0, rank)
+    kv.barrier()
+    state = kv.optimizer.state_dict()
+    if rank == 1:
+        state["state"] = {}
+    kv.optimizer.lr = 0.5
+    kv.optimizer.load_state_dict(state, strict=False)
+    lr = kv.optimizer.lr
+    kv.barrier()
+    kv.close()
+    return lr
+
+
+def test_a_rank_without_states_makes_the_same_calls():
+    assert ranks.run(load_states_without_keys, 2) == [0.1, 0.1]
 
 
 def train(trainer, model, number):

@@ -104,11 +104,14 @@ class TorchOptimizer(StoreOptimizer):
             self._of_key = {}
 
     def _apply(self, settings: Settings) -> None:
+        self._check_options(settings)
+        self._in_effect = settings
+
+    def _check_options(self, settings: Settings) -> None:
         for group in settings.groups:
             options = {name: group[name] for name in self.defaults}
             _check_numbers(self._name(), options)
             self._instance(_model(), options)  # raises what the class raises
-        self._in_effect = settings
 
     # A push of a store on several machines that has returned may not have been stepped:
     # it has the options of before.
@@ -255,6 +258,8 @@ class TorchOptimizer(StoreOptimizer):
                 f"{op}: expected pairs of key and names as 'state_names', but got "
                 f"{parts.get('state_names')!r}"
             ) from None
+        settings.renamed(op, self._find_key(impl)).check(op, impl)
+        self._check_options(settings)
         made: dict[StoreKey, torch.optim.Optimizer] = {}
         for key, state in parts["state"].items():
             if key not in names_of:

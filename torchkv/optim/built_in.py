@@ -115,18 +115,24 @@ class BuiltIn(StoreOptimizer):
         keep_state: bool = True,
     ) -> int:
         """Passes its numbers to the store, if any; ValueError if one is invalid."""
-        groups = [self._numbers_of(group) for group in settings.groups]
-        gradient = gradient or self._gradient
-        shared = {name: float(value or 0) for name, value in gradient.items()}
-        shared.update(self._shared_numbers())
-        for group in groups:
-            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **shared})
+        groups, shared = self._checked_numbers(settings, gradient or self._gradient)
         if impl is None:
             return 0
         numbers = groups, _by_key(settings), shared
         identity = impl.set_optimizer(self._rule, *numbers, keep_state)
         self._in_store = numbers
         return identity
+
+    def _checked_numbers(
+        self, settings: Settings, gradient: Mapping[str, Any]
+    ) -> tuple[list[dict[str, float]], dict[str, float]]:
+        """Of each group, and of all; ValueError if one is invalid."""
+        groups = [self._numbers_of(group) for group in settings.groups]
+        shared = {name: float(value or 0) for name, value in gradient.items()}
+        shared.update(self._shared_numbers())
+        for group in groups:
+            _C.KVStore.check_optimizer(self._name(), self._rule, {**group, **shared})
+        return groups, shared
 
     def _numbers_of(self, group: Mapping[str, Any]) -> dict[str, float]:
         return numbers_of(self._name(), {name: group[name] for name in self.defaults})
@@ -211,6 +217,11 @@ class BuiltIn(StoreOptimizer):
                         f"(key {shown(key)})"
                     )
         before, shared_before = self._settings(), self._shared_numbers()
+        try:
+            self._take_shared(shared)
+            self._checked_numbers(settings, gradient)
+        finally:
+            self._take_shared(shared_before)
 
         def load() -> None:
             try:
@@ -220,7 +231,8 @@ class BuiltIn(StoreOptimizer):
                 self._take_shared(shared_before)
                 raise
             try:
-                if states:
+                # On several machines also without any, as all ranks make the call.
+                if states or impl.num_workers() > 1:
                     impl.set_optimizer_states(list(states), list(states.values()))
             except BaseException:
                 self._take_shared(shared_before)

@@ -136,10 +136,12 @@ def _with_keys_of_rank_0(
     data = io.BytesIO()
     if impl.rank() == 0:
         torch.save(state, data)
-    data = io.BytesIO(gather(impl, op, 1, data.getvalue(), to_all=True)[0])
+    gathered = gather(impl, op, 1, data.getvalue(), to_all=True)[0]
     if has_keys:
         return state
-    whole: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=True)
+    whole: dict[str, Any] = torch.load(
+        io.BytesIO(gathered), map_location="cpu", weights_only=True
+    )
     return whole
 
 
@@ -326,8 +328,11 @@ def _check_fits(
         unexpected = [key for key in content.keys if key not in known]
         for what, names in [("missing", missing), ("unexpected", unexpected)]:
             if names:
-                is_dist = impl.type.startswith("dist")  # and needs all keys
-                hint = "; strict=False takes the keys that both have" * (not is_dist)
+                # A store of several processes needs a state with all of its keys.
+                is_needed = missing and impl.type.startswith("dist")
+                hint = (
+                    "" if is_needed else "; strict=False takes the keys that both have"
+                )
                 raise ValueError(
                     "load_state_dict: expected the keys of the store, but got a state "
                     f"with {len(names)} {what} (key {listed(names, 10)}){hint}"

@@ -112,7 +112,8 @@ inline void set_optimizer_states(
     const std::vector<py::dict>& items) {
   constexpr auto* op = "set_optimizer_states";
   const Parser parser(op);
-  const Keys keys = parser.keys(key);
+  // None: a rank of several makes the call all the same.
+  const Keys keys = items.empty() ? Keys() : parser.keys(key);
   std::vector<KeyState> states;
   for (const auto& item : items) {
     KeyState state;
