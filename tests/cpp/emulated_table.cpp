@@ -184,12 +184,6 @@ int launch_send(Send send, void* /*stream*/) {
   return emulated_error();
 }
 
-template <int kSize>
-uint32_t num_row_blocks(const RowSums& call) {
-  const int64_t num_threads = num_row_packs<kSize>(call);
-  return static_cast<uint32_t>((num_threads + kThreads - 1) / kThreads);
-}
-
 template <typename V, int kSize>
 void run_row_packs(const RowSums& call) {
   for_each_thread(

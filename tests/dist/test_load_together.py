@@ -39,9 +39,12 @@ def whole_state(kv):
 def damaged(state):
     """With a state of another shape for one key."""
     state = copy.deepcopy(state)
-    of_keys = state["torch_optimizer"] or state
-    of_key = of_keys.get("keys", of_keys["state"] if "state" in of_keys else None)["b"]
-    moments = of_key.get("state", of_key)
+    if "keys" not in state:  # of an optimizer
+        moments = state["state"]["b"]
+    elif state["torch_optimizer"]:
+        moments = state["torch_optimizer"]["state"]["b"]
+    else:
+        moments = state["keys"]["b"]["state"]
     moments["exp_avg"] = moments["exp_avg"][1:]
     return state
 
@@ -72,14 +75,10 @@ def refused_by_one(rank, call, optimizer, folder):
     if call is load_folder:
         kv.save(f"{folder}/store")
         good, bad = f"{folder}/store", f"{folder}/nothing"
-    elif call is load_store_state:
-        good = whole_state(kv)
-        bad = damaged(good)
     else:
-        good = kv.optimizer.state_dict()
-        bad = copy.deepcopy(good)
-        moments = bad["state"]["b"]
-        moments["exp_avg"] = moments["exp_avg"][1:]
+        is_whole = call is load_store_state
+        good = whole_state(kv) if is_whole else kv.optimizer.state_dict()
+        bad = damaged(good)
     saved = kv.pull(list(SIZES))
     expected = step(kv, 1, rank)
     kv.barrier()
@@ -106,11 +105,16 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "optimizer"),
+    [
+        (call, optimizer)
+        for call in CALLS
+        for optimizer in OPTIMIZERS
+        if call != "load" or optimizer != "a class"  # which no folder can hold
+    ],
+)
 def test_what_one_rank_refuses_changes_nothing(call, optimizer, tmp_path):
-    if call == "load" and optimizer == "a class":
-        pytest.skip("which no folder can hold")
     found = ranks.run(refused_by_one, 2, CALLS[call], optimizer, str(tmp_path))
     for rank, ((kind, text), unchanged, loaded) in enumerate(found):
         if rank == 0:

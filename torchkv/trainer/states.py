@@ -63,9 +63,9 @@ class States:
         Args:
             state_dict: that of a trainer with the same parameters and the same kind of
                 optimizer. All ranks of a ``dist`` store load the same, or each what it
-                got itself; if one cannot, none does. One without
-                gradient compression leaves the trainer's as it is; with
-                ``update_on_kvstore=False``, so does each.
+                got itself; if one cannot, none does. One without gradient compression
+                leaves the trainer's as it is; with ``update_on_kvstore=False``, so does
+                each.
 
         Raises:
             ValueError: missing or unexpected parameters, another shape, dtype or

@@ -146,6 +146,7 @@ constexpr uint32_t kRowStepBlocksPerMultiprocessor = 3;
 static_assert(kThreads * kCopyBlocksPerMultiprocessor <= 1024);
 static_assert(kThreads * kSendBlocksPerMultiprocessor <= 1024);
 static_assert(kThreads * kRowBlocksPerMultiprocessor <= 1024);
+static_assert(kThreads * kRowStepBlocksPerMultiprocessor <= 1024);
 
 struct KeyHead {
   uint32_t chunk_end; // among the chunks of the launch

@@ -14,12 +14,10 @@ __global__ void __launch_bounds__(kThreads, kRowStepBlocksPerMultiprocessor)
 template <typename V, typename S, int kSize>
 int launch(const RowSteps& call, void* stream) {
   RowStepParams<arithmetic_t<S>> params(call);
-  const int64_t num_blocks =
-      (num_row_packs<kSize>(call.gradients) + kThreads - 1) / kThreads;
   void* arguments[] = {&params};
   return returned(cudaLaunchKernel(
       reinterpret_cast<const void*>(&row_step_kernel<V, S, kSize>),
-      dim3(static_cast<uint32_t>(num_blocks)),
+      dim3(num_row_blocks<kSize>(call.gradients)),
       dim3(kThreads),
       arguments,
       0,

@@ -20,6 +20,12 @@ TORCHKV_HOST_DEVICE inline int64_t num_row_packs(const RowSums& call) {
   return call.num_rows * (call.num_columns / kSize);
 }
 
+template <int kSize>
+inline uint32_t num_row_blocks(const RowSums& call) {
+  return static_cast<uint32_t>(
+      (num_row_packs<kSize>(call) + kThreads - 1) / kThreads);
+}
+
 // The elements of a thread.
 struct RowPack {
   template <int kSize>

@@ -13,12 +13,10 @@ __global__ void __launch_bounds__(kThreads, kRowBlocksPerMultiprocessor)
 
 template <typename V, int kSize>
 int launch_packs(RowSums call, void* stream) {
-  const int64_t num_blocks =
-      (num_row_packs<kSize>(call) + kThreads - 1) / kThreads;
   void* arguments[] = {&call};
   return returned(cudaLaunchKernel(
       reinterpret_cast<const void*>(&row_sum_kernel<V, kSize>),
-      dim3(static_cast<uint32_t>(num_blocks)),
+      dim3(num_row_blocks<kSize>(call)),
       dim3(kThreads),
       arguments,
       0,
