@@ -52,6 +52,8 @@ SPARSE = "sparse SGD"
 OURS, TORCH = "torchkv push", "torch's sum and SGD"
 SPARSE_REPLICAS, ROW_ELEMENTS = 4, 64
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
+# PyTorch warns of the first sparse tensor in a process that has not chosen.
+torch.sparse.check_sparse_tensor_invariants.disable()
 PROCESSES = 5
 
 FIRST_TARGET = 1.5

@@ -2,7 +2,8 @@
 
 Reads libtorchkv_cuda.so, as setup.py built it, with cuobjdump. A kernel that spills
 registers, needs too many for its blocks to be in flight together, or accesses memory in
-small units is correct but slow, which no other test detects.
+small units is correct but slow, which no other test detects. One with a constant offset
+that wrapped around reads zeros on a GPU instead of its parameters.
 """
 
 import argparse
@@ -30,6 +31,9 @@ class Limits(NamedTuple):
     narrow: int = 8
 
 
+# Farther before a register than any field of a struct: an offset above 32767 that ptxas
+# stored in 16 bits.
+WRAPPED = 1 << 14
 # In the order of kernels/cuda/params.h.
 RULES = ("assign", "sgd", "adam", "other", "norm")
 # In the order of core/codec.h.
@@ -101,6 +105,7 @@ class Kernel(NamedTuple):
     loads: int
     stores: int
     narrow: int
+    wrapped: int = 0  # constant offsets
 
     def breaches(self, limits: Limits) -> list[str]:
         """The limits that it exceeds, in words."""
@@ -119,7 +124,15 @@ class Kernel(NamedTuple):
                 found.append(
                     f"{told} {getattr(self, what)}, at least {getattr(limits, what)}"
                 )
+        if self.wrapped:
+            found.append(f"constant offsets that wrapped around {self.wrapped}")
         return found
+
+
+def is_wrapped(instruction: str) -> bool:
+    """Whether a constant offset has wrapped around: c[0x0][R5+-0x7e28]."""
+    found = re.search(r"c\[\w+\]\[(?:\w+\+)?-0x([0-9a-f]+)\]", instruction)
+    return found is not None and int(found[1], 16) > WRAPPED
 
 
 def run(*command: str | Path, text: str | None = None) -> str:
@@ -167,6 +180,8 @@ def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
         elif found := re.search(r"\b(LDG|STG)(\.\S*)", line):
             kind = found[1] if "128" in found[2] else f"narrow {found[1]}"
             counts[arch, symbol, kind] += 1
+        elif is_wrapped(line):
+            counts[arch, symbol, "wrapped"] += 1
 
     names = short_names(sorted({symbol for _, symbol in usage}))
     return sorted(
@@ -177,6 +192,7 @@ def read_kernels(library: Path, cuobjdump: Path) -> list[Kernel]:
             loads=counts[arch, symbol, "LDG"],
             stores=counts[arch, symbol, "STG"],
             narrow=counts[arch, symbol, "narrow LDG"],
+            wrapped=counts[arch, symbol, "wrapped"],
         )
         for (arch, symbol), numbers in usage.items()
     )

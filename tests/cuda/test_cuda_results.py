@@ -205,7 +205,7 @@ def test_values_and_outs_of_the_cpu_among_those_of_the_gpu(first_on_gpu):
         assert_same(comparable(actual.cpu()), comparable(expected))
 
 
-@pytest.mark.parametrize("optimizer", [None, "AdamW"])
+@pytest.mark.parametrize("optimizer", [None, "SGD", "AdamW", "Adagrad"])
 def test_many_keys_in_one_call(optimizer):
     """More than fit into the parameters of one launch, of two dtypes."""
     dtypes = [torch.float32, torch.bfloat16]

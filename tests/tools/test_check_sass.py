@@ -28,11 +28,26 @@ def test_within_limits():
         ({"loads": 3}, "loads of 16 bytes 3, at least 4"),
         ({"stores": 0}, "stores of 16 bytes 0, at least 2"),
         ({"narrow": 4}, "loads of less 4, at least 8"),
+        ({"wrapped": 2}, "constant offsets that wrapped around 2"),
     ],
 )
 def test_broken_limit(change, complaint):
     found = check_sass.complaints([GOOD, GOOD._replace(arch="sm_80", **change)])
     assert found == [f"sm_80 sum<float> 4096: {complaint}"]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "is_wrapped"),
+    [
+        ("LDC.64 R30, c[0x0][R5+-0x7e28] ;", True),
+        ("IMAD R0, R1, c[0x0][R5+-0x7e28], R2 ;", True),
+        ("LDC.64 R30, c[0x0][R5+-0x58] ;", False),
+        ("LDC.64 R30, c[0x0][R5+0x7e28] ;", False),
+        ("LDG.E.128 R30, [R5.64+-0x7e28] ;", False),
+    ],
+)
+def test_wrapped_constant_offset(instruction, is_wrapped):
+    assert check_sass.is_wrapped(instruction) == is_wrapped
 
 
 def test_kernel_without_limits():
@@ -55,8 +70,8 @@ def test_limits_without_kernel(monkeypatch):
         ),
         (
             "_ZN7torchkv7kernels4cuda39_GLOBAL__N__07fbc5dd_7_copy_cu_a886c72e"
-            "11copy_kernelILm32760EEEvNS1_6ParamsIXT_EEE",
-            "copy_kernel<32760ul>",
+            "11copy_kernelILm31744EEEvNS1_6ParamsIXT_EEE",
+            "copy_kernel<31744ul>",
         ),
     ],
 )

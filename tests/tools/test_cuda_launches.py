@@ -224,8 +224,8 @@ def launch(fake, kernel, size):
 @pytest.mark.parametrize(
     ("kernel", "size"),
     [
-        *(("copy", size) for size in (4096, 12288, 32760)),
-        *(("sum", size) for size in (4096, 12288, 32760)),
+        *(("copy", size) for size in (4096, 12288, 31744)),
+        *(("sum", size) for size in (4096, 12288, 31744)),
         ("send", None),
         ("rows", None),
         ("steps of rows", None),
@@ -289,4 +289,4 @@ def test_questions(fake):
     assert (number.value, captured.value) == (132, True)
     assert fake.table.enable_peer(0, 1) == 0, "switched on already"
     assert fake.last_error == 0
-    assert fake.table.params_bytes == 32760
+    assert fake.table.params_bytes == 31744

@@ -38,7 +38,7 @@ def shares(trainer, key, parameter):
     """Whether the store sees a write that bumps no version counter."""
     store, before = trainer._store, parameter.detach().clone()
     parameter.data.add_(1)
-    found = torch.equal(store.pull(key), parameter)
+    found = torch.equal(store.pull(key).to(parameter.device), parameter)
     parameter.data.copy_(before)
     return found
 
