@@ -28,7 +28,6 @@ CudaBackend::Home::Home(const Place& place_, StreamOrder& order)
     : place(place_),
       launches(
           *kernels::cuda::table(),
-          kernels::cuda::num_multiprocessors(place_.device),
           order.stream(place_).native_handle(),
           order.is_capturing(place_) ? kernels::cuda::kSmallParams
                                      : kernels::cuda::kLargeParams) {}

@@ -221,12 +221,9 @@ void run_on_cpu(const std::vector<Key>& keys) {
   batch.run();
 }
 
-void run_on_gpu(
-    const std::vector<Key>& keys,
-    size_t params_bytes,
-    int num_multiprocessors) {
+void run_on_gpu(const std::vector<Key>& keys, size_t params_bytes) {
   emulated_launches().clear();
-  Launches launches(emulated_table(params_bytes), num_multiprocessors, nullptr);
+  Launches launches(emulated_table(params_bytes), nullptr);
   std::vector<const void*> values;
   for (const auto& key : keys) {
     const SumJob job = job_of(key, values);
@@ -292,10 +289,7 @@ void expect_same(std::vector<Key>& actual, std::vector<Key>& expected) {
   }
 }
 
-void gpu_equals_cpu(
-    const std::vector<Key>& keys,
-    size_t params_bytes,
-    int num_multiprocessors) {
+void gpu_equals_cpu(const std::vector<Key>& keys, size_t params_bytes) {
   std::vector<Key> actual;
   std::vector<Key> expected;
   for (const auto& key : keys) {
@@ -303,7 +297,7 @@ void gpu_equals_cpu(
     expected.push_back(key.clone());
   }
   run_on_cpu(expected);
-  run_on_gpu(actual, params_bytes, num_multiprocessors);
+  run_on_gpu(actual, params_bytes);
   expect_same(actual, expected);
 }
 

@@ -21,7 +21,6 @@ namespace torchkv::testing {
 
 using Random = std::mt19937_64;
 
-constexpr int kMultiprocessors = 2;
 constexpr int64_t kNumValues[] = {1, 2, 3, 4, 5, 8, 9, 17};
 
 // A tensor at an offset of some elements from an aligned word, with memory
@@ -97,8 +96,7 @@ void expect_same(std::vector<Key>& actual, std::vector<Key>& expected);
 // host, also around the tensors. NaNs compare equal.
 void gpu_equals_cpu(
     const std::vector<Key>& keys,
-    size_t params_bytes = kernels::cuda::kLargeParams,
-    int num_multiprocessors = kMultiprocessors);
+    size_t params_bytes = kernels::cuda::kLargeParams);
 
 // All but LAMB.
 std::vector<RuleCase> rules_with_kernels();

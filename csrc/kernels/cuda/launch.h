@@ -19,6 +19,16 @@ int has_code(bool* result);
 
 #ifdef __CUDACC__
 
+// As many concurrent blocks as a multiprocessor has threads for: Turing's has
+// 1024.
+constexpr uint32_t bounded(uint32_t num_blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return num_blocks < 1024 / kThreads ? num_blocks : 1024 / kThreads;
+#else
+  return num_blocks;
+#endif
+}
+
 // Clears the error, or it would be reported again by the next call.
 inline int returned(cudaError_t error) {
   if (error != cudaSuccess) {

@@ -67,7 +67,6 @@ namespace {
 // Cached properties of a device.
 struct Facts {
   std::atomic<int8_t> has_code{-1}; // -1 = unknown
-  std::atomic<int> num_multiprocessors{0}; // 0 = unknown
 };
 
 // By device, whose index is an int8.
@@ -84,7 +83,6 @@ void set_table(const Table* table) {
   for (int i = 0; i < 128; ++i) {
     Facts& facts = facts_of({c10::kCUDA, static_cast<c10::DeviceIndex>(i)});
     facts.has_code = -1;
-    facts.num_multiprocessors = 0;
   }
 }
 
@@ -101,16 +99,6 @@ bool has_kernels(c10::Device device) {
     known = static_cast<int8_t>(has_code);
   }
   return known != 0;
-}
-
-int num_multiprocessors(c10::Device device) {
-  auto& known = facts_of(device).num_multiprocessors;
-  int number = known;
-  if (number == 0) {
-    check(table()->num_multiprocessors(device.index(), &number));
-    known = number;
-  }
-  return number;
 }
 
 bool is_capturing(c10::Stream stream) {

@@ -22,9 +22,6 @@ TORCHKV_API void set_table(const Table* table);
 // a GPU older than all architectures of the build. The answer is cached.
 TORCHKV_API bool has_kernels(c10::Device device);
 
-// At least 1. REQUIRES: has_kernels(device).
-int num_multiprocessors(c10::Device device);
-
 // Whether the CUDA stream is being captured into a graph. Creates no context on
 // devices other than the stream's.
 TORCHKV_API bool is_capturing(c10::Stream stream);

@@ -131,7 +131,6 @@ struct Launches::Packed {
   size_t bytes_of_step;
   uint32_t num_keys = 0;
   size_t num_steps = 0;
-  int64_t size = 0; // of all keys
   std::array<RuleStep, 4> recent;
   Params<kLargeParams> params; // uninitialized: zeroing costs more than a key
 };
@@ -163,13 +162,8 @@ int64_t Launches::num_squares(const SumJob& job) {
   return (job.num_elements + kNormChunk - 1) / kNormChunk;
 }
 
-Launches::Launches(
-    const Table& table,
-    int num_multiprocessors,
-    void* stream,
-    size_t params_limit)
+Launches::Launches(const Table& table, void* stream, size_t params_limit)
     : table_(table),
-      num_multiprocessors_(static_cast<uint32_t>(num_multiprocessors)),
       stream_(stream),
       params_limit_(std::min<size_t>(params_limit, table.params_bytes)) {}
 
@@ -247,7 +241,6 @@ void Launches::add(
   key->size = job.num_elements;
   key->memory = memory;
   key->step = has_step(variant.rule) ? launch.place_of(*job.step) : uint16_t{0};
-  launch.size += job.num_elements;
 }
 
 void Launches::add_copy(
@@ -277,7 +270,6 @@ void Launches::add_copy(
   key->head = static_cast<uint8_t>(std::min(head, num_bytes));
   key->size = num_bytes;
   key->memory = const_cast<void*>(source); // only read
-  launch.size += num_bytes;
 }
 
 void Launches::launch(Packed& packed) {
@@ -296,19 +288,9 @@ void Launches::launch(Packed& packed) {
       steps_bytes);
 
   const bool is_copy = packed.kind == Kind::kCopy;
-  const uint32_t max_blocks = num_multiprocessors_ *
-      (is_copy ? kCopyBlocksPerMultiprocessor
-               : blocks_per_multiprocessor(packed.variant));
-  const int64_t unit = is_copy ? 4 : 1;
-  int64_t chunk = kMaxChunk * unit;
-  // At least four chunks for each concurrent block; with fewer, some
-  // multiprocessors would be idle at the end.
-  while (chunk > kMinChunk * unit && packed.size < chunk * max_blocks * 4) {
-    chunk /= 2;
-  }
-  if (packed.variant.rule == Rule::kNorm) {
-    chunk = kNormChunk;
-  }
+  const int64_t chunk = is_copy            ? kCopyChunk
+      : packed.variant.rule == Rule::kNorm ? kNormChunk
+                                           : kChunk;
   int64_t num_chunks = 0;
   for (uint32_t i = 0; i < packed.num_keys; ++i) {
     auto* const key = reinterpret_cast<KeyHead*>(

@@ -44,7 +44,6 @@ class TORCHKV_API Launches {
   // kSmallParams while the stream is captured.
   Launches(
       const Table& table,
-      int num_multiprocessors,
       void* stream,
       size_t params_limit = kLargeParams);
   ~Launches();
@@ -83,7 +82,6 @@ class TORCHKV_API Launches {
   void launch(Packed& packed);
 
   const Table& table_;
-  const uint32_t num_multiprocessors_;
   void* const stream_;
   const size_t params_limit_;
   double scale_ = 1; // of norms

@@ -9,7 +9,7 @@ namespace torchkv::kernels::cuda {
 template <typename P, size_t kBytes>
 __global__ void __launch_bounds__(
     kThreads,
-    blocks_per_multiprocessor(variant_of<P>()))
+    bounded(blocks_per_multiprocessor(variant_of<P>())))
     sum_kernel(const __grid_constant__ Params<kBytes> params) {
   const double share = sum_thread<P>(
       params.head, params.bank, sizeof(params.bank), blockIdx.x, threadIdx.x);

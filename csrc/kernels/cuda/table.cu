@@ -14,11 +14,6 @@ int launch_sum(Variant variant, Launch launch) {
   return error;
 }
 
-int num_multiprocessors(int device, int* result) {
-  return returned(
-      cudaDeviceGetAttribute(result, cudaDevAttrMultiProcessorCount, device));
-}
-
 int is_capturing(void* stream, bool* result) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const auto error =
@@ -78,7 +73,6 @@ Table make_table() {
       &launch_send,
       &launch_row_sums,
       &launch_row_steps,
-      &num_multiprocessors,
       &has_code,
       &is_capturing,
       &enable_peer,

@@ -132,9 +132,11 @@ struct alignas(sizeof(T) * kSize < kWord ? sizeof(T) * kSize : kWord) Pack {
 template <size_t kBytes>
 using word_of = std::conditional_t<kBytes % kWord == 0, uint4, uint2>;
 
-// In PTX, because the compiler splits a plain assignment into elements.
+// In PTX, because the compiler splits a plain assignment into elements. Evicted
+// from the caches first, like the values read: with only the loads so, sums
+// take 10 % longer on an H200.
 __device__ inline void store_word(uint4* destination, uint4 word) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
                "r"(word.x),
                "r"(word.y),
                "r"(word.z),
@@ -142,7 +144,7 @@ __device__ inline void store_word(uint4* destination, uint4 word) {
                : "memory");
 }
 __device__ inline void store_word(uint2* destination, uint2 word) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(destination),
+  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(destination),
                "r"(word.x),
                "r"(word.y)
                : "memory");

@@ -251,11 +251,6 @@ int launch_row_steps(RowSteps call, void* stream) {
   return *error;
 }
 
-int num_multiprocessors(int /*device*/, int* result) {
-  *result = 2;
-  return 0;
-}
-
 int has_code_of_current(bool* result) {
   *result = has_code(current_device().index());
   return 0;
@@ -306,7 +301,6 @@ const Table& table() {
       &launch_send,
       &launch_row_sums,
       &launch_row_steps,
-      &num_multiprocessors,
       &has_code_of_current,
       &is_capturing,
       &enable_peer,

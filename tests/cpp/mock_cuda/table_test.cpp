@@ -25,7 +25,7 @@ class TableTest : public DevicesTest {
   // stored = adam(stored, sum of values), on the current stream of cuda:0.
   std::string step() {
     return refusal([&] {
-      Launches launches(table(), 2, nullptr);
+      Launches launches(table(), nullptr);
       std::vector<const void*> pointers;
       for (const auto& value : values) {
         pointers.push_back(value.const_data_ptr());
@@ -91,7 +91,7 @@ TEST_F(TableTest, ACopyReadsItsSourceAndWritesItsOuts) {
   std::vector<void*> outs{m.mutable_data_ptr(), stored.mutable_data_ptr()};
   const auto copy = [&] {
     return refusal([&] {
-      Launches launches(table(), 2, nullptr);
+      Launches launches(table(), nullptr);
       launches.add_copy(
           values[0].const_data_ptr(), outs.data(), outs.size(), kSize * 4);
       EXPECT_EQ(launches.finish(), 0);
@@ -121,7 +121,7 @@ TEST_F(TableTest, ACaptureTakesOnlySmallParameters) {
        {kernels::cuda::kSmallParams, kernels::cuda::kLargeParams}) {
     begin_capture(stream);
     const std::string said = refusal([&] {
-      Launches launches(table(), 2, stream.native_handle(), limit);
+      Launches launches(table(), stream.native_handle(), limit);
       for (int i = 0; i < 200; ++i) {
         launches.add_copy(stored.const_data_ptr(), outs.data(), 1, 4);
       }

@@ -24,7 +24,7 @@ TEST(CudaCopyTest, ManyCopiesOfSeveralOuts) {
   };
   for (const size_t params_bytes : {kSmallParams, kLargeParams}) {
     emulated_launches().clear();
-    Launches launches(emulated_table(params_bytes), kMultiprocessors, nullptr);
+    Launches launches(emulated_table(params_bytes), nullptr);
     std::vector<Copied> copies(300);
     for (size_t i = 0; i < copies.size(); ++i) {
       auto& [source, outs, expected] = copies[i];
@@ -74,7 +74,7 @@ TEST(CudaCopyTest, WordsAsWideAsPossible) {
   auto* const data = bytes.mutable_data_ptr<uint8_t>();
   const std::vector<int> shifts{0, 8, 4, 2, 1, 16};
   emulated_launches().clear();
-  Launches launches(emulated_table(), kMultiprocessors, nullptr);
+  Launches launches(emulated_table(), nullptr);
   for (const int shift : shifts) {
     void* const out = data + 103 + shift;
     launches.add_copy(data + 7, &out, 1, 50);
@@ -92,7 +92,7 @@ TEST(CudaCopyTest, MoreOutsThanOneLaunchTakes) {
   for (int64_t i = 0; i < 1200; ++i) {
     pointers.push_back(outs[i].mutable_data_ptr());
   }
-  Launches launches(emulated_table(kSmallParams), kMultiprocessors, nullptr);
+  Launches launches(emulated_table(kSmallParams), nullptr);
   launches.add_copy(
       source.const_data_ptr(), pointers.data(), pointers.size(), 40);
   EXPECT_EQ(launches.finish(), 0);

@@ -22,7 +22,7 @@ double norm_on_gpu(
     const std::vector<Key>& keys,
     double scale,
     std::vector<double>* all = nullptr) {
-  Launches launches(emulated_table(), kMultiprocessors, nullptr);
+  Launches launches(emulated_table(), nullptr);
   std::vector<const void*> values;
   std::vector<SumJob> jobs;
   int64_t count = 0;

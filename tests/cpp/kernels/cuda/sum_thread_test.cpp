@@ -69,7 +69,7 @@ TEST(CudaAssignTest, ComplexNumbersAreTwoRealOnes) {
   job.num_values = 2;
   job.stored = stored.mutable_data_ptr();
   job.num_elements = 2002;
-  Launches launches(emulated_table(), kMultiprocessors, nullptr);
+  Launches launches(emulated_table(), nullptr);
   launches.add(job);
   EXPECT_EQ(launches.finish(), 0);
   EXPECT_TRUE(at::equal(stored, tensors[0] + tensors[1]));
