@@ -89,15 +89,14 @@ void DeviceRowSums::add(const Job& job) {
   }
   queued.clears = !job.is_step();
   for (const auto& piece : pieces) {
-    const MergedRows rows(job.values, piece);
     if (job.is_step()) {
-      if (!rows.ids.empty() && !add_kernel_step(job, rows, queued)) {
-        add_step(job, rows, queued);
+      if (!add_kernel_step(job, piece, queued)) {
+        add_step(job, piece, queued);
       }
       continue;
     }
     const auto [ids, sums] =
-        sum_rows_of(order_, home, job.values, rows, job.accumulation);
+        sum_rows_of(order_, home, job.values, piece, job.accumulation);
     if (job.is_norm) {
       Norm& norm = norms_.emplace_back();
       norm.job = job;
@@ -116,7 +115,7 @@ void DeviceRowSums::add(const Job& job) {
 
 bool DeviceRowSums::add_kernel_step(
     const Job& job,
-    const MergedRows& rows,
+    const RowPiece& piece,
     Queued& queued) {
   const at::Tensor& result = *job.result;
   const c10::ScalarType stored = result.scalar_type();
@@ -129,7 +128,10 @@ bool DeviceRowSums::add_kernel_step(
   }
   KernelStep step;
   step.sources = row_sources_of(
-      order_.runtime(), job.slice->home, job.values, rows, *dtype);
+      order_.runtime(), job.slice->home, job.values, piece, *dtype);
+  if (step.sources.call.num_rows == 0) {
+    return true;
+  }
   auto& call = step.call;
   call = {};
   call.gradients = step.sources.call;
@@ -143,8 +145,8 @@ bool DeviceRowSums::add_kernel_step(
   // Where the piece begins, of tensors whose elements have this size.
   const auto move = [&](void*& memory, size_t size) {
     if (memory != nullptr) {
-      memory = static_cast<char*>(memory) +
-          rows.piece.begin * static_cast<int64_t>(size);
+      memory =
+          static_cast<char*>(memory) + piece.begin * static_cast<int64_t>(size);
     }
     call.gradients.is_aligned = call.gradients.is_aligned &&
         reinterpret_cast<uintptr_t>(memory) % 16 == 0;
@@ -161,12 +163,14 @@ bool DeviceRowSums::add_kernel_step(
 
 void DeviceRowSums::add_step(
     const Job& job,
-    const MergedRows& merged,
+    const RowPiece& piece,
     Queued& queued) {
-  const RowPiece& piece = merged.piece;
-  const SummedRows summed = sum_rows_of(
-      order_, job.slice->home, job.values, merged, job.accumulation);
+  const SummedRows summed =
+      sum_rows_of(order_, job.slice->home, job.values, piece, job.accumulation);
   const at::Tensor& ids = summed.ids;
+  if (ids.numel() == 0) {
+    return;
+  }
   const auto copy = [&](const at::Tensor& whole) {
     return as_movable(piece_of(whole, piece))
         .index_select(0, ids)

@@ -16,9 +16,8 @@ namespace torchkv {
 // Sums of row-sparse values, and of lists of these and dense ones, into dense
 // tensors on accelerators, by PyTorch's operators, or by a kernel where all
 // values are row-sparse. A kernel steps the rows where they are; without it,
-// copies of the rows are stepped as dense values are. The ids are in CPU
-// memory, so the host knows which rows there are; copying them to the device
-// blocks it.
+// copies of the rows are stepped as dense values are. The host waits for the
+// number of rows, or for ids on their way to it or back.
 //
 // add() does all but the writes, so that running out of memory changes nothing.
 // Beside the values this takes memory for the sums of the rows pushed or, where
@@ -66,9 +65,9 @@ class DeviceRowSums {
   };
   // By a kernel; false if there is none for such rows. REQUIRES: values whose
   // memory is not the result's: the kernel writes rows while it reads others.
-  bool add_kernel_step(const Job& job, const MergedRows& rows, Queued& queued);
+  bool add_kernel_step(const Job& job, const RowPiece& piece, Queued& queued);
   // Of copies of the rows.
-  void add_step(const Job& job, const MergedRows& rows, Queued& queued);
+  void add_step(const Job& job, const RowPiece& piece, Queued& queued);
 
   StreamOrder& order_;
   std::vector<Queued> queued_;

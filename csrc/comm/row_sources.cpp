@@ -8,7 +8,9 @@
 
 #include "../core/errors.h"
 #include "../kernels/cuda/library.h"
+#include "../memory/row_ids.h"
 #include "cuda_dtype.h"
+#include "row_merge.h"
 
 namespace torchkv {
 namespace {
@@ -69,6 +71,7 @@ int64_t row_size_of(const RowSparse& rows) {
 }
 
 RowRange::RowRange(const RowSparse& rows, const RowPiece& piece) {
+  bring_ids(rows);
   const auto* const ids = rows.ids.const_data_ptr<int64_t>();
   const auto* const last = ids + rows.ids.numel();
   const auto* const from = std::lower_bound(ids, last, piece.first_row);
@@ -167,11 +170,17 @@ RowSources row_sources_of(
     Runtime& runtime,
     const Place& home,
     c10::ArrayRef<Value> values,
-    const MergedRows& rows,
+    const RowPiece& piece,
     c10::ScalarType dtype) {
-  const RowPiece& piece = rows.piece;
+  if (auto merged = merge_on_device(runtime, home, values, piece, dtype)) {
+    return *merged;
+  }
+  const MergedRows rows(values, piece);
   const auto count = static_cast<int64_t>(rows.ids.size());
   RowSources result;
+  if (count == 0) {
+    return result;
+  }
   // The ids among the rows of the piece, the offsets of the sums' rows and
   // these rows' addresses: copied to the device at once.
   std::vector<int64_t> numbers;

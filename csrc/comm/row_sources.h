@@ -20,7 +20,8 @@ namespace torchkv {
 
 int64_t row_size_of(const RowSparse& rows);
 
-// Which of a value's rows, in the order of their ids, are those of a piece.
+// Which of a value's rows, in the order of their ids, are those of a piece. The
+// host needs the ids: bring_ids.
 struct RowRange {
   RowRange(const RowSparse& rows, const RowPiece& piece);
 
@@ -75,14 +76,15 @@ std::optional<c10::ScalarType> dtype_to_read(
     c10::ArrayRef<Value> values,
     c10::ScalarType accumulation);
 
-// On `home`, which has been entered and ordered after the values. Copying the
-// addresses there blocks the host. REQUIRES: a dtype_to_read(), at least one
-// row and one column.
+// On `home`, which has been entered and ordered after the values; maybe of no
+// row. Blocks the host until the device has merged the ids (row_merge.h) or, in
+// other cases, until it has the addresses. REQUIRES: a dtype_to_read(), at
+// least one column.
 RowSources row_sources_of(
     Runtime& runtime,
     const Place& home,
     c10::ArrayRef<Value> values,
-    const MergedRows& rows,
+    const RowPiece& piece,
     c10::ScalarType dtype);
 
 } // namespace torchkv

@@ -4,6 +4,7 @@
 
 #include "../core/row_sparse.h"
 #include "../memory/layout.h"
+#include "../memory/row_ids.h"
 
 namespace torchkv {
 
@@ -57,6 +58,7 @@ void RowSparseBackend::add_sum(const Job& job) {
         static_cast<const char*>(payload_as(value, dtype).const_data_ptr());
     source.is_dense = value.dense() != nullptr;
     if (const RowSparse* const rows = rows_in(value)) {
+      bring_ids(*rows);
       source.ids = rows->ids.const_data_ptr<int64_t>();
       source.num_ids = rows->ids.numel();
       source.is_distinct = rows->is_distinct;

@@ -108,20 +108,22 @@ SummedRows sum_rows_of(
     StreamOrder& order,
     const Place& home,
     c10::ArrayRef<Value> values,
-    const MergedRows& rows,
+    const RowPiece& piece,
     c10::ScalarType accumulation) {
   Runtime& runtime = order.runtime();
-  const RowPiece& piece = rows.piece;
   SummedRows result;
   const auto dtype = dtype_to_read(home, values, accumulation);
-  if (dtype && !rows.ids.empty() && piece.num_columns != 0) {
+  if (dtype && piece.num_columns != 0) {
     const RowSources sources =
-        row_sources_of(runtime, home, values, rows, *dtype);
-    result.ids = sources.ids;
-    result.sums =
-        sum_with_kernel(order, home, sources, accumulation, piece.num_columns);
-    return result;
+        row_sources_of(runtime, home, values, piece, *dtype);
+    if (sources.call.num_rows != 0) {
+      result.ids = sources.ids;
+      result.sums = sum_with_kernel(
+          order, home, sources, accumulation, piece.num_columns);
+      return result;
+    }
   }
+  const MergedRows rows(values, piece);
   result.sums = sum_with_aten(runtime, home.device, values, rows, accumulation);
   std::vector<int64_t> ids = rows.ids;
   for (int64_t& id : ids) {

@@ -37,7 +37,7 @@ SummedRows sum_rows_of(
     StreamOrder& order,
     const Place& home,
     c10::ArrayRef<Value> values,
-    const MergedRows& rows,
+    const RowPiece& piece,
     c10::ScalarType accumulation);
 
 } // namespace torchkv

@@ -22,14 +22,18 @@ struct RowSparse final : Encoding {
     form = kRowSparse;
   }
 
-  // Which row of the value each one is: int64, contiguous in CPU memory,
-  // ascending, with repeats.
-  at::Tensor ids;
+  // Of a value on an accelerator with kernels that is pushed to a dense key:
+  // which row of the value each one is, int64, contiguous, as given. The host
+  // has them only after bring_ids (memory/row_ids.h).
+  at::Tensor ids_on_device;
+
+  // The same, contiguous in CPU memory, ascending, with repeats.
+  mutable at::Tensor ids;
   // Where in the payload the row of each id is, as `ids`; rows of one id are in
   // the order pushed. Undefined where the payload has the order of the ids.
-  at::Tensor order;
-  bool is_distinct =
-      false; // that no id repeats: known where `order` is not set
+  mutable at::Tensor order;
+  // That no id repeats: known where `order` is not set.
+  mutable bool is_distinct = false;
 };
 
 // Null for other values.

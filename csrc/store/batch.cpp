@@ -8,6 +8,7 @@
 
 #include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
+#include "../memory/row_ids.h"
 #include "../memory/row_slices.h"
 #include "compressed_values.h"
 #include "row_values.h"
@@ -173,7 +174,9 @@ at::Tensor Batch::find_distinct_rows() {
   const PlainDispatch plain;
   std::vector<int64_t> ids;
   for (const Value& value : values_) {
-    const at::Tensor& own = dynamic_cast<const RowSparse&>(*value.encoding).ids;
+    const auto& given = dynamic_cast<const RowSparse&>(*value.encoding);
+    bring_ids(given);
+    const at::Tensor& own = given.ids;
     const auto* const begin = own.const_data_ptr<int64_t>();
     ids.insert(ids.end(), begin, begin + own.numel());
   }

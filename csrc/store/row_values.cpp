@@ -2,7 +2,10 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <memory>
@@ -14,7 +17,9 @@
 #include "../core/row_sparse.h"
 #include "../core/sparse.h"
 #include "../kernels/cpu/row_ids.h"
+#include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
+#include "../memory/row_ids.h"
 #include "check.h"
 
 namespace torchkv {
@@ -60,25 +65,59 @@ void check_ids(
       where.key.context());
 }
 
-void sort_unsorted_rows(int64_t limit, RowSparse& rows) {
-  const at::Tensor given = rows.ids;
-  const int64_t count = given.numel();
-  rows.ids = empty_ids(count);
-  rows.order = empty_ids(count);
-  kernels::cpu::sort_row_ids(
-      given.const_data_ptr<int64_t>(),
-      count,
-      limit,
-      rows.ids.mutable_data_ptr<int64_t>(),
-      rows.order.mutable_data_ptr<int64_t>());
-}
+// Checks ids on devices, and waits once for each device, not for each value.
+class IdsOnDevices {
+ public:
+  // REQUIRES: PlainDispatch, at least one id.
+  void add(const Where& where, const at::Tensor& ids, int64_t num_rows) {
+    const auto [least, most] = at::aminmax(ids);
+    added_.push_back({where, ids, at::stack({least, most}), num_rows});
+  }
+
+  void check() const {
+    const PlainDispatch plain;
+    std::vector<at::Tensor> extremes;
+    for (size_t i = 0; i < added_.size(); ++i) {
+      extremes.push_back(added_[i].extremes);
+      if (i + 1 == added_.size() ||
+          added_[i + 1].ids.device() != added_[i].ids.device()) {
+        check(at::cat(extremes).to(c10::kCPU), i + 1 - extremes.size());
+        extremes.clear();
+      }
+    }
+  }
+
+ private:
+  struct Added {
+    Where where;
+    at::Tensor ids;
+    at::Tensor extremes;
+    int64_t num_rows;
+  };
+
+  void check(const at::Tensor& extremes, size_t first) const {
+    const auto* extreme = extremes.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < extremes.numel(); i += 2, ++first) {
+      const Added& added = added_[first];
+      if (extreme[i] < 0 || extreme[i + 1] >= added.num_rows) {
+        const at::Tensor ids = added.ids.to(c10::kCPU);
+        const auto found = kernels::cpu::inspect_row_ids(
+            ids.const_data_ptr<int64_t>(), ids.numel(), added.num_rows);
+        check_ids(added.where, ids, found.first_bad, added.num_rows);
+      }
+    }
+  }
+
+  std::vector<Added> added_;
+};
 
 // Replaces a sparse tensor by its rows.
 std::shared_ptr<const Encoding> encode_rows(
     const Where& where,
     Entry& entry,
     at::Tensor& tensor,
-    Runtime& runtime) {
+    Runtime& runtime,
+    IdsOnDevices& unchecked) {
   const at::SparseTensorImpl& impl = sparse_impl(tensor);
   check_rows_shape(where, entry.meta, impl.sizes());
   check_rows(where, tensor);
@@ -101,14 +140,20 @@ std::shared_ptr<const Encoding> encode_rows(
   auto encoding = std::make_shared<RowSparse>();
   encoding->sizes = entry.meta.sizes;
   encoding->dtype = rows.scalar_type();
+  if (entry.rows == nullptr && count != 0 && indices.is_cuda() &&
+      kernels::cuda::has_kernels(indices.device())) {
+    encoding->ids_on_device = indices[0].contiguous();
+    unchecked.add(where, encoding->ids_on_device, num_rows);
+    tensor = std::move(rows);
+    return encoding;
+  }
   const at::Tensor ids = indices[0].to(c10::kCPU).contiguous();
-  const auto* const given = ids.const_data_ptr<int64_t>();
-  const auto found = kernels::cpu::inspect_row_ids(given, count, num_rows);
+  const auto found = kernels::cpu::inspect_row_ids(
+      ids.const_data_ptr<int64_t>(), count, num_rows);
   check_ids(where, ids, found.first_bad, num_rows);
   encoding->ids = ids;
-  encoding->is_distinct = found.is_ascending && found.is_distinct;
-  if (!found.is_ascending && entry.rows == nullptr) {
-    sort_unsorted_rows(num_rows, *encoding);
+  if (entry.rows == nullptr) {
+    sort_rows(num_rows, found, *encoding);
   }
   tensor = std::move(rows);
   return encoding;
@@ -194,16 +239,6 @@ std::optional<DenseOuts> dense_outs(const Call& pull) {
   return dense;
 }
 
-void sort_rows(int64_t limit, RowSparse& rows) {
-  const PlainDispatch plain;
-  const auto found = kernels::cpu::inspect_row_ids(
-      rows.ids.const_data_ptr<int64_t>(), rows.ids.numel(), limit);
-  rows.is_distinct = found.is_ascending && found.is_distinct;
-  if (!found.is_ascending) {
-    sort_unsorted_rows(limit, rows);
-  }
-}
-
 void check_rows(const Where& where, const at::Tensor& sparse) {
   TORCHKV_CHECK_VALUE(
       sparse.sparse_dim() == 1,
@@ -230,6 +265,7 @@ std::optional<Tensors> with_rows(
   check_count(call.op, call.keys, given);
   Tensors values = given;
   values.encodings.resize(values.flat.size());
+  IdsOnDevices unchecked;
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto number = static_cast<int64_t>(i);
     const auto of_key = given.of(number);
@@ -251,12 +287,13 @@ std::optional<Tensors> with_rows(
             encoding->form,
             "'");
       } else if (is_sparse_coo(tensor)) {
-        encoding = encode_rows(where, entry, tensor, runtime);
+        encoding = encode_rows(where, entry, tensor, runtime, unchecked);
       } else if (entry.rows != nullptr) {
         encoding = encode_all_rows(where, entry, tensor, runtime);
       }
     }
   }
+  unchecked.check();
   return values;
 }
 

@@ -42,7 +42,4 @@ at::Tensor make_sparse(
     const at::Tensor& rows,
     c10::IntArrayRef sizes);
 
-// Sorts ids that are below `limit`, with the order of their rows.
-void sort_rows(int64_t limit, RowSparse& rows);
-
 } // namespace torchkv

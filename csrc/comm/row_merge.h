@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <optional>
+
+#include "row_sources.h"
+
+namespace torchkv {
+
+// The sources of all rows that values on `home` have, merged there by PyTorch's
+// operators; nothing if the ids of one are on the host, if it is on another
+// device or of another dtype, or if the piece is only part of a value. The host
+// waits for the number of rows. REQUIRES: PlainDispatch; as row_sources_of.
+std::optional<RowSources> merge_on_device(
+    Runtime& runtime,
+    const Place& home,
+    c10::ArrayRef<Value> values,
+    const RowPiece& piece,
+    c10::ScalarType dtype);
+
+} // namespace torchkv
