@@ -65,50 +65,61 @@ void check_ids(
       where.key.context());
 }
 
-// Checks ids on devices, and waits once for each device, not for each value.
+// Checks ids on devices together: the host waits once for each device, not for
+// each value.
 class IdsOnDevices {
  public:
-  // REQUIRES: PlainDispatch, at least one id.
+  // REQUIRES: at least one id; values of a key one after the other.
   void add(const Where& where, const at::Tensor& ids, int64_t num_rows) {
-    const auto [least, most] = at::aminmax(ids);
-    added_.push_back({where, ids, at::stack({least, most}), num_rows});
+    if (keys_.empty() || &keys_.back().where.key != &where.key ||
+        keys_.back().values[0].device() != ids.device()) {
+      keys_.push_back({where, num_rows, {}});
+    }
+    keys_.back().values.push_back(ids);
   }
 
   void check() const {
     const PlainDispatch plain;
-    std::vector<at::Tensor> extremes;
-    for (size_t i = 0; i < added_.size(); ++i) {
-      extremes.push_back(added_[i].extremes);
-      if (i + 1 == added_.size() ||
-          added_[i + 1].ids.device() != added_[i].ids.device()) {
-        check(at::cat(extremes).to(c10::kCPU), i + 1 - extremes.size());
+    std::vector<at::Tensor> extremes; // of keys on one device
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto& values = keys_[i].values;
+      const auto [least, most] =
+          at::aminmax(values.size() == 1 ? values[0] : at::cat(values));
+      extremes.push_back(least);
+      extremes.push_back(most);
+      if (i + 1 == keys_.size() ||
+          keys_[i + 1].values[0].device() != values[0].device()) {
+        check(at::stack(extremes).to(c10::kCPU), &keys_[i] + 1);
         extremes.clear();
       }
     }
   }
 
  private:
-  struct Added {
+  struct OfKey {
     Where where;
-    at::Tensor ids;
-    at::Tensor extremes;
     int64_t num_rows;
+    std::vector<at::Tensor> values; // on one device
   };
 
-  void check(const at::Tensor& extremes, size_t first) const {
+  // The smallest and the largest id of each of the keys before `end`.
+  static void check(const at::Tensor& extremes, const OfKey* end) {
     const auto* extreme = extremes.const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < extremes.numel(); i += 2, ++first) {
-      const Added& added = added_[first];
-      if (extreme[i] < 0 || extreme[i + 1] >= added.num_rows) {
-        const at::Tensor ids = added.ids.to(c10::kCPU);
+    const OfKey* key = end - extremes.numel() / 2;
+    for (; key != end; ++key, extreme += 2) {
+      if (extreme[0] >= 0 && extreme[1] < key->num_rows) {
+        continue;
+      }
+      for (const auto& value : key->values) {
+        const at::Tensor ids = value.to(c10::kCPU);
         const auto found = kernels::cpu::inspect_row_ids(
-            ids.const_data_ptr<int64_t>(), ids.numel(), added.num_rows);
-        check_ids(added.where, ids, found.first_bad, added.num_rows);
+            ids.const_data_ptr<int64_t>(), ids.numel(), key->num_rows);
+        check_ids(key->where, ids, found.first_bad, key->num_rows);
       }
     }
   }
 
-  std::vector<Added> added_;
+  std::vector<OfKey> keys_;
 };
 
 // Replaces a sparse tensor by its rows.
