@@ -236,7 +236,7 @@ def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
             + ["--json", str(folder / f"{name}.json")],
             share,
         )
-        for name, share in zip(names, [4, 4, 7, 10], strict=True)
+        for name, share in zip(names, [5, 14, 5, 9], strict=True)
     ]
 
 

@@ -57,7 +57,7 @@ TORCHKV_HOST_DEVICE inline void row_step_thread(
   sum_rows<V, kSize>(call.gradients, pack, total);
   weight.step(call.pointers, call.rule, call.step, total);
   weight.store_state(call.pointers, element, total);
-  store_rounded(total, static_cast<S*>(call.memory) + element);
+  store_rounded<true>(total, static_cast<S*>(call.memory) + element);
 }
 
 // Calls `f` with numbers of the types of the values and of the weight, and

@@ -60,7 +60,7 @@ TORCHKV_HOST_DEVICE inline void sum_rows(
     TORCHKV_UNROLL
     for (int k = 0; k < kGroup; ++k) {
       if (source + k < end) {
-        values[k] = load_once<V, kSize>(
+        values[k] = load<true, V, kSize>(
             static_cast<const V*>(call.sources[source + k]) + pack.column);
       }
     }
@@ -88,7 +88,7 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
   const auto pack = RowPack::of<kSize>(call, number);
   Pack<arithmetic_t<V>, kSize> total;
   sum_rows<V, kSize>(call, pack, total);
-  store(
+  store<true>(
       total,
       static_cast<arithmetic_t<V>*>(call.sums) + pack.row * call.num_columns +
           pack.column);

@@ -133,7 +133,7 @@ class SendThread {
       const Send& send,
       Pack<T, kSendPack>& pack) const {
     if (is_whole(send)) {
-      pack = load_once<T, kSendPack>(source + first_);
+      pack = cuda::load<true, T, kSendPack>(source + first_);
       return;
     }
     TORCHKV_UNROLL
@@ -149,7 +149,7 @@ class SendThread {
       const Send& send,
       T* destination) const {
     if (is_whole(send)) {
-      store(pack, destination + first_);
+      store<true>(pack, destination + first_);
       return;
     }
     TORCHKV_UNROLL

@@ -100,12 +100,17 @@ class PackOfSum {
         weight_.step(pointers_of(key), P::kRule, *step, total);
         weight_.store_state(pointers_of(key), element, total);
       }
-      store_rounded(total, static_cast<stored_t*>(key.memory) + element);
+      store_rounded<kStreams>(
+          total, static_cast<stored_t*>(key.memory) + element);
       return 0;
     }
   }
 
  private:
+  // On an H200, streaming sums of two take 12 % longer than torch.add, which
+  // does not stream. A norm's values are read once more, by the step.
+  static constexpr bool kStreams = P::kHasWeight;
+
   TORCHKV_HOST_DEVICE static inline const value_t* value_of(
       const KeyHead& key,
       int k) {
@@ -120,8 +125,8 @@ class PackOfSum {
     TORCHKV_UNROLL
     for (int k = 0; k < P::kGroup; ++k) {
       if (k < count) {
-        values_[k] =
-            load_once<value_t, kSize>(value_of(key, first + k) + element);
+        values_[k] = cuda::load<kStreams, value_t, kSize>(
+            value_of(key, first + k) + element);
       }
     }
   }
@@ -148,7 +153,7 @@ class PackOfSum {
       Pack<total_t, kSize>& total) {
     int first = 0;
     if (head.first_is_sum) {
-      total = cuda::load<total_t, kSize>(
+      total = cuda::load<false, total_t, kSize>(
           static_cast<const total_t*>(pointers_of(key)[P::kPointers]) +
           element);
       first = 1;

@@ -132,11 +132,9 @@ struct alignas(sizeof(T) * kSize < kWord ? sizeof(T) * kSize : kWord) Pack {
 template <size_t kBytes>
 using word_of = std::conditional_t<kBytes % kWord == 0, uint4, uint2>;
 
-// In PTX, because the compiler splits a plain assignment into elements. Evicted
-// from the caches first, like the values read: with only the loads so, sums
-// take 10 % longer on an H200.
+// In PTX, because the compiler splits a plain assignment into elements.
 __device__ inline void store_word(uint4* destination, uint4 word) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination),
                "r"(word.x),
                "r"(word.y),
                "r"(word.z),
@@ -144,19 +142,16 @@ __device__ inline void store_word(uint4* destination, uint4 word) {
                : "memory");
 }
 __device__ inline void store_word(uint2* destination, uint2 word) {
-  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(destination),
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(destination),
                "r"(word.x),
                "r"(word.y)
                : "memory");
 }
 #endif
 
-template <typename T, int kSize>
-TORCHKV_HOST_DEVICE inline Pack<T, kSize> load(const T* source) {
-  return *reinterpret_cast<const Pack<T, kSize>*>(source);
-}
-
-template <typename T, int kSize>
+// If it streams, of data that is not read again soon: evicted from the caches
+// first, which pays only if what is read streams, too.
+template <bool kStreams, typename T, int kSize>
 TORCHKV_HOST_DEVICE inline void store(
     const Pack<T, kSize>& pack,
     T* destination) {
@@ -167,7 +162,12 @@ TORCHKV_HOST_DEVICE inline void store(
     memcpy(words, &pack, sizeof(pack));
     TORCHKV_UNROLL
     for (size_t i = 0; i < sizeof(pack) / sizeof(word_t); ++i) {
-      store_word(reinterpret_cast<word_t*>(destination) + i, words[i]);
+      word_t* const to = reinterpret_cast<word_t*>(destination) + i;
+      if constexpr (kStreams) {
+        __stcs(to, words[i]);
+      } else {
+        store_word(to, words[i]);
+      }
     }
     return;
   }
@@ -175,11 +175,11 @@ TORCHKV_HOST_DEVICE inline void store(
   *reinterpret_cast<Pack<T, kSize>*>(destination) = pack;
 }
 
-// Of data that is not read again soon: evicted from the caches first.
-template <typename T, int kSize>
-TORCHKV_HOST_DEVICE inline Pack<T, kSize> load_once(const T* source) {
+// If it streams, as store().
+template <bool kStreams, typename T, int kSize>
+TORCHKV_HOST_DEVICE inline Pack<T, kSize> load(const T* source) {
 #ifdef __CUDA_ARCH__
-  if constexpr (sizeof(T) * kSize % 8 == 0) {
+  if constexpr (kStreams && sizeof(T) * kSize % 8 == 0) {
     Pack<T, kSize> result;
     using word_t = word_of<sizeof(result)>;
     word_t words[sizeof(result) / sizeof(word_t)];
@@ -191,7 +191,7 @@ TORCHKV_HOST_DEVICE inline Pack<T, kSize> load_once(const T* source) {
     return result;
   }
 #endif
-  return load<T, kSize>(source);
+  return *reinterpret_cast<const Pack<T, kSize>*>(source);
 }
 
 } // namespace torchkv::kernels::cuda

@@ -24,11 +24,11 @@ class WeightPack {
       int64_t element) {
     const auto* stored = static_cast<const S*>(memory) + element;
     if constexpr (!kHasMaster) {
-      weight_ = cuda::load<weight_t, kSize>(stored);
+      weight_ = cuda::load<false, weight_t, kSize>(stored);
     } else if (pointers[0] != nullptr) {
-      weight_ = cuda::load<weight_t, kSize>(at(pointers, 0) + element);
+      weight_ = cuda::load<false, weight_t, kSize>(at(pointers, 0) + element);
     } else {
-      const auto rounded = cuda::load<S, kSize>(stored);
+      const auto rounded = cuda::load<false, S, kSize>(stored);
       TORCHKV_UNROLL
       for (int i = 0; i < kSize; ++i) {
         weight_.at[i] = widen(rounded.at[i]);
@@ -37,7 +37,8 @@ class WeightPack {
     TORCHKV_UNROLL
     for (int s = 0; s < kStates; ++s) {
       if (pointers[1 + s] != nullptr) {
-        states_[s] = cuda::load<weight_t, kSize>(at(pointers, 1 + s) + element);
+        states_[s] =
+            cuda::load<false, weight_t, kSize>(at(pointers, 1 + s) + element);
       }
     }
   }
@@ -77,11 +78,11 @@ class WeightPack {
     TORCHKV_UNROLL
     for (int s = 0; s < kStates; ++s) {
       if (pointers[1 + s] != nullptr) {
-        store(states_[s], at(pointers, 1 + s) + element);
+        store<true>(states_[s], at(pointers, 1 + s) + element);
       }
     }
     if (kHasMaster && pointers[0] != nullptr) {
-      store(weight, at(pointers, 0) + element);
+      store<true>(weight, at(pointers, 0) + element);
     }
   }
 
@@ -99,7 +100,7 @@ class WeightPack {
 };
 
 // Rounds numbers to type S.
-template <typename S, int kSize>
+template <bool kStreams, typename S, int kSize>
 TORCHKV_HOST_DEVICE inline void store_rounded(
     const Pack<arithmetic_t<S>, kSize>& numbers,
     S* destination) {
@@ -108,7 +109,7 @@ TORCHKV_HOST_DEVICE inline void store_rounded(
   for (int i = 0; i < kSize; ++i) {
     result.at[i] = narrow<S>(numbers.at[i]);
   }
-  store(result, destination);
+  store<kStreams>(result, destination);
 }
 
 } // namespace torchkv::kernels::cuda

@@ -432,14 +432,37 @@ TEST_P(RowSparseDevicesTest, OutOfMemoryChangesNothing) {
 }
 
 TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
-  init(3, random());
-  const at::Tensor wrong = sparse(
-      at::tensor({int64_t{1}, int64_t{kRows}}, at::kLong),
-      at::ones({2, columns}),
-      {kRows, columns});
-  EXPECT_THROW(store_->push(3, moved(wrong, 0)), c10::IndexError);
-  expect_pulled(3);
-  EXPECT_EQ(store_->version(3), 0);
+  init(1, random());
+  init(2, random());
+  for (const int64_t bad : {int64_t{-1}, int64_t{kRows}}) {
+    const at::Tensor wrong = sparse(
+        at::tensor({int64_t{1}, bad}, at::kLong),
+        at::ones({2, columns}),
+        {kRows, columns});
+    Tensors values;
+    for (const bool is_wrong : {false, true}) { // key 1, key 2
+      for (size_t replica = 0; replica < 2; ++replica) {
+        values.append(moved(random_rows(false), replica));
+      }
+      values.append(moved(is_wrong ? wrong : random_rows(true), 1));
+      values.end_group();
+    }
+    try {
+      store_->push({1, 2}, values);
+      FAIL() << "no error";
+    } catch (const c10::IndexError& error) {
+      const std::string what = error.what_without_backtrace();
+      EXPECT_NE(what.find("4000"), std::string::npos) << what;
+      EXPECT_NE(
+          what.find(c10::str("but got ", bad, " at index 1 (key 2)")),
+          std::string::npos)
+          << what;
+    }
+  }
+  for (const int key : {1, 2}) {
+    expect_pulled(key);
+    EXPECT_EQ(store_->version(key), 0);
+  }
 }
 
 TEST_P(RowSparseDevicesTest, CannotBeCaptured) {
