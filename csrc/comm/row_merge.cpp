@@ -6,9 +6,7 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/unique_consecutive.h>
 
-#include <algorithm>
 #include <limits>
-#include <tuple>
 #include <vector>
 
 #include "../core/errors.h"
