@@ -226,7 +226,7 @@ def test_steps(folder: Path, dry: bool) -> list[Step]:
 
 
 def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
-    """All GPU benchmarks, the shortest first."""
+    """All GPU benchmarks."""
     names = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
     tiny = ["--device", "cpu", "--smoke"] if dry else []
     return [
