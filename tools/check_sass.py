@@ -49,7 +49,7 @@ LIMITS = {
     r"sum<float, float, assign, 8> .*": Limits(64, 0, loads=3, stores=1),
     r"sum<float, float, sgd, [1234]> .*": Limits(64, 0, loads=4, stores=2),
     r"sum<float, float, sgd, 8> .*": Limits(80, 0, loads=10, stores=2),
-    r"sum<float, float, adam, [1234]> .*": Limits(48, 8, loads=5, stores=4),
+    r"sum<float, float, adam, [1234]> .*": Limits(48, 0, loads=5, stores=4),
     r"sum<float, float, adam, 8> .*": Limits(80, 0, loads=12, stores=4),
     rf"sum<{HALF}, {HALF}, assign, [234]> .*": Limits(48, 0, loads=3, stores=1),
     rf"sum<{HALF}, {HALF}, assign, 8> .*": Limits(64, 0, loads=3, stores=1),

@@ -20,7 +20,7 @@ int has_code(bool* result);
 #ifdef __CUDACC__
 
 // As many concurrent blocks as a multiprocessor has threads for: Turing's has
-// 1024.
+// 1024. PTX for Turing limits all GPUs for which it is assembled.
 constexpr uint32_t bounded(uint32_t num_blocks) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   return num_blocks < 1024 / kThreads ? num_blocks : 1024 / kThreads;

@@ -288,9 +288,7 @@ void Launches::launch(Packed& packed) {
       steps_bytes);
 
   const bool is_copy = packed.kind == Kind::kCopy;
-  const int64_t chunk = is_copy            ? kCopyChunk
-      : packed.variant.rule == Rule::kNorm ? kNormChunk
-                                           : kChunk;
+  const int64_t chunk = is_copy ? kCopyChunk : chunk_of(packed.variant);
   int64_t num_chunks = 0;
   for (uint32_t i = 0; i < packed.num_keys; ++i) {
     auto* const key = reinterpret_cast<KeyHead*>(

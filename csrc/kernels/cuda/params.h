@@ -25,11 +25,12 @@ constexpr uint32_t kAbi = 9;
 
 constexpr uint32_t kThreads = 256; // of a block
 
-// A block processes one chunk of a key: a thread of it one or two packs. There
-// are as many blocks as chunks, for large values many more than run
-// concurrently: the hardware starts one whenever another ends, which balances
-// the load. On an H200, chunks of 16384 elements take 5 to 15 % longer.
+// A block processes one chunk of a key. There are as many blocks as chunks, for
+// large values many more than run concurrently: the hardware starts one
+// whenever another ends, which balances the load. On an H200, chunks of 16384
+// elements take 5 to 15 % longer.
 constexpr int64_t kChunk = 2048; // elements
+constexpr int64_t kChunkOfHalves = 4096; // likewise, of a sum alone
 constexpr int64_t kCopyChunk = 16384; // bytes
 constexpr int64_t kNormChunk = 8192; // elements
 
@@ -135,12 +136,21 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
       return 3;
     }
   }
-  // The others are as fast with four, or spill registers with five.
+  // The others are as fast with four, or spill with five.
   const bool gains =
       variant.rule == Rule::kAssign || variant.rule == Rule::kAdam;
   const bool is_few = variant.num_values != 0 && variant.num_values <= 4;
   return gains && is_few ? 5 : 4;
 }
+
+constexpr int64_t chunk_of(const Variant& variant) {
+  if (variant.rule == Rule::kNorm) {
+    return kNormChunk;
+  }
+  return is_half(variant.value) && !has_weight(variant.rule) ? kChunkOfHalves
+                                                             : kChunk;
+}
+
 constexpr uint32_t kCopyBlocksPerMultiprocessor = 4;
 constexpr uint32_t kSendBlocksPerMultiprocessor = 4;
 constexpr uint32_t kRowBlocksPerMultiprocessor = 4;

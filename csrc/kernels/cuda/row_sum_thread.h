@@ -88,7 +88,7 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
   const auto pack = RowPack::of<kSize>(call, number);
   Pack<arithmetic_t<V>, kSize> total;
   sum_rows<V, kSize>(call, pack, total);
-  store<true>(
+  store<false>( // read next
       total,
       static_cast<arithmetic_t<V>*>(call.sums) + pack.row * call.num_columns +
           pack.column);

@@ -91,9 +91,9 @@ class SendThread {
       kept.at[i] = kIsMxnet ? value - sent.at[i]
                             : codecs::residual_of(value, sent.at[i]);
     }
-    store_pack(sent, send, static_cast<number_t*>(send.sent));
+    store_pack<false>(sent, send, static_cast<number_t*>(send.sent));
     if constexpr (kHasResidual) {
-      store_pack(kept, send, static_cast<number_t*>(send.kept));
+      store_pack<true>(kept, send, static_cast<number_t*>(send.kept));
     }
   }
 
@@ -143,13 +143,13 @@ class SendThread {
     }
   }
 
-  template <typename T>
+  template <bool kStreams, typename T>
   TORCHKV_HOST_DEVICE inline void store_pack(
       const Pack<T, kSendPack>& pack,
       const Send& send,
       T* destination) const {
     if (is_whole(send)) {
-      store<true>(pack, destination + first_);
+      store<kStreams>(pack, destination + first_);
       return;
     }
     TORCHKV_UNROLL

@@ -34,7 +34,7 @@ struct Sum {
   static constexpr int kPackSize = kStates > 1 ? kWord / sizeof(weight_t)
       : sizeof(V) == 1                         ? 8
                                                : kWord / sizeof(V);
-  // Packs of a thread in flight. With 1024 threads, 48 to 64 bytes per thread
+  // Packs of a thread in flight. With 1024 threads or more, 48 to 64 bytes each
   // saturate the memory of a multiprocessor. Optional states do not count.
   static constexpr int kNeededStates = kStates > 1 ? 2 : 0;
   static constexpr int kPackBytes = kPackSize *

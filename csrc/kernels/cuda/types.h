@@ -150,7 +150,7 @@ __device__ inline void store_word(uint2* destination, uint2 word) {
 #endif
 
 // If it streams, of data that is not read again soon: evicted from the caches
-// first, which pays only if what is read streams, too.
+// first.
 template <bool kStreams, typename T, int kSize>
 TORCHKV_HOST_DEVICE inline void store(
     const Pack<T, kSize>& pack,
