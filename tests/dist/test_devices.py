@@ -41,5 +41,4 @@ def test_push_sums_on_the_gpu_and_does_not_wait(num_ranks):
     for out, bias, waits in ranks.run(steps, num_ranks):
         assert torch.equal(out, torch.full((SIZE,), -float(total)))
         assert torch.equal(bias, torch.full((3,), -float(STEPS * num_ranks)))
-        # A busy machine may take longer than the delay.
-        assert waits < STEPS - WARM_UP
+        assert waits == 0
