@@ -166,6 +166,25 @@ std::optional<c10::ScalarType> dtype_to_read(
       : accumulation;
 }
 
+kernels::cuda::RowSums row_sums_of(
+    c10::ScalarType dtype,
+    const RowPiece& piece,
+    uint64_t bits,
+    int64_t num_rows,
+    const int64_t* offsets,
+    const int64_t* addresses) {
+  const auto known = cuda_dtype(dtype);
+  TORCHKV_INTERNAL_ASSERT(known.has_value());
+  kernels::cuda::RowSums call{};
+  call.value = *known;
+  call.is_aligned = bits % 16 == 0;
+  call.num_rows = num_rows;
+  call.num_columns = piece.num_columns * (c10::isComplexType(dtype) ? 2 : 1);
+  call.sources = reinterpret_cast<const void* const*>(addresses);
+  call.offsets = offsets;
+  return call;
+}
+
 RowSources row_sources_of(
     Runtime& runtime,
     const Place& home,
@@ -216,17 +235,9 @@ RowSources row_sources_of(
   }
   result.numbers = to_device(runtime, numbers, home.device);
   result.ids = result.numbers.narrow(0, 0, count);
-  const auto known = cuda_dtype(dtype);
-  TORCHKV_INTERNAL_ASSERT(known.has_value());
   const auto* const copied = result.numbers.const_data_ptr<int64_t>();
-  result.call.value = *known;
-  result.call.is_aligned = bits % 16 == 0;
-  result.call.num_rows = count;
-  result.call.num_columns =
-      piece.num_columns * (c10::isComplexType(dtype) ? 2 : 1);
-  result.call.offsets = copied + count;
-  result.call.sources =
-      reinterpret_cast<const void* const*>(copied + 2 * count + 1);
+  result.call = row_sums_of(
+      dtype, piece, bits, count, copied + count, copied + 2 * count + 1);
   return result;
 }
 

@@ -20,8 +20,8 @@ namespace torchkv {
 
 int64_t row_size_of(const RowSparse& rows);
 
-// Which of a value's rows, in the order of their ids, are those of a piece. The
-// host needs the ids: bring_ids.
+// Which of a value's rows, in the order of their ids, are those of a piece.
+// Brings the ids to the host (bring_ids).
 struct RowRange {
   RowRange(const RowSparse& rows, const RowPiece& piece);
 
@@ -68,6 +68,16 @@ struct RowSources {
   at::Tensor numbers;
   std::vector<at::Tensor> copies;
 };
+
+// A call without `sums` that adds up rows of a piece. `bits`: of the addresses
+// and of the size of a row.
+kernels::cuda::RowSums row_sums_of(
+    c10::ScalarType dtype,
+    const RowPiece& piece,
+    uint64_t bits,
+    int64_t num_rows,
+    const int64_t* offsets,
+    const int64_t* addresses);
 
 // The dtype in which a kernel on `home` reads all values to add them up in
 // `accumulation`, if there is one.

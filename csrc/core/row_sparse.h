@@ -22,9 +22,11 @@ struct RowSparse final : Encoding {
     form = kRowSparse;
   }
 
-  // Of a value on an accelerator with kernels that is pushed to a dense key:
-  // which row of the value each one is, int64, contiguous, as given. The host
-  // has them only after bring_ids (memory/row_ids.h).
+  // Which row of the value each one is, int64, contiguous, as given: on the
+  // device of the dense value that it is pushed to, if kernels can merge the
+  // rows there. The host has them only after bring_ids (memory/row_ids.h).
+  // Nothing keeps them after the call, so the call waits for all that reads
+  // them.
   at::Tensor ids_on_device;
 
   // The same, contiguous in CPU memory, ascending, with repeats.

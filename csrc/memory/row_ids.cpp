@@ -1,43 +1,47 @@
 #include "row_ids.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
 
 #include "../core/plain_dispatch.h"
 
 namespace torchkv {
 namespace {
 
-kernels::cpu::RowIdsFound inspect(int64_t limit, const RowSparse& rows) {
+kernels::cpu::RowIdsFound inspect(const at::Tensor& ids, int64_t limit) {
   return kernels::cpu::inspect_row_ids(
-      rows.ids.const_data_ptr<int64_t>(), rows.ids.numel(), limit);
+      ids.const_data_ptr<int64_t>(), ids.numel(), limit);
 }
 
 } // namespace
 
-void sort_rows(
+void set_ids(
+    const RowSparse& rows,
+    const at::Tensor& ids,
     int64_t limit,
-    const kernels::cpu::RowIdsFound& found,
-    const RowSparse& rows) {
-  rows.is_distinct = found.is_ascending && found.is_distinct;
-  if (found.is_ascending) {
-    return;
+    const kernels::cpu::RowIdsFound& found) {
+  at::Tensor sorted = ids;
+  at::Tensor order;
+  if (!found.is_ascending) {
+    const PlainDispatch plain;
+    sorted = at::empty(ids.sizes(), ids.options());
+    order = at::empty(ids.sizes(), ids.options());
+    kernels::cpu::sort_row_ids(
+        ids.const_data_ptr<int64_t>(),
+        ids.numel(),
+        limit,
+        sorted.mutable_data_ptr<int64_t>(),
+        order.mutable_data_ptr<int64_t>());
   }
-  const PlainDispatch plain;
-  const int64_t count = rows.ids.numel();
-  const at::Tensor sorted = at::empty({count}, rows.ids.options());
-  const at::Tensor order = at::empty({count}, rows.ids.options());
-  kernels::cpu::sort_row_ids(
-      rows.ids.const_data_ptr<int64_t>(),
-      count,
-      limit,
-      sorted.mutable_data_ptr<int64_t>(),
-      order.mutable_data_ptr<int64_t>());
-  rows.ids = sorted;
-  rows.order = order;
+  rows.ids = std::move(sorted);
+  rows.order = std::move(order);
+  rows.is_distinct = found.is_ascending && found.is_distinct;
 }
 
-void sort_rows(int64_t limit, RowSparse& rows) {
-  sort_rows(limit, inspect(limit, rows), rows);
+void set_ids(const RowSparse& rows, const at::Tensor& ids, int64_t limit) {
+  set_ids(rows, ids, limit, inspect(ids, limit));
 }
 
 void bring_ids(const RowSparse& rows) {
@@ -45,9 +49,17 @@ void bring_ids(const RowSparse& rows) {
     return;
   }
   const PlainDispatch plain;
-  rows.ids = rows.ids_on_device.to(c10::kCPU);
+  const at::Tensor ids = rows.ids_on_device.to(c10::kCPU);
   const int64_t limit = rows.sizes[0];
-  sort_rows(limit, inspect(limit, rows), rows);
+  const auto found = inspect(ids, limit);
+  // They were checked on the device.
+  TORCH_CHECK_INDEX(
+      found.first_bad < 0,
+      "torchkv: expected that nothing changes the ids of a sparse value while "
+      "it is pushed, but one is ",
+      ids.const_data_ptr<int64_t>()[found.first_bad],
+      " now");
+  set_ids(rows, ids, limit, found);
 }
 
 } // namespace torchkv

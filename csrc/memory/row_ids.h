@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 
 #include "../core/export.h"
@@ -8,17 +10,21 @@
 
 namespace torchkv {
 
-// Sorts ids that are below `limit`, with the order of their rows. `found`: by
-// inspect_row_ids.
-TORCHKV_API void sort_rows(int64_t limit, RowSparse& rows);
-TORCHKV_API void sort_rows(
+// Gives `rows` the ids, sorted, with the order of their rows. REQUIRES: int64,
+// contiguous in CPU memory, in [0, limit). `found`: by inspect_row_ids.
+TORCHKV_API void set_ids(
+    const RowSparse& rows,
+    const at::Tensor& ids,
     int64_t limit,
-    const kernels::cpu::RowIdsFound& found,
-    const RowSparse& rows);
+    const kernels::cpu::RowIdsFound& found);
+TORCHKV_API void set_ids(
+    const RowSparse& rows,
+    const at::Tensor& ids,
+    int64_t limit);
 
-// Brings the ids to the host if they are on a device only, and sorts them;
-// blocks the host until the device has them. By the thread of the call that
-// pushed the rows.
+// Gives `rows` the ids that are on a device only; blocks the host until the
+// device has them. By the thread of the call that pushed the rows. IndexError
+// if one is no longer a row of the value.
 TORCHKV_API void bring_ids(const RowSparse& rows);
 
 } // namespace torchkv

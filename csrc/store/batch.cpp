@@ -159,8 +159,8 @@ void Batch::find_rows() {
     for (Value* pushed = own; pushed != value; ++pushed) {
       const auto& given = dynamic_cast<const RowSparse&>(*pushed->encoding);
       RowSparse& found = rows_.emplace_back(given);
-      found.ids = slots_of(entry, given.ids, rule);
-      sort_rows(entry.rows->size(), found);
+      const at::Tensor slots = slots_of(entry, given.ids, rule);
+      set_ids(found, slots, entry.rows->size());
       pushed->encoding = &found;
     }
   }
@@ -188,6 +188,7 @@ at::Tensor Batch::find_distinct_rows() {
   for (Value& value : values_) {
     const auto& given = dynamic_cast<const RowSparse&>(*value.encoding);
     RowSparse& found = rows_.emplace_back(given);
+    found.ids_on_device.reset();
     found.ids = at::empty({given.ids.numel()}, options);
     auto* const places = found.ids.mutable_data_ptr<int64_t>();
     const auto* const own = given.ids.const_data_ptr<int64_t>();
@@ -196,7 +197,7 @@ at::Tensor Batch::find_distinct_rows() {
           std::lower_bound(ids.begin(), ids.end(), own[i]) - ids.begin();
     }
     if (!found.order.defined()) { // else they are sorted
-      sort_rows(count, found);
+      set_ids(found, found.ids, count);
     }
     value.encoding = &found;
   }

@@ -8,8 +8,10 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "../core/errors.h"
@@ -69,28 +71,33 @@ void check_ids(
 // each value.
 class IdsOnDevices {
  public:
-  // REQUIRES: at least one id; values of a key one after the other.
+  // REQUIRES: at least one id; values of a key one after the other, all on one
+  // device.
   void add(const Where& where, const at::Tensor& ids, int64_t num_rows) {
-    if (keys_.empty() || &keys_.back().where.key != &where.key ||
-        keys_.back().values[0].device() != ids.device()) {
-      keys_.push_back({where, num_rows, {}});
+    auto& keys = keys_[ids.device().index()];
+    if (keys.empty() || &keys.back().where.key != &where.key) {
+      keys.push_back({where, num_rows, {}});
     }
-    keys_.back().values.push_back(ids);
+    keys.back().values.push_back(ids);
   }
 
   void check() const {
     const PlainDispatch plain;
-    std::vector<at::Tensor> extremes; // of keys on one device
-    for (size_t i = 0; i < keys_.size(); ++i) {
-      const auto& values = keys_[i].values;
-      const auto [least, most] =
-          at::aminmax(values.size() == 1 ? values[0] : at::cat(values));
-      extremes.push_back(least);
-      extremes.push_back(most);
-      if (i + 1 == keys_.size() ||
-          keys_[i + 1].values[0].device() != values[0].device()) {
-        check(at::stack(extremes).to(c10::kCPU), &keys_[i] + 1);
-        extremes.clear();
+    for (const auto& [device, keys] : keys_) {
+      std::vector<at::Tensor> extremes;
+      for (const auto& key : keys) {
+        const auto [least, most] = at::aminmax(
+            key.values.size() == 1 ? key.values[0] : at::cat(key.values));
+        extremes.push_back(least);
+        extremes.push_back(most);
+      }
+      const at::Tensor found = at::stack(extremes).to(c10::kCPU);
+      const auto* extreme = found.const_data_ptr<int64_t>();
+      for (const auto& key : keys) {
+        if (extreme[0] < 0 || extreme[1] >= key.num_rows) {
+          key.check_each();
+        }
+        extreme += 2;
       }
     }
   }
@@ -99,35 +106,29 @@ class IdsOnDevices {
   struct OfKey {
     Where where;
     int64_t num_rows;
-    std::vector<at::Tensor> values; // on one device
-  };
+    std::vector<at::Tensor> values;
 
-  // The smallest and the largest id of each of the keys before `end`.
-  static void check(const at::Tensor& extremes, const OfKey* end) {
-    const auto* extreme = extremes.const_data_ptr<int64_t>();
-    const OfKey* key = end - extremes.numel() / 2;
-    for (; key != end; ++key, extreme += 2) {
-      if (extreme[0] >= 0 && extreme[1] < key->num_rows) {
-        continue;
-      }
-      for (const auto& value : key->values) {
+    void check_each() const {
+      for (const auto& value : values) {
         const at::Tensor ids = value.to(c10::kCPU);
         const auto found = kernels::cpu::inspect_row_ids(
-            ids.const_data_ptr<int64_t>(), ids.numel(), key->num_rows);
-        check_ids(key->where, ids, found.first_bad, key->num_rows);
+            ids.const_data_ptr<int64_t>(), ids.numel(), num_rows);
+        check_ids(where, ids, found.first_bad, num_rows);
       }
     }
-  }
+  };
 
-  std::vector<OfKey> keys_;
+  std::map<c10::DeviceIndex, std::vector<OfKey>> keys_; // by CUDA device
 };
 
-// Replaces a sparse tensor by its rows.
+// Replaces a sparse tensor by its rows. Ids on `device`, where kernels can
+// merge the rows, stay there and are not checked yet.
 std::shared_ptr<const Encoding> encode_rows(
     const Where& where,
     Entry& entry,
     at::Tensor& tensor,
     Runtime& runtime,
+    std::optional<c10::Device> device,
     IdsOnDevices& unchecked) {
   const at::SparseTensorImpl& impl = sparse_impl(tensor);
   check_rows_shape(where, entry.meta, impl.sizes());
@@ -151,8 +152,7 @@ std::shared_ptr<const Encoding> encode_rows(
   auto encoding = std::make_shared<RowSparse>();
   encoding->sizes = entry.meta.sizes;
   encoding->dtype = rows.scalar_type();
-  if (entry.rows == nullptr && count != 0 && indices.is_cuda() &&
-      kernels::cuda::has_kernels(indices.device())) {
+  if (device == indices.device() && count != 0) {
     encoding->ids_on_device = indices[0].contiguous();
     unchecked.add(where, encoding->ids_on_device, num_rows);
     tensor = std::move(rows);
@@ -162,9 +162,10 @@ std::shared_ptr<const Encoding> encode_rows(
   const auto found = kernels::cpu::inspect_row_ids(
       ids.const_data_ptr<int64_t>(), count, num_rows);
   check_ids(where, ids, found.first_bad, num_rows);
-  encoding->ids = ids;
   if (entry.rows == nullptr) {
-    sort_rows(num_rows, found, *encoding);
+    set_ids(*encoding, ids, num_rows, found);
+  } else {
+    encoding->ids = ids; // Batch::find_rows sorts their slots
   }
   tensor = std::move(rows);
   return encoding;
@@ -192,7 +193,12 @@ std::shared_ptr<const Encoding> encode_all_rows(
   return encoding;
 }
 
-void check_takes_rows(const Where& where, Entry& entry, Runtime& runtime) {
+// Returns the device where kernels can merge rows, if the value is whole on
+// one.
+std::optional<c10::Device> check_takes_rows(
+    const Where& where,
+    Entry& entry,
+    Runtime& runtime) {
   const std::lock_guard lock(entry.mutex);
   check_not_capturing(where, runtime, entry, "sparse");
   TORCHKV_CHECK_NOT_IMPLEMENTED(
@@ -201,6 +207,10 @@ void check_takes_rows(const Where& where, Entry& entry, Runtime& runtime) {
       "expected a contiguous stored value, as a value pushed to the key is "
       "sparse, but got one of strides ",
       c10::IntArrayRef(entry.strides));
+  const c10::Device home = entry.slices[0].home.device;
+  const bool merges = entry.rows == nullptr && entry.slices.size() == 1 &&
+      home.is_cuda() && kernels::cuda::has_kernels(home);
+  return merges ? std::optional(home) : std::nullopt;
 }
 
 } // namespace
@@ -286,7 +296,7 @@ std::optional<Tensors> with_rows(
       continue;
     }
     const Where where{call.op, entry.key};
-    check_takes_rows(where, entry, runtime);
+    const auto device = check_takes_rows(where, entry, runtime);
     for (int64_t j = given.begin(number); j < given.ends[i]; ++j) {
       at::Tensor& tensor = values.flat[j];
       auto& encoding = values.encodings[static_cast<size_t>(j)];
@@ -298,7 +308,8 @@ std::optional<Tensors> with_rows(
             encoding->form,
             "'");
       } else if (is_sparse_coo(tensor)) {
-        encoding = encode_rows(where, entry, tensor, runtime, unchecked);
+        encoding =
+            encode_rows(where, entry, tensor, runtime, device, unchecked);
       } else if (entry.rows != nullptr) {
         encoding = encode_all_rows(where, entry, tensor, runtime);
       }

@@ -13,9 +13,10 @@ namespace torchkv {
 // row-sparse keys, as row-sparse values (core/row_sparse.h), which point into
 // these tensors where they can; nothing if it has none. Sparse tensors that a
 // call cannot push throw, and so does a stored value that is not contiguous.
-// All other checks are those of check_values. Ids on accelerators are copied to
-// the CPU, and so are rows for row-sparse keys: the host waits for them, and
-// such a call cannot be captured (check_not_capturing).
+// All other checks are those of check_values. Rows for row-sparse keys are
+// copied to the CPU, and so are ids that cannot be merged on the value's
+// device, on which others are checked: the host waits, and such a call cannot
+// be captured (check_not_capturing).
 std::optional<Tensors> with_rows(
     const Call& call,
     const Entries& entries,

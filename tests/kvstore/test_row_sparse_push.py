@@ -263,6 +263,7 @@ def test_values_on_gpus(kv, rule):
     pushes = [
         [sparse([5, 1, 5, 0], numbers((4, 4)), (6, 4))],
         [sparse([2, 1], numbers((2, 4)), (6, 4)), numbers((6, 4))],
+        [sparse(ids, numbers((3, 4)), (6, 4)) for ids in ([4, 1, 4], [1, 0, 4])],
     ]
     for store, device in (kv, "cuda"), (other, "cpu"):
         store.init(3, value.to(device))

@@ -33,6 +33,7 @@ struct Devices {
   int num_devices = 0;
   Topology topology = Topology::kAll;
   Counters counters;
+  int64_t allocations_left = -1;
   Clock host;
   Actor last_actor = kHost;
   std::map<std::pair<c10::DeviceIndex, c10::StreamId>, StreamState> streams;
@@ -265,6 +266,10 @@ void reset_devices(int num_devices, Topology topology) {
 
 Counters& counters() {
   return devices().counters;
+}
+
+int64_t& allocations_left() {
+  return devices().allocations_left;
 }
 
 void check() {

@@ -43,6 +43,9 @@ void reset_devices(int num_devices, Topology topology);
 
 Counters& counters();
 
+// After so many allocations, each is an OutOfMemoryError; negative: none is.
+int64_t& allocations_left();
+
 // Throws c10::Error for the first error that could not be thrown where it
 // occurred: in a free, or on the host. Every access of a device does so, too.
 void check();

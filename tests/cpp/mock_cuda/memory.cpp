@@ -112,6 +112,9 @@ void free_block(void* data) {
 
 void* allocate_block(size_t num_bytes, c10::Stream stream) {
   const std::lock_guard lock(mutex());
+  int64_t& left = allocations_left();
+  TORCH_CHECK_WITH(OutOfMemoryError, left != 0, "mock_cuda: no memory is left");
+  left -= left > 0 ? 1 : 0;
   ++counters().allocations;
   ++memory().num_live;
   Block block{stream, num_bytes, true, {}, {}};

@@ -308,6 +308,14 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         }
       });
 
+  const bool returns_numbers =
+      std::any_of(on_cpu.begin(), on_cpu.end(), [](const c10::IValue& result) {
+        return !result.isTensor() && !result.isTensorList();
+      });
+  if (returns_numbers || op.hasTag(at::Tag::dynamic_output_shape)) {
+    synchronize(stream); // the host needs them, or sizes
+  }
+
   for (size_t i = 0; i < on_cpu.size(); ++i) {
     const auto& result = schema.returns()[i];
     if (result.alias_info() != nullptr) {
@@ -319,10 +327,6 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                   return view_of(argument.toTensor(), tensor);
                 }));
       continue;
-    }
-    const bool is_tensor = on_cpu[i].isTensor() || on_cpu[i].isTensorList();
-    if (!is_tensor) {
-      synchronize(stream);
     }
     stack->push_back(with_tensors(on_cpu[i], [&](const at::Tensor& tensor) {
       at::Tensor made = empty_strided(
