@@ -29,7 +29,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What the environment's programs start (ninja, cmake) is the environment's too.
 USERS_PATH := $(PATH)
 export PATH := $(BIN):$(PATH)
-unexport PYTHONPATH PYTHONHOME
+# Tests start hundreds of processes. Without files of byte code, each would compile all of
+# PyTorch's Python that it imports.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 # A file's tests in one process, so that its fixtures are made once.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist loadfile
