@@ -285,13 +285,21 @@ class StoreEmbedding(nn.Module):
             return None if rows is None else self._sparse(rows.ids, gradient_of(rows))
 
     def _sparse(self, ids: Tensor, rows: Tensor) -> Tensor:
-        return torch.sparse_coo_tensor(
-            ids[None],
-            rows.to("cpu"),
+        rows = rows.to("cpu")
+        # torch 2.11 warns of unchecked invariants (issue 178274 of PyTorch) also where
+        # torch.sparse_coo_tensor is told not to check them.
+        made: Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+            1,
+            1,
             (self.num_embeddings or self._most_rows, self.embedding_dim),
+            ids[None],
+            rows,
+            dtype=rows.dtype,
+            layout=torch.sparse_coo,
+            device=rows.device,
             is_coalesced=True,
-            check_invariants=False,
         )
+        return made
 
     def rows_with_grad(self) -> list[Tensor]:
         """A tensor whose ``.grad`` is the gradient of the next step, if there is one.
