@@ -4,7 +4,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+# The tests of a wheel run without.
+needs_sources = pytest.mark.skipif(
+    not (ROOT / "csrc").is_dir(), reason="needs the sources"
+)
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 BLOCK = re.compile(

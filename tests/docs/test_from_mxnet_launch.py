@@ -12,7 +12,7 @@ import torch
 import ranks
 import torchkv
 from commands import environment_in, shell
-from pages import ROOT
+from pages import ROOT, needs_sources
 from tables import RowTests, code_in, rows_below
 
 row = RowTests("Launching")
@@ -211,6 +211,7 @@ WITHOUT = next(r["MXNet"] for r in ROWS if r["differences"] == "no counterparts"
 
 
 @row(WITHOUT)
+@needs_sources
 def test_the_sources_read_no_variables_of_mxnets():
     sources = [*ROOT.glob("csrc/**/*.[hc]*"), *ROOT.glob("torchkv/**/*.py")]
     assert len(sources) > 200
