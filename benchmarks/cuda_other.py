@@ -4,8 +4,9 @@ The first push of a process loads the kernels and allocates state; it is compare
 torch's first sum and fused step, each in a new process. A captured step is a push and a
 pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
 gradients are views into a flat buffer at an offset of one element. Pushes of four
-replicas with gradient compression are compared with one without, and pushes of four
-row-sparse replicas with PyTorch's sum of sparse tensors and its SGD.
+replicas with gradient compression are compared with one without, and pushes of sparse
+gradients, of four replicas of a table and of 26 tables, with PyTorch's sum of sparse
+tensors and its SGD.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,10 +50,26 @@ CAPTURED, EAGER = "captured push, pull", "torchkv push, pull"
 ALIGNED, MISALIGNED = "aligned", "one element behind"
 COMPRESSED, PLAIN = "compressed", "without compression"
 COMPRESSED_REPLICAS = 4
-SPARSE = "sparse SGD"
 OURS, TORCH = "torchkv push", "torch's sum and SGD"
-SPARSE_REPLICAS, ROW_ELEMENTS = 4, 64
+ROW_ELEMENTS = 64
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
+
+
+@dataclass
+class Tables:
+    """Of embeddings."""
+
+    case: str
+    number: int
+    replicas: int
+    rows: int
+    ids: int  # of each gradient
+
+
+SPARSE = [
+    Tables("sparse SGD, one table", 1, 4, 1_000_000, 50_000),
+    Tables("sparse SGD, 26 tables", 26, 1, 100_000, 2_048),
+]
 # PyTorch warns of the first sparse tensor in a process that has not chosen.
 torch.sparse.check_sparse_tensor_invariants.disable()
 PROCESSES = 5
@@ -215,28 +233,33 @@ def compressed(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     return {"case": COMPRESSED, "seconds": measure(contestants, plan)}
 
 
-def row_sparse(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
-    """Steps of SGD with the sum of sparse gradients: of whole numbers, so exact."""
-    num_rows, count = (1 << 10, 64) if smoke else (1_000_000, 50_000)
+def row_sparse(tables: Tables, plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """Steps of SGD with sums of sparse gradients: of whole numbers, so exact."""
+    num_rows, count = (1 << 10, 64) if smoke else (tables.rows, tables.ids)
     shape = (num_rows, ROW_ELEMENTS)
-    gradients = []
-    for _ in range(SPARSE_REPLICAS):
+
+    def gradient() -> Tensor:
         ids = torch.randint(num_rows, (1, count), device=device)
         rows = torch.randint(-9, 10, (count, ROW_ELEMENTS), device=device).float()
-        gradients.append(
-            torch.sparse_coo_tensor(ids, rows, shape, check_invariants=False)
-        )
+        return torch.sparse_coo_tensor(ids, rows, shape, check_invariants=False)
+
+    keys = [*range(tables.number)]
+    gradients = [[gradient() for _ in range(tables.replicas)] for _ in keys]
     store = torchkv.create("device")
-    store.init(0, torch.zeros(shape, device=device))
+    store.init(keys, [torch.zeros(shape, device=device) for _ in keys])
     store.set_optimizer(torchkv.optim.SGD(lr=1))
-    weight = torch.nn.Parameter(torch.zeros(shape, device=device))
-    optimizer = torch.optim.SGD([weight], lr=1)
+    weights = [torch.nn.Parameter(torch.zeros(shape, device=device)) for _ in keys]
+    optimizer = torch.optim.SGD(weights, lr=1)
+
+    def sums() -> list[Tensor]:
+        return [sum(of_table[1:], of_table[0]) for of_table in gradients]
 
     def step() -> None:
-        weight.grad = sum(gradients[1:], gradients[0])
+        for weight, grad in zip(weights, sums(), strict=True):
+            weight.grad = grad
         optimizer.step()
 
-    expected = -sum(gradients[1:], gradients[0]).to_dense()
+    expected = [-grad.to_dense() for grad in sums()]
 
     def whole(call: Call) -> Run:
         """By the host's clock: a push waits for the ids."""
@@ -250,19 +273,22 @@ def row_sparse(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
 
     contestants = {
         OURS: Contestant(
-            whole(lambda: store.push(0, gradients)),
-            lambda: torch.equal(store.pull(0), expected),
+            whole(lambda: store.push(keys, gradients)),
+            lambda: all(map(torch.equal, store.pull(keys), expected)),
         ),
-        TORCH: Contestant(whole(step), lambda: torch.equal(weight.detach(), expected)),
+        TORCH: Contestant(
+            whole(step), lambda: all(map(torch.equal, weights, expected))
+        ),
     }
-    return {"case": SPARSE, "seconds": measure(contestants, plan)}
+    return {"case": tables.case, "seconds": measure(contestants, plan)}
 
 
 def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
     """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
     yield compressed(plan, smoke, device)
-    yield row_sparse(plan, smoke, device)
+    for tables in SPARSE:
+        yield row_sparse(tables, plan, smoke, device)
     yield captured_step(plan, smoke, device)
     yield first_calls(1 if smoke else PROCESSES, device)
 

@@ -1,5 +1,7 @@
 #include "row_sources.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include "../kernels/cuda/library.h"
 #include "../memory/row_ids.h"
 #include "cuda_dtype.h"
-#include "row_merge.h"
 
 namespace torchkv {
 namespace {
@@ -62,6 +63,104 @@ std::vector<int64_t> addresses_of(
     addresses.push_back(begin + row * row_size * size);
   }
   return addresses;
+}
+
+// Without `sums`. `bits`: of the addresses and of the size of a row.
+kernels::cuda::RowSums row_sums_of(
+    c10::ScalarType dtype,
+    const RowPiece& piece,
+    uint64_t bits,
+    int64_t num_rows,
+    const int64_t* offsets,
+    const int64_t* addresses) {
+  const auto known = cuda_dtype(dtype);
+  TORCHKV_INTERNAL_ASSERT(known.has_value());
+  kernels::cuda::RowSums call{};
+  call.value = *known;
+  call.is_aligned = bits % 16 == 0;
+  call.num_rows = num_rows;
+  call.num_columns = piece.num_columns * (c10::isComplexType(dtype) ? 2 : 1);
+  call.sources = reinterpret_cast<const void* const*>(addresses);
+  call.offsets = offsets;
+  return call;
+}
+
+bool is_empty(const RowSparse& rows) {
+  return rows.ids.defined() && rows.ids.numel() == 0;
+}
+
+// The merged ids of values that are those merged, in their order, and have the
+// dtype and the rows of a piece on `home`; null for others.
+const MergedIds* merged_in(
+    const Place& home,
+    c10::ArrayRef<Value> values,
+    const RowPiece& piece,
+    c10::ScalarType dtype) {
+  const MergedIds* merged = nullptr;
+  int64_t num_rows = 0;
+  for (const auto& value : values) {
+    const RowSparse& rows = *rows_in(value);
+    if (is_empty(rows)) {
+      continue;
+    }
+    const bool is_next = rows.merged != nullptr &&
+        rows.first_merged == num_rows &&
+        (merged == nullptr || merged == rows.merged.get());
+    if (!is_next || value.device() != home.device || value.dtype() != dtype ||
+        piece.num_rows != rows.sizes[0] ||
+        piece.num_columns != row_size_of(rows)) {
+      return nullptr;
+    }
+    merged = rows.merged.get();
+    num_rows += rows.ids_on_device.numel();
+  }
+  return merged != nullptr && merged->order.numel() == num_rows ? merged
+                                                                : nullptr;
+}
+
+// Nothing if merged_in() has none.
+std::optional<RowSources> merged_sources_of(
+    const Place& home,
+    c10::ArrayRef<Value> values,
+    const RowPiece& piece,
+    c10::ScalarType dtype) {
+  const MergedIds* const merged = merged_in(home, values, piece, dtype);
+  if (merged == nullptr) {
+    return std::nullopt;
+  }
+  const int64_t row_bytes =
+      piece.num_columns * static_cast<int64_t>(c10::elementSize(dtype));
+  auto bits = static_cast<uint64_t>(row_bytes);
+  std::vector<at::Tensor> addresses;
+  for (const auto& value : values) {
+    const RowSparse& rows = *rows_in(value);
+    if (is_empty(rows)) {
+      continue;
+    }
+    const auto begin = reinterpret_cast<int64_t>(value.data->const_data_ptr());
+    bits |= static_cast<uint64_t>(begin);
+    addresses.push_back(
+        at::arange(
+            begin,
+            begin + rows.ids_on_device.numel() * row_bytes,
+            row_bytes,
+            merged->ids.options()));
+  }
+  const at::Tensor given =
+      addresses.size() == 1 ? addresses[0] : at::cat(addresses);
+  const at::Tensor sources = given.index_select(0, merged->order);
+  RowSources result;
+  result.ids = merged->ids;
+  result.numbers = merged->offsets;
+  result.copies = {sources};
+  result.call = row_sums_of(
+      dtype,
+      piece,
+      bits,
+      merged->ids.numel(),
+      merged->offsets.const_data_ptr<int64_t>(),
+      sources.const_data_ptr<int64_t>());
+  return result;
 }
 
 } // namespace
@@ -166,32 +265,13 @@ std::optional<c10::ScalarType> dtype_to_read(
       : accumulation;
 }
 
-kernels::cuda::RowSums row_sums_of(
-    c10::ScalarType dtype,
-    const RowPiece& piece,
-    uint64_t bits,
-    int64_t num_rows,
-    const int64_t* offsets,
-    const int64_t* addresses) {
-  const auto known = cuda_dtype(dtype);
-  TORCHKV_INTERNAL_ASSERT(known.has_value());
-  kernels::cuda::RowSums call{};
-  call.value = *known;
-  call.is_aligned = bits % 16 == 0;
-  call.num_rows = num_rows;
-  call.num_columns = piece.num_columns * (c10::isComplexType(dtype) ? 2 : 1);
-  call.sources = reinterpret_cast<const void* const*>(addresses);
-  call.offsets = offsets;
-  return call;
-}
-
 RowSources row_sources_of(
     Runtime& runtime,
     const Place& home,
     c10::ArrayRef<Value> values,
     const RowPiece& piece,
     c10::ScalarType dtype) {
-  if (auto merged = merge_on_device(runtime, home, values, piece, dtype)) {
+  if (auto merged = merged_sources_of(home, values, piece, dtype)) {
     return *merged;
   }
   const MergedRows rows(values, piece);

@@ -69,16 +69,6 @@ struct RowSources {
   std::vector<at::Tensor> copies;
 };
 
-// A call without `sums` that adds up rows of a piece. `bits`: of the addresses
-// and of the size of a row.
-kernels::cuda::RowSums row_sums_of(
-    c10::ScalarType dtype,
-    const RowPiece& piece,
-    uint64_t bits,
-    int64_t num_rows,
-    const int64_t* offsets,
-    const int64_t* addresses);
-
 // The dtype in which a kernel on `home` reads all values to add them up in
 // `accumulation`, if there is one.
 std::optional<c10::ScalarType> dtype_to_read(
@@ -87,9 +77,9 @@ std::optional<c10::ScalarType> dtype_to_read(
     c10::ScalarType accumulation);
 
 // On `home`, which has been entered and ordered after the values; maybe of no
-// row. Blocks the host until the device has merged the ids (row_merge.h) or, in
-// other cases, until it has the addresses. REQUIRES: a dtype_to_read(), at
-// least one column.
+// row. Blocks the host until the device has the addresses, unless the values'
+// ids have been merged there (memory/merged_ids.h). REQUIRES: a
+// dtype_to_read(), at least one column.
 RowSources row_sources_of(
     Runtime& runtime,
     const Place& home,

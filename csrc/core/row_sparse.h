@@ -4,12 +4,24 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
 
 #include "value.h"
 
 namespace torchkv {
 
 constexpr const char* kRowSparse = "row-sparse";
+
+// The rows that row-sparse values of a key have together, as tensors of int64
+// on their device.
+struct MergedIds {
+  at::Tensor ids; // ascending, distinct
+  // The values' rows, counted over all values in their order, that ids[i] has:
+  // order[offsets[i]] to order[offsets[i + 1] - 1], ascending.
+  at::Tensor offsets;
+  at::Tensor order;
+};
 
 // Some rows of a value, along its first dimension; the others are zero. The
 // payload has these rows, plain and contiguous, for a row-sparse key in CPU
@@ -28,6 +40,10 @@ struct RowSparse final : Encoding {
   // Nothing keeps them after the call, so the call waits for all that reads
   // them.
   at::Tensor ids_on_device;
+  // With those of the key's other values there; the value's rows begin at this
+  // one.
+  std::shared_ptr<const MergedIds> merged;
+  int64_t first_merged = 0;
 
   // The same, contiguous in CPU memory, ascending, with repeats.
   mutable at::Tensor ids;

@@ -189,6 +189,7 @@ at::Tensor Batch::find_distinct_rows() {
     const auto& given = dynamic_cast<const RowSparse&>(*value.encoding);
     RowSparse& found = rows_.emplace_back(given);
     found.ids_on_device.reset();
+    found.merged.reset();
     found.ids = at::empty({given.ids.numel()}, options);
     auto* const places = found.ids.mutable_data_ptr<int64_t>();
     const auto* const own = given.ids.const_data_ptr<int64_t>();

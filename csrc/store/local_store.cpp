@@ -140,6 +140,9 @@ void LocalStore::enter(
       scope->enter(tensors->flat);
     }
   }
+  if (call.values != nullptr) {
+    scope->enter(merged_tensors(*call.values));
+  }
   for (const auto& entry : entries) {
     const std::lock_guard lock(entry->mutex);
     for (const auto& slice : entry->slices) {

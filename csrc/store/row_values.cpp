@@ -2,17 +2,16 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
@@ -21,6 +20,7 @@
 #include "../kernels/cpu/row_ids.h"
 #include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
+#include "../memory/merged_ids.h"
 #include "../memory/row_ids.h"
 #include "check.h"
 
@@ -67,37 +67,31 @@ void check_ids(
       where.key.context());
 }
 
-// Checks ids on devices together: the host waits once for each device, not for
-// each value.
+// Checks and merges ids on devices, those of all keys together: how often the
+// host waits does not depend on how many there are.
 class IdsOnDevices {
  public:
-  // REQUIRES: at least one id; values of a key one after the other, all on one
-  // device.
-  void add(const Where& where, const at::Tensor& ids, int64_t num_rows) {
-    auto& keys = keys_[ids.device().index()];
-    if (keys.empty() || &keys.back().where.key != &where.key) {
-      keys.push_back({where, num_rows, {}});
+  // REQUIRES: at least one id; values of a key all on one device.
+  void add(
+      const Where& where,
+      int64_t num_rows,
+      std::shared_ptr<RowSparse> rows) {
+    auto& keys = keys_[rows->ids_on_device.device().index()];
+    const auto [found, is_new] =
+        keys.numbers.try_emplace(&where.key, keys.all.size());
+    if (is_new) {
+      keys.all.push_back({where, num_rows, {}});
     }
-    keys.back().values.push_back(ids);
+    keys.all[found->second].values.push_back(std::move(rows));
   }
 
-  void check() const {
+  void merge() const {
     const PlainDispatch plain;
     for (const auto& [device, keys] : keys_) {
-      std::vector<at::Tensor> extremes;
-      for (const auto& key : keys) {
-        const auto [least, most] = at::aminmax(
-            key.values.size() == 1 ? key.values[0] : at::cat(key.values));
-        extremes.push_back(least);
-        extremes.push_back(most);
-      }
-      const at::Tensor found = at::stack(extremes).to(c10::kCPU);
-      const auto* extreme = found.const_data_ptr<int64_t>();
-      for (const auto& key : keys) {
-        if (extreme[0] < 0 || extreme[1] >= key.num_rows) {
-          key.check_each();
+      if (!merge(keys.all)) {
+        for (const auto& key : keys.all) {
+          key.bring();
         }
-        extreme += 2;
       }
     }
   }
@@ -106,19 +100,55 @@ class IdsOnDevices {
   struct OfKey {
     Where where;
     int64_t num_rows;
-    std::vector<at::Tensor> values;
+    std::vector<std::shared_ptr<RowSparse>> values;
 
-    void check_each() const {
+    // Checks them on the host.
+    void bring() const {
       for (const auto& value : values) {
-        const at::Tensor ids = value.to(c10::kCPU);
+        const at::Tensor ids = value->ids_on_device.to(c10::kCPU);
         const auto found = kernels::cpu::inspect_row_ids(
             ids.const_data_ptr<int64_t>(), ids.numel(), num_rows);
         check_ids(where, ids, found.first_bad, num_rows);
+        set_ids(*value, ids, num_rows, found);
       }
     }
   };
+  struct OfDevice {
+    std::vector<OfKey> all;
+    std::unordered_map<const Key*, size_t> numbers;
+  };
 
-  std::map<c10::DeviceIndex, std::vector<OfKey>> keys_; // by CUDA device
+  // False if an id is out of range, or if there are too many.
+  static bool merge(const std::vector<OfKey>& keys) {
+    int64_t num_ids = 0;
+    int64_t num_rows = 0;
+    std::vector<IdsOfKey> given;
+    for (const auto& key : keys) {
+      auto& ids = given.emplace_back();
+      ids.num_rows = key.num_rows;
+      for (const auto& value : key.values) {
+        num_ids += value->ids_on_device.numel();
+        ids.values.push_back(value->ids_on_device);
+      }
+      if (num_ids > kMaxMergedIds || key.num_rows > kMaxMergedRows - num_rows) {
+        return false;
+      }
+      num_rows += key.num_rows;
+    }
+    const auto merged = merge_ids(given);
+    for (size_t i = 0; i < merged.size(); ++i) {
+      const auto of_key = std::make_shared<const MergedIds>(merged[i]);
+      int64_t first = 0;
+      for (const auto& value : keys[i].values) {
+        value->merged = of_key;
+        value->first_merged = first;
+        first += value->ids_on_device.numel();
+      }
+    }
+    return !merged.empty();
+  }
+
+  std::map<c10::DeviceIndex, OfDevice> keys_; // by CUDA device
 };
 
 // Replaces a sparse tensor by its rows. Ids on `device`, where kernels can
@@ -154,7 +184,7 @@ std::shared_ptr<const Encoding> encode_rows(
   encoding->dtype = rows.scalar_type();
   if (device == indices.device() && count != 0) {
     encoding->ids_on_device = indices[0].contiguous();
-    unchecked.add(where, encoding->ids_on_device, num_rows);
+    unchecked.add(where, num_rows, encoding);
     tensor = std::move(rows);
     return encoding;
   }
@@ -315,8 +345,20 @@ std::optional<Tensors> with_rows(
       }
     }
   }
-  unchecked.check();
+  unchecked.merge();
   return values;
+}
+
+std::vector<at::Tensor> merged_tensors(const Tensors& values) {
+  std::vector<at::Tensor> result;
+  for (const auto& encoding : values.encodings) {
+    const auto* const rows = dynamic_cast<const RowSparse*>(encoding.get());
+    if (rows != nullptr && rows->merged != nullptr && rows->first_merged == 0) {
+      const MergedIds& merged = *rows->merged;
+      result.insert(result.end(), {merged.ids, merged.offsets, merged.order});
+    }
+  }
+  return result;
 }
 
 } // namespace torchkv

@@ -13,14 +13,19 @@ namespace torchkv {
 // row-sparse keys, as row-sparse values (core/row_sparse.h), which point into
 // these tensors where they can; nothing if it has none. Sparse tensors that a
 // call cannot push throw, and so does a stored value that is not contiguous.
-// All other checks are those of check_values. Rows for row-sparse keys are
-// copied to the CPU, and so are ids that cannot be merged on the value's
-// device, on which others are checked: the host waits, and such a call cannot
-// be captured (check_not_capturing).
+// All other checks are those of check_values. Ids are merged on the stored
+// value's device, those of all keys together (memory/merged_ids.h); where that
+// is not possible, they are copied to the CPU, and so are rows for row-sparse
+// keys. The host waits, so such a call cannot be captured
+// (check_not_capturing).
 std::optional<Tensors> with_rows(
     const Call& call,
     const Entries& entries,
     Runtime& runtime);
+
+// What was merged on devices of the ids of such values: beside their tensors,
+// work of the call reads these.
+std::vector<at::Tensor> merged_tensors(const Tensors& values);
 
 // ValueError unless a sparse tensor has one sparse dimension.
 void check_rows(const Where& where, const at::Tensor& sparse);

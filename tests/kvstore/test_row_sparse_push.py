@@ -281,3 +281,30 @@ def test_values_on_gpus(kv, rule):
     assert rows.is_cuda
     torch.testing.assert_close(rows.cpu(), other.row_sparse_pull(3, row_ids=ids))
     torch.testing.assert_close(stored(kv, 3), stored(other, 3))
+
+
+@pytest.mark.cuda
+def test_lists_on_gpus(kv):
+    """Ids of all keys on a device are merged together; key 4 is there twice."""
+    shapes = {3: (6, 4), 4: (9, 2), 5: (1, 8)}
+    ids = [[5, 1, 5], [8, 0, 3, 8], [0, 0], [7, 3]]
+    keys = [3, 4, 5, 4]
+    given = [
+        sparse(i, numbers((len(i), shapes[k][1])), shapes[k])
+        for k, i in zip(keys, ids, strict=True)
+    ]
+    other = torchkv.create(kv.type)
+    for store, device in (kv, "cuda"), (other, "cpu"):
+        store.init(
+            [*shapes], [torch.ones(shape, device=device) for shape in shapes.values()]
+        )
+        store.set_optimizer("adam", learning_rate=0.5)
+        for _ in range(2):
+            store.push(keys, [value.to(device) for value in given])
+        before = stored(store, 3)
+        bad = [*given[:2], sparse([1], torch.ones(1, 8), (1, 8)), given[3]]
+        with pytest.raises(IndexError, match="0 to 0, but got 1 at index 0 .*key 5"):
+            store.push(keys, [value.to(device) for value in bad])
+        assert_same(stored(store, 3), before)
+    for key in shapes:
+        torch.testing.assert_close(stored(kv, key), stored(other, key))

@@ -1,5 +1,5 @@
-// Which sparse values are merged on their fake GPU, and how often the host
-// waits; row_sparse_test.cpp has the results of all kinds of values.
+// Which sparse values have their ids merged on a fake GPU, and how often the
+// host waits; row_sparse_test.cpp has the results of all kinds of values.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "devices_test.h"
+#include "memory/merged_ids.h"
 #include "optimizer_helpers.h"
 #include "stores.h"
 
@@ -21,9 +22,9 @@ using mock_cuda::make_store;
 constexpr int64_t kRows = 50;
 constexpr int64_t kColumns = 4;
 
-class RowMergeTest : public mock_cuda::DevicesTest {
+class MergedIdsOnGpuTest : public mock_cuda::DevicesTest {
  protected:
-  RowMergeTest() : DevicesTest(2) {}
+  MergedIdsOnGpuTest() : DevicesTest(2) {}
 
   static at::Tensor on(c10::Device device, const at::Tensor& tensor) {
     return at::empty(tensor.sizes(), tensor.options().device(device))
@@ -78,28 +79,25 @@ class RowMergeTest : public mock_cuda::DevicesTest {
   }
 };
 
-TEST_F(RowMergeTest, TheHostWaitsOncePerDeviceAndOncePerKey) {
-  // For the smallest and the largest ids, and for the number of rows.
+// For the number of distinct rows, and for what the host must know of each key.
+TEST_F(MergedIdsOnGpuTest, TheHostWaitsTwicePerDevice) {
   for (const auto& devices : std::vector<std::vector<c10::Device>>{
            {cuda(0)},
            {cuda(0), cuda(0), cuda(0)},
            {cuda(0), cuda(1), cuda(0), cuda(1)}}) {
     const auto store = store_with(devices);
-    const int64_t num_devices = devices.size() == 4 ? 2 : 1;
-    EXPECT_EQ(
-        num_waits(*store, devices),
-        num_devices + static_cast<int64_t>(devices.size()));
+    EXPECT_EQ(num_waits(*store, devices), devices.size() == 4 ? 4 : 2);
   }
 }
 
-TEST_F(RowMergeTest, EmptyValuesAreNoReasonToWait) {
+TEST_F(MergedIdsOnGpuTest, EmptyValuesAreNoReasonToWait) {
   const auto store = store_with({cuda(0)});
   EXPECT_EQ(num_waits(*store, {cuda(0)}, {}), 2);
 }
 
 // There the ids of each value are copied to the host, and nothing is checked
 // twice.
-TEST_F(RowMergeTest, IdsAreBroughtForValuesInCpuMemory) {
+TEST_F(MergedIdsOnGpuTest, IdsAreBroughtForValuesInCpuMemory) {
   const auto store = store_with({cuda(0)}, "local");
   const Tensors values = Tensors::replicas({rows({7, 3, 7}, cuda(0))});
   counters() = {};
@@ -107,7 +105,7 @@ TEST_F(RowMergeTest, IdsAreBroughtForValuesInCpuMemory) {
   EXPECT_EQ(counters().synchronizations, 2); // the ids and the rows
 }
 
-TEST_F(RowMergeTest, ResultsAreThoseOfTheHost) {
+TEST_F(MergedIdsOnGpuTest, ResultsAreThoseOfTheHost) {
   const std::vector<std::vector<int64_t>> ids{{7, 3, 7, 0}, {49, 3}, {}, {3}};
   for (const auto* rule : {"", "sgd", "adam"}) {
     const auto expected = make_store("local");
@@ -133,7 +131,77 @@ TEST_F(RowMergeTest, ResultsAreThoseOfTheHost) {
   }
 }
 
-TEST_F(RowMergeTest, AsynchronousCallsMayOutliveTheTensors) {
+// Two values of key 0 are in groups of their own, as values of a key that is
+// there twice.
+TEST_F(MergedIdsOnGpuTest, ListsHaveTheResultsOfTheHost) {
+  const std::vector<c10::Device> on_host(4, c10::kCPU);
+  const std::vector<c10::Device> on_gpus{cuda(0), cuda(1), cuda(0), cuda(0)};
+  const auto expected = store_with(on_host, "local");
+  const auto store = store_with(on_gpus);
+  const std::vector<int64_t> keys{0, 1, 2, 0, 3};
+  const std::vector<std::vector<int64_t>> ids{
+      {7, 3, 7, 0}, {49, 3}, {}, {3, 8}, {0, 49, 0}};
+  for (const auto& [made, devices] :
+       {std::pair{expected, on_host}, std::pair{store, on_gpus}}) {
+    for (int i = 0; i < 2; ++i) {
+      Tensors values;
+      for (size_t at = 0; at < keys.size(); ++at) {
+        const auto device = devices[static_cast<size_t>(keys[at])];
+        values.append(rows(ids[at], device, i + 1));
+        values.append(rows({5, 3}, device, i));
+        values.end_group();
+      }
+      Keys list;
+      list.single = false;
+      list.list.assign(keys.begin(), keys.end());
+      made->push(list, values);
+    }
+  }
+  for (int64_t key = 0; key < 4; ++key) {
+    EXPECT_TRUE(
+        at::equal(store->pull(key)[0].cpu(), expected->pull(key)[0].cpu()))
+        << key;
+  }
+}
+
+TEST_F(MergedIdsOnGpuTest, AnIdOutOfRangeChangesNoKey) {
+  const auto store = store_with({cuda(0), cuda(0)});
+  Tensors values;
+  for (const int64_t id : {int64_t{3}, kRows}) {
+    values.append(rows({1, id}, cuda(0)));
+    values.end_group();
+  }
+  const std::string text = mock_cuda::refusal(
+      [&] { store->push(mock_cuda::first_keys(2), values); });
+  EXPECT_NE(text.find("but got 50 at index 1 (key 1)"), std::string::npos)
+      << text;
+  EXPECT_FALSE(store->pull(0)[0].cpu().any().item<bool>());
+}
+
+// Their rows cannot be counted together, so the host has the ids.
+TEST_F(MergedIdsOnGpuTest, MoreRowsThanNumbers) {
+  const std::vector<int64_t> sizes{kMaxMergedRows, 0};
+  const auto store = make_store();
+  Tensors values;
+  for (int64_t key = 0; key < 2; ++key) {
+    store->init(key, on(cuda(0), at::zeros(sizes)));
+    values.append(
+        at::_sparse_coo_tensor_with_dims_and_tensors(
+            1,
+            1,
+            sizes,
+            on(cuda(0), at::tensor({kMaxMergedRows - 1}, at::kLong))
+                .unsqueeze(0),
+            on(cuda(0), at::zeros({1, 0})),
+            at::device(cuda(0)).dtype(at::kFloat).layout(c10::kSparse),
+            /*is_coalesced=*/false));
+    values.end_group();
+  }
+  store->push(mock_cuda::first_keys(2), values);
+  EXPECT_EQ(store->version(1), 1);
+}
+
+TEST_F(MergedIdsOnGpuTest, AsynchronousCallsMayOutliveTheTensors) {
   const auto store = store_with({cuda(0)});
   const auto other = store_with({cuda(0)});
   for (int i = 0; i < 3; ++i) {
@@ -152,7 +220,7 @@ TEST_F(RowMergeTest, AsynchronousCallsMayOutliveTheTensors) {
 }
 
 // Also where an operator of the merge runs out of it.
-TEST_F(RowMergeTest, OutOfMemoryChangesNothing) {
+TEST_F(MergedIdsOnGpuTest, OutOfMemoryChangesNothing) {
   const auto store = store_with({cuda(0)});
   const Tensors values =
       Tensors::replicas({rows({7, 3, 7}, cuda(0)), rows({1, 3}, cuda(0))});
