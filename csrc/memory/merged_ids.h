@@ -20,7 +20,7 @@ struct IdsOfKey {
 
 constexpr int64_t kMaxMergedIds =
     std::numeric_limits<int32_t>::max(); // PyTorch sorts no more on CUDA
-constexpr int64_t kMaxMergedRows = int64_t{1} << 62;
+constexpr int64_t kMaxMergedRows = std::numeric_limits<int64_t>::max() / 2;
 
 // Merges the ids of each key, those of all keys together: the host waits twice,
 // however many they are. Nothing where an id is not in [0, num_rows).
