@@ -357,11 +357,14 @@ std::optional<std::string> Applier::apply_batch(
 
 void Applier::forget(const Erased& erased) {
   const auto held = held_.find(erased.slice.key);
-  if (held != held_.end() && held->second.kid == erased.kid) {
+  if (held != held_.end()) {
+    if (held->second.kid != erased.kid) {
+      return;
+    }
     store_.erase(erased.slice.key);
     held_.erase(held);
-    restored_.erase(erased.slice.key);
   }
+  restored_.erase(erased.slice.key);
 }
 
 } // namespace torchkv::dist

@@ -59,6 +59,9 @@ class Applier {
   using Completed =
       std::function<void(Shard, const std::optional<std::string>&)>;
   void complete(Shard shard, Completed done);
+  // The same of what `make` returns then, on the applier's thread: no update is
+  // under way meanwhile.
+  void complete(std::function<Shard()> make, Completed done);
   // Frees the value of a deleted slice.
   void erase(const SliceId& slice, int64_t kid);
 

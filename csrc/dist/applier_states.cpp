@@ -55,9 +55,17 @@ void Applier::keep_state(const Round& round) {
 
 void Applier::complete(Shard shard, Completed done) {
   auto shared = std::make_shared<Shard>(std::move(shard));
-  enqueue([this, shared, done = std::move(done)] {
-    const auto error = error_of([&] { add_states(*shared); });
-    done(std::move(*shared), error);
+  complete([shared] { return std::move(*shared); }, std::move(done));
+}
+
+void Applier::complete(std::function<Shard()> make, Completed done) {
+  enqueue([this, make = std::move(make), done = std::move(done)] {
+    Shard shard;
+    const auto error = error_of([&] {
+      shard = make();
+      add_states(shard);
+    });
+    done(std::move(shard), error);
   });
 }
 

@@ -194,10 +194,11 @@ void Session::flush() {
 }
 
 Shard Session::held(const char* op, const Keys& keys, double timeout) {
-  Shard shard;
-  const std::unordered_set<Key, KeyHash> wanted(
-      keys.list.begin(), keys.list.end());
-  {
+  // Not here: an update that is under way changes the value that it replaces.
+  auto collect = [this,
+                  wanted = std::unordered_set<Key, KeyHash>(
+                      keys.list.begin(), keys.list.end())] {
+    Shard shard;
     const std::lock_guard lock(node_->mutex());
     for (const auto& view : server_.slices()) {
       if (wanted.count(view.slice.key) == 0) {
@@ -209,12 +210,13 @@ Shard Session::held(const char* op, const Keys& keys, double timeout) {
       shot->kid = view.kid;
       shard.slices.emplace_back(view.slice, std::move(shot));
     }
-  }
+    return shard;
+  };
   // Shared, so that it is broken if the applier ends.
   auto done = std::make_shared<std::promise<Shard>>();
   auto result = done->get_future();
   applier_.complete(
-      std::move(shard),
+      std::move(collect),
       [done = std::exchange(done, nullptr)](
           Shard filled, const std::optional<std::string>& error) {
         if (error) {

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -216,3 +217,69 @@ def test_a_save_that_was_interrupted_may_be_repeated(tmp_path):
     kv = torchkv.create("local")
     kv.load(f"{tmp_path}/store")
     assert torch.equal(kv.pull("w"), torch.arange(4e6))
+
+
+def save_and_push(rank, type, folder):
+    kv = torchkv.create(type, timeout=30)
+    keys, sizes = ["a", "b"], [3, 40_000]
+    kv.init(keys, [torch.zeros(size) for size in sizes])
+    kv.set_optimizer(torchkv.optim.SGD(lr=1.0))
+    stop = threading.Event()
+
+    def push():
+        # In dist_sync all ranks push equally often.
+        for _ in (
+            range(60) if type == "dist_sync" else iter(lambda: stop.is_set(), True)
+        ):
+            kv.push(keys, [torch.ones(size) for size in sizes])
+            kv.pull("a")
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    states = []
+    for _ in range(15):
+        states.append(kv.state_dict())
+        kv.save(folder)
+    stop.set()
+    thread.join()
+    kv.barrier()
+    kv.close()
+    # On rank 0; each part of a value is of one moment.
+    return (
+        [x.unique().numel() for y in states for x in [y["keys"]["a"]["value"]]]
+        if rank == 0
+        else []
+    )
+
+
+@pytest.mark.parametrize("type", ["dist_sync", "dist_async"])
+def test_saving_while_other_threads_push_large_values(tmp_path, type):
+    assert set(ranks.run(save_and_push, 2, type, tmp_path / "store")[0]) == {1}
+
+
+def loaded_and_deleted(rank, folder):
+    results = []
+    for load in (False, True):
+        kv = torchkv.create("dist_sync", timeout=20)
+        kv.set_optimizer("adam", learning_rate=0.1)
+        for size in (3, 40_000):
+            kv.init(size, torch.zeros(size))
+            kv.push(size, torch.ones(size))
+        if load:
+            kv.save(folder)
+            kv.load(folder)
+        for size in (3, 40_000):
+            kv.delete(size)
+            kv.init(size, torch.zeros(size + 1))
+            kv.push(size, torch.ones(size + 1))
+            kv.push(size, torch.full((size + 1,), -0.1))
+            results.append(kv.pull(size))
+        kv.barrier()
+        kv.close()
+    return results
+
+
+def test_a_deleted_key_does_not_keep_the_state_that_was_loaded(tmp_path):
+    for results in ranks.run(loaded_and_deleted, 2, tmp_path / "store"):
+        for loaded, new in zip(results[2:], results[:2], strict=True):
+            assert torch.equal(loaded, new)
