@@ -175,8 +175,9 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
       norms_->clear_norm();
     }
   }
-  if (is_python && !is_sync_) {
-    // A push may reach a server whose rank has not set its updater yet.
+  if (!is_sync_ && !keep_state) {
+    // A push may reach a server before rank 0's word does, or one whose rank has
+    // not set its Python updater yet.
     meet(op);
   }
 }

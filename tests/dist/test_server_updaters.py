@@ -176,3 +176,36 @@ def fail_for_each_key(rank):
 
 def test_each_key_has_its_own_error():
     assert ranks.run(fail_for_each_key, 2) == [[True] * 161] * 2
+
+
+def first_pushes(rank, script, is_set_first):
+    wrong = []
+    for number in range(20):
+        kv = torchkv.create("dist_async", name=f"store {number}")
+        calls = [lambda kv=kv: kv.init("w", torch.full((3,), 5.0))]
+        if script:
+            calls.append(lambda kv=kv: kv.set_updater(subtract))
+        else:
+            calls.append(lambda kv=kv: kv.set_optimizer(torchkv.optim.SGD(lr=1.0)))
+        for call in reversed(calls) if is_set_first else calls:
+            call()
+        kv.push("w", torch.full((3,), 0.5))
+        kv.barrier()
+        wrong += [value for value in kv.pull("w").tolist() if value != 4.0]
+        kv.barrier()
+        kv.close()
+    return wrong
+
+
+@torch.jit.script
+def subtract(key: str, grad: torch.Tensor, weight: torch.Tensor) -> None:
+    weight.sub_(grad)
+
+
+@pytest.mark.parametrize("is_set_first", [False, True])
+@pytest.mark.parametrize("script", [False, True])
+def test_pushes_of_dist_async_have_the_updater_that_was_set_before(
+    script, is_set_first
+):
+    """Also those of other ranks than the one whose word counts."""
+    assert ranks.run(first_pushes, 2, script, is_set_first) == [[], []]
