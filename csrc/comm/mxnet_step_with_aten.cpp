@@ -128,8 +128,14 @@ class MxnetStep {
   void update_moments() {
     decay();
     clip();
-    s_[0].mul_(rule_.beta1).add_(g_, 1 - rule_.beta1);
-    average_square(s_[1], g_, rule_.beta2);
+    s_[0].mul_(rule_.beta1).add_(g_, rest_of(rule_.beta1));
+    s_[1].mul_(rule_.beta2).addcmul_(g_, g_, rest_of(rule_.beta2));
+  }
+  double rest_of(double beta) const {
+    const bool is_double =
+        c10::toRealValueType(g_.scalar_type()) == c10::kDouble;
+    return is_double ? kernels::one_minus<double>(rule_, beta)
+                     : kernels::one_minus<float>(rule_, beta);
   }
 
   // `rate` is a number, or a tensor of no dimensions.

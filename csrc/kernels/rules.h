@@ -53,6 +53,15 @@ class NadamMomentum {
   double step_;
 };
 
+// MXNet's adam subtracts in the type of the arithmetic: after a hundred steps
+// in fp32 with large rates, that changes weights by 1e-5.
+template <typename T>
+T one_minus(const RuleSpec& rule, double beta) {
+  return rule.id == RuleSpec::Id::kMxnetAdam
+      ? static_cast<T>(1) - static_cast<T>(beta)
+      : static_cast<T>(1 - beta);
+}
+
 // A rule's hyperparameters for one key and one step, in the type of the
 // arithmetic. Powers of the step count and other scalars are computed once, in
 // double, as PyTorch computes them in Python.
@@ -95,8 +104,8 @@ struct RuleNumbers {
         beta1(static_cast<T>(rule.beta1)),
         beta2(static_cast<T>(rule.beta2)),
         alpha(static_cast<T>(rule.alpha)),
-        one_minus_beta1(static_cast<T>(1 - rule.beta1)),
-        one_minus_beta2(static_cast<T>(1 - rule.beta2)),
+        one_minus_beta1(one_minus<T>(rule, rule.beta1)),
+        one_minus_beta2(one_minus<T>(rule, rule.beta2)),
         one_minus_alpha(static_cast<T>(1 - rule.alpha)),
         eps(static_cast<T>(rule.eps)),
         clip(

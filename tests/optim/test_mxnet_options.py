@@ -12,6 +12,7 @@ import torchkv
 from helpers import assert_same, bits, full, script, stored
 from mxnet_cases import rate, start
 from mxnet_formulas import Formula
+from row_values import sparse
 from torchkv.optim import mxnet
 
 NAMES = {0: "fc_weight", 1: "fc_bias", 2: "bn_gamma", 3: "bn_beta"}
@@ -51,9 +52,9 @@ def test_set_learning_rate_keeps_what_groups_have_of_their_own(kv):
     assert [group["lr"] for group in kv.optimizer.param_groups] == [1.0, 1.0, 0.25]
 
 
-def test_a_learning_rate_of_none_is_the_default(kv):
+def test_a_learning_rate_of_none_is_that_of_all_classes(kv):
     kv.set_optimizer("adam", learning_rate=None)
-    assert kv.optimizer.learning_rate == 0.001
+    assert kv.optimizer.learning_rate == 0.01
     kv.set_optimizer("sgd", learning_rate=None)
     assert kv.optimizer.learning_rate == 0.01
 
@@ -207,3 +208,67 @@ def test_invalid_options(kv, name, options, error, text):
     with pytest.raises(error, match=text):
         kv.set_optimizer(name, **options)
     assert kv.optimizer is None
+
+
+# MXNet has rules for sparse gradients of these only; others step all rows.
+LAZY = {"SGD", "Adam", "AdaGrad", "Ftrl", "LARS", "GroupAdaGrad"}
+
+
+@pytest.mark.parametrize("cls", mxnet.ALL, ids=lambda cls: cls.__name__)
+def test_classes_are_lazy_where_mxnet_is(cls):
+    assert cls().lazy == (cls.__name__ in LAZY)
+    assert cls(lazy=True).lazy
+    assert not cls(lazy=False).lazy
+
+
+def test_sparse_gradients_step_all_rows_where_mxnet_has_no_rule_for_them(kv):
+    kv.init(3, torch.ones(2, 1))
+    kv.set_optimizer("nag", learning_rate=0.1, momentum=0.5, wd=0.5)
+    kv.push(3, sparse([1], torch.zeros(1, 1), (2, 1)))
+    assert (kv.pull(3) < 1).all()
+
+
+def test_writing_lr_and_wd_reaches_the_group_that_lars_makes(kv):
+    kv.init([0, 1], [torch.ones(1), torch.ones(1)])
+    names = {0: "fc_weight", 1: "fc_bias"}
+    kv.set_optimizer("lars", learning_rate=0.1, param_idx2name=names)
+    kv.optimizer.lr = 0.5
+    assert [group["lr"] for group in kv.optimizer.param_groups] == [0.5, 0.5]
+    kv.optimizer.wd = 0.25
+    assert [group["weight_decay"] for group in kv.optimizer.param_groups] == [0.25] * 2
+    kv.optimizer.param_groups[1]["lr"] = 0.125
+    kv.optimizer.lr = 1.0
+    assert [group["lr"] for group in kv.optimizer.param_groups] == [1.0, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("momentum", r"param_groups\[0\]\['momentum'\]"),
+        ("clip_gradient", r"param_groups\[0\]\['clip_gradient'\]"),
+        ("lr_mult", "call set_lr_mult"),
+        ("wd_mult", "call set_wd_mult"),
+        ("lazy_update", "write lazy"),
+    ],
+)
+def test_attributes_that_would_change_nothing_are_refused(name, instead):
+    optimizer = mxnet.SGD(momentum=0.5)
+    with pytest.raises(
+        AttributeError, match=f"mxnet.SGD: '{name}' cannot be .*{instead}"
+    ):
+        setattr(optimizer, name, 0.1)
+    optimizer.mine = 3
+    assert optimizer.mine == 3
+
+
+def test_limits_of_zero_are_none():
+    assert mxnet.RMSProp(clip_weights=0.0).param_groups[0]["clip_weights"] is None
+    group = mxnet.LAMB(lower_bound=0.0, upper_bound=0).param_groups[0]
+    assert group["lower_bound"] is None
+    assert group["upper_bound"] is None
+
+
+def test_a_key_of_another_kind_is_named_with_the_call(kv):
+    kv.init("fc_weight", torch.ones(1))
+    with pytest.raises(TypeError, match="^set_optimizer: expected str keys"):
+        kv.set_optimizer("sgd", param_idx2name={0: "fc_bias"})

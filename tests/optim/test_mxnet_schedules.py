@@ -317,3 +317,12 @@ def test_a_scheduler_of_torch_takes_an_optimizer_without_one(kv):
         rates.append(change(kv))
         scheduler.step()
     assert rates == [1, 0.5, 0.25]
+
+
+def test_ftrl_has_the_schedulers_base_lr(kv):
+    """MXNet's does not pass its learning_rate on."""
+    kv.init(3, torch.zeros(2))
+    for options in ({}, {"learning_rate": 0.05}):
+        halves = FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+        kv.set_optimizer("ftrl", lr_scheduler=halves, **options)
+        assert kv.optimizer.learning_rate == 0.5

@@ -40,7 +40,7 @@ OPTIMIZERS = {
     "Lion": lambda: optim.Lion(lr=0.1),
     "mxnet.SGD": lambda: optim.mxnet.SGD(momentum=0.9, wd=0.1),
     "mxnet.AdaGrad": lambda: optim.mxnet.AdaGrad(wd=0.1, clip_gradient=2),
-    "mxnet.RMSProp": lambda: optim.mxnet.RMSProp(centered=True),
+    "mxnet.RMSProp": lambda: optim.mxnet.RMSProp(centered=True, lazy=True),
     "mxnet.Ftrl": lambda: optim.mxnet.Ftrl(),
 }
 

@@ -185,6 +185,8 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
     def lr(self) -> float:
         """The learning rate of the first group; writing it takes effect immediately.
 
+        Also for the groups that have the same, as :meth:`set_learning_rate`.
+
         Raises:
             ValueError: on writing a value that is negative, infinite or NaN. Nothing
                 has changed.
@@ -194,7 +196,7 @@ class StoreOptimizer(TorchInterface, MXNetInterface):
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.param_groups[0]["lr"] = value
+        self._set_in_groups("lr", value)
 
     def _settings(self) -> Settings:
         """The current groups and multipliers."""

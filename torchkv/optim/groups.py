@@ -107,7 +107,11 @@ class Settings(NamedTuple):
             raise ValueError(f"{op}: key in more than one group (key {shown(twice)})")
         if impl is not None:
             for key in self.names():
-                impl.contains(key)
+                try:
+                    impl.contains(key)
+                except TypeError as error:
+                    text = str(error).replace("in: ", f"{op}: ", 1)
+                    raise TypeError(text) from None
 
     def names(self) -> list[StoreKey]:
         """The keys that have their own options."""

@@ -18,6 +18,7 @@ class SGD(MXNetOptimizer):
     """SGD whose momentum contains the learning rate."""
 
     _rule = "mxnet_sgd"
+    _is_lazy = True
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Adam(MXNetOptimizer):
     """Adam, whose epsilon is not divided by the correction of the bias."""
 
     _rule = "mxnet_adam"
-    _learning_rate = 0.001
+    _is_lazy = True
 
     def __init__(
         self,
@@ -83,7 +84,6 @@ class Adamax(MXNetOptimizer):
     """AdaMax, without an epsilon. An element without any gradient stays as it is."""
 
     _rule = "mxnet_adamax"
-    _learning_rate = 0.002
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class Nadam(MXNetOptimizer):
     """Nadam. Each key has its own schedule of the momentum; in MXNet all share one."""
 
     _rule = "mxnet_nadam"
-    _learning_rate = 0.001
 
     def __init__(
         self,
@@ -119,6 +118,7 @@ class AdaGrad(MXNetOptimizer):
     """AdaGrad with `eps` inside of the root, and decoupled weight decay."""
 
     _rule = "mxnet_adagrad"
+    _is_lazy = True
 
     def __init__(self, eps: float = 1e-7, **options: Unpack[MXNetOptions]) -> None:
         """Arguments as MXNet's; errors as :class:`SGD`."""
@@ -144,7 +144,6 @@ class RMSProp(MXNetOptimizer):
     """RMSProp; if `centered`, with the momentum `gamma2`."""
 
     _rule = "mxnet_rmsprop"
-    _learning_rate = 0.001
 
     def __init__(
         self,
@@ -157,6 +156,7 @@ class RMSProp(MXNetOptimizer):
         **options: Unpack[OptionsBesidesRate],
     ) -> None:
         """Arguments as MXNet's; errors as :class:`SGD`."""
+        clip_weights = clip_weights or None  # 0 is no limit
         super().__init__(locals())
 
 
@@ -164,7 +164,8 @@ class Ftrl(MXNetOptimizer):
     """FTRL-proximal. The first step forgets the initial value, as in MXNet."""
 
     _rule = "mxnet_ftrl"
-    _learning_rate = 0.1
+    _is_lazy = True
+    _starts_scheduler = False
 
     def __init__(
         self,
@@ -223,7 +224,6 @@ class LAMB(MXNetOptimizer):
     """LAMB with bounds of the weight's norm, and a switch for the bias's correction."""
 
     _rule = "mxnet_lamb"
-    _learning_rate = 0.001
 
     def __init__(
         self,
@@ -237,6 +237,7 @@ class LAMB(MXNetOptimizer):
         **options: Unpack[OptionsBesidesRate],
     ) -> None:
         """Arguments as MXNet's; errors as :class:`SGD`."""
+        lower_bound, upper_bound = lower_bound or None, upper_bound or None
         super().__init__(locals())
 
 
@@ -244,12 +245,14 @@ class LARS(MXNetOptimizer):
     """SGD whose learning rate is scaled by the norms of weight and gradient.
 
     Keys that ``param_idx2name`` names ``...gamma``, ``...beta`` or ``...bias`` are not
-    scaled: they are in a group with an `eta` of 0. Keys with other names than
+    scaled: they are in a group with an `eta` of 0. (In MXNet, str keys are names of
+    their own; here, give ``param_idx2name={key: key}``.) Keys with other names than
     ``..._weight`` have no weight decay. With `momentum_correction`, each key's momentum
     follows the learning rate; in MXNet, that of the first key of an update does.
     """
 
     _rule = "mxnet_lars"
+    _is_lazy = True
     _decayed = ("_weight",)
 
     def __init__(
@@ -334,6 +337,7 @@ class GroupAdaGrad(MXNetOptimizer):
     """AdaGrad with one history for each row; without weight decay."""
 
     _rule = "mxnet_groupadagrad"
+    _is_lazy = True
 
     def __init__(self, eps: float = 1e-5, **options: Unpack[MXNetOptions]) -> None:
         """Arguments as MXNet's; errors as :class:`SGD`."""

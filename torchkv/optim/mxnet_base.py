@@ -24,7 +24,7 @@ class OptionsBesidesRate(GradientOptions, total=False):
     lr_scheduler: LRScheduler | None
     """One of :mod:`torchkv.lr_scheduler`, of all keys. A ``learning_rate`` that is also
     given, or a class's default such as Adam's 0.001, replaces the scheduler's
-    ``base_lr``, as in MXNet."""
+    ``base_lr``, as in MXNet, but for Ftrl."""
     begin_num_update: int
     """The number from which updates of each key are counted, by schedulers and by
     formulas such as Adam's."""
@@ -57,9 +57,12 @@ class MXNetOptions(OptionsBesidesRate, total=False):
 class MXNetOptimizer(BuiltIn):
     """Base class of the optimizers with MXNet's formulas."""
 
-    # MXNet's default, and the endings of names that have weight decay.
-    _learning_rate: ClassVar[float] = 0.01
+    # The endings of names that have weight decay.
     _decayed: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
+    # Whether MXNet steps the rows of a sparse gradient only.
+    _is_lazy: ClassVar[bool] = False
+    # Whether a rate replaces the scheduler's base_lr.
+    _starts_scheduler: ClassVar[bool] = True
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Takes the ``locals()`` at the beginning of a subclass's ``__init__``."""
@@ -67,8 +70,8 @@ class MXNetOptimizer(BuiltIn):
         given = {k: v for k, v in arguments.items() if k not in ("self", "__class__")}
         given.update(given.pop("options"))
         given.pop("multi_precision", None)
-        lazy_update = given.pop("lazy_update", True)
-        if "lazy" in given and lazy_update is not True:
+        lazy_update = given.pop("lazy_update", self._is_lazy)
+        if "lazy" in given and lazy_update is not self._is_lazy:
             raise ValueError(
                 f"{op}: expected 'lazy' or 'lazy_update', which are the same option, "
                 "but got both"
@@ -82,7 +85,7 @@ class MXNetOptimizer(BuiltIn):
         self._scheduler = _as_scheduler(op, given.pop("lr_scheduler", None))
         self._begin_num_update = given.pop("begin_num_update", 0)
         if self._scheduler is not None:
-            if rate is not None:
+            if rate is not None and self._starts_scheduler:
                 rate = as_number(op, "learning_rate", rate)
                 self._scheduler = self._scheduler._starting_at(rate)
             rate = self._scheduler.base_lr
@@ -90,7 +93,7 @@ class MXNetOptimizer(BuiltIn):
         if isinstance(limit, float | int) and limit <= 0:
             limit = None
         options = {
-            "lr": self._learning_rate if rate is None else rate,
+            "lr": 0.01 if rate is None else rate,
             "weight_decay": given.pop("wd", 0.0),
             "clip_gradient": limit,
             **{name: given.pop(name) for name in arguments if name in given},
@@ -99,6 +102,22 @@ class MXNetOptimizer(BuiltIn):
         if self._key_names or self._parameters:
             self.set_lr_mult({})
             self.set_wd_mult({})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """AttributeError for attributes of MXNet's that would change nothing here."""
+        if not name.startswith("_") and not hasattr(type(self), name):
+            instead = {
+                "lr_mult": "call set_lr_mult",
+                "wd_mult": "call set_wd_mult",
+                "lazy_update": "write lazy",
+            }
+            if name in self.__dict__.get("defaults", ()):
+                instead[name] = f"write param_groups[0][{name!r}]"
+            if name in instead:
+                raise AttributeError(
+                    f"{self._name()}: {name!r} cannot be written; {instead[name]}"
+                )
+        super().__setattr__(name, value)
 
     def _name(self) -> str:
         return f"mxnet.{type(self).__name__}"

@@ -23,15 +23,21 @@ class MXNetInterface:
             ValueError: a value that is negative, infinite or NaN. Nothing has changed.
             TypeError: a value that is not a number.
         """
+        self._set_in_groups("lr", lr)
+
+    def _set_in_groups(self, name: str, value: float) -> None:
+        """Writes an option of the first group, and of those that have the same."""
         groups = cast("StoreOptimizer", self).param_groups
-        before = groups[0]["lr"]
+        before = groups[0][name]
         for group in groups:
-            if group["lr"] == before:
-                group["lr"] = lr
+            if group[name] == before:
+                group[name] = value
 
     @property
     def wd(self) -> float:
-        """The weight decay of the first group, its ``weight_decay``; writable.
+        """The weight decay of the first group, its ``weight_decay``.
+
+        Writing it also changes the groups that have the same.
 
         Raises:
             AttributeError: it is a class of torch.optim without weight decay.
@@ -44,4 +50,4 @@ class MXNetInterface:
 
     @wd.setter
     def wd(self, value: float) -> None:
-        cast("StoreOptimizer", self).param_groups[0]["weight_decay"] = value
+        self._set_in_groups("weight_decay", value)

@@ -166,7 +166,7 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
                     f"are waiting for a step (key {listed([key])})"
                 )
             if step and counts_steps:
-                state["step"] = torch.tensor(float(step))
+                state["step"] = torch.tensor(float(step), dtype=torch.float32)
             if step and state:
                 states[index] = state
     return {"state": states, "param_groups": groups}
