@@ -176,7 +176,7 @@ def test_what_does_not_fit_changes_nothing():
             "the optimizer 'adamw', as the store has, but got one of .* 'mxnet_sgd'",
         ),
         (make_trainer(nn.Linear(2, 2)).state_dict(), "but got a state with 4 missing"),
-        ({}, "missing 'format' in the state"),
+        ({}, "returned, but got a dict without 'format'"),
         (
             {**trainer.state_dict(), "keys": 3},
             "expected 'keys' in the state as dict, but got 3",

@@ -12,7 +12,7 @@ from torchkv import _C
 from torchkv.arguments import StoreKey, as_batch_size, expect, shown
 from torchkv.initializers import Initializer, Normal
 from torchkv.kvstore import Key, KVStore
-from torchkv.nn.row_gradients import RowGradients, gradient_of
+from torchkv.nn.row_gradients import RowGradients, gradient_of, sparse_rows
 
 _MODES = ("sum", "mean", "max")
 # The elements of a shape, of a sparse tensor, too. A key whose rows are unlimited has
@@ -285,21 +285,8 @@ class StoreEmbedding(nn.Module):
             return None if rows is None else self._sparse(rows.ids, gradient_of(rows))
 
     def _sparse(self, ids: Tensor, rows: Tensor) -> Tensor:
-        rows = rows.to("cpu")
-        # torch 2.11 warns of unchecked invariants (issue 178274 of PyTorch) also where
-        # torch.sparse_coo_tensor is told not to check them.
-        made: Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-            1,
-            1,
-            (self.num_embeddings or self._most_rows, self.embedding_dim),
-            ids[None],
-            rows,
-            dtype=rows.dtype,
-            layout=torch.sparse_coo,
-            device=rows.device,
-            is_coalesced=True,
-        )
-        return made
+        num_rows = self.num_embeddings or self._most_rows
+        return sparse_rows(ids, rows.to("cpu"), (num_rows, self.embedding_dim))
 
     def rows_with_grad(self) -> list[Tensor]:
         """A tensor whose ``.grad`` is the gradient of the next step, if there is one.

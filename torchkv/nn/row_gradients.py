@@ -21,6 +21,24 @@ class Rows(NamedTuple):
     at the end, without gradient, are padding."""
 
 
+def sparse_rows(ids: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A coalesced sparse tensor, of rows in ascending order of their distinct ids."""
+    # torch 2.11 warns of unchecked invariants (issue 178274 of PyTorch) also where
+    # torch.sparse_coo_tensor is told not to check them.
+    made: Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        1,
+        len(shape) - 1,
+        shape,
+        ids[None],
+        rows,
+        dtype=rows.dtype,
+        layout=torch.sparse_coo,
+        device=rows.device,
+        is_coalesced=True,
+    )
+    return made
+
+
 # Below so many rows, those of several lookups are merged by the step only.
 _FEW_ROWS = 4096
 

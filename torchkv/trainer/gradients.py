@@ -64,6 +64,7 @@ class Gradients:
         self._store = store
         if isinstance(store, KVStore):
             store.set_updater(None)
+            self.init(self.trained())
         elif store is not None:
             values = {
                 k: [p.detach() for p in copies] for k, copies in parameters.items()
@@ -139,11 +140,17 @@ class Gradients:
         return [key for key, copies in parameters if copies[0].requires_grad]
 
     def init(self, keys: Iterable[StoreKey]) -> None:
-        """Adds keys to the store that sums gradients, if it has keys."""
+        """Adds keys to the store that sums gradients, if it has keys.
+
+        With several processes, all get rank 0's weights: what it holds does not matter.
+        """
         if isinstance(self._store, KVStore):
             new = [key for key in keys if key not in self._store]
-            values = [torch.zeros_like(self._parameters[key][0]) for key in new]
-            if new:
+            if new and self._store.num_workers > 1:
+                values = [self._parameters[key][0].detach() for key in new]
+                self._store.broadcast(new, values, [self._parameters[k] for k in new])
+            elif new:
+                values = [torch.zeros_like(self._parameters[key][0]) for key in new]
                 self._store.init(new, values)
 
     def reduce(self, fresh: Mapping[StoreKey, list[Tensor]]) -> None:

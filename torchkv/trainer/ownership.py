@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Mapping
 
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchkv.arguments import StoreKey, shown
 
-# Each parameter's owners, in order.
-_owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# Each parameter's owners, in order, by its id: while one of them exists, so does the
+# parameter. No weak references to it, with which torch.utils.swap_tensors refuses it.
+_owners: dict[int, list[weakref.ref[Ownership]]] = {}
 
 
 class Ownership:
@@ -28,17 +28,13 @@ class Ownership:
         # most trainers lose none.
         self._taken: list[tuple[StoreKey, weakref.ref[Ownership]]] = []
         this = weakref.ref(self)
-        for copies in parameters.values():
-            for parameter in copies:
-                known = _owners[parameter] if parameter in _owners else []
-                owners = [owner for ref in known if (owner := ref()) is not None]
-                for owner in owners:
-                    if owner is not self:
-                        owner._lose(parameter, this)
-                _owners[parameter] = [*map(weakref.ref, owners), this]
-
-    def _lose(self, parameter: Tensor, to: weakref.ref[Ownership]) -> None:
-        self._taken.append((self._key_of[id(parameter)], to))
+        for number in [n for n, refs in _owners.items() if not _existing(refs)]:
+            del _owners[number]
+        for number in self._key_of:
+            owners = _existing(_owners.get(number, []))
+            for owner in owners:
+                owner._taken.append((owner._key_of[number], this))
+            _owners[number] = [*map(weakref.ref, owners), this]
 
     def check(self, op: str) -> None:
         """RuntimeError if a later trainer that exists has one of the parameters."""
@@ -49,3 +45,7 @@ class Ownership:
                 f"{op}: expected parameters that no later Trainer has, or both would "
                 f"step them, but got one that another has (key {shown(key)})"
             )
+
+
+def _existing(refs: list[weakref.ref[Ownership]]) -> list[Ownership]:
+    return [owner for ref in refs if (owner := ref()) is not None]

@@ -56,6 +56,7 @@ def collected(params: Any, may_be_none: bool) -> dict[StoreKey, list[Tensor]]:
                 "Trainer: expected replicas with their own parameters, but got two "
                 f"that share one (key {shown(key)}); torchkv.replicate makes copies"
             )
+    _check_memory(result)
     _check_all_replicas(result)
     return result
 
@@ -91,6 +92,21 @@ def _wrong_form(actual: str) -> TypeError:
         "parameters by name, or replicas (of torchkv.replicate, or a list of modules), "
         f"but got {actual}"
     )
+
+
+def _check_memory(parameters: dict[StoreKey, list[Tensor]]) -> None:
+    """ValueError if two begin at the same address: one step would undo the other."""
+    key_at: dict[int, StoreKey] = {}
+    for key, copies in parameters.items():
+        for parameter in copies:
+            address = parameter.data_ptr() if parameter.numel() else 0
+            other = key_at.setdefault(address, key)
+            if address and other is not key:
+                raise ValueError(
+                    "Trainer: expected parameters with memory of their own, but got "
+                    f"two that share it (keys {shown(other)} and {shown(key)}); tied "
+                    "weights need to be one nn.Parameter"
+                )
 
 
 def _check_all_replicas(parameters: dict[StoreKey, list[Tensor]]) -> None:

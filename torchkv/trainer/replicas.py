@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from torchkv.arguments import expect
 from torchkv.nn.embedding import embeddings_of
+from torchkv.nn.row_gradients import sparse_rows
 from torchkv.trainer.parallel_apply import parallel_apply
 from torchkv.trainer.scatter_gather import gather, num_rows, repeat_on, scatter
 
@@ -366,8 +367,23 @@ def _checked_devices(
 def _zero_missing_gradients(module: nn.Module) -> None:
     """Gradients of a replica without rows, as a Trainer expects them."""
     if torch.is_grad_enabled():
+        tables = {
+            id(table.weight)
+            for table in module.modules()
+            if isinstance(table, nn.Embedding | nn.EmbeddingBag) and table.sparse
+        }
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                # A dense one beside sparse ones would be a step of all rows.
+                parameter.grad = (
+                    _without_rows(parameter)
+                    if id(parameter) in tables
+                    else torch.zeros_like(parameter)
+                )
         for embedding in embeddings_of(module):
             embedding._note_no_rows()
+
+
+def _without_rows(parameter: Tensor) -> Tensor:
+    ids = torch.empty(0, dtype=torch.int64, device=parameter.device)
+    return sparse_rows(ids, parameter.detach()[:0].clone(), tuple(parameter.shape))

@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from torchkv.arguments import listed
+from torch import Tensor
+
+from torchkv.arguments import StoreKey, listed
 from torchkv.gathering import checked_together
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
@@ -23,6 +25,7 @@ class States:
     """A base of :class:`torchkv.Trainer`, in which its methods are documented."""
 
     _num_replicas: int
+    _parameters: dict[StoreKey, list[Tensor]]
     _store: KVStore
     _kvstore: KVStore | KVStoreBase | None
     _gradients: Gradients
@@ -48,17 +51,18 @@ class States:
             TypeError: on a ``dist`` store, a class of ``torch.optim`` that keeps other
                 objects than tensors, numbers and strings.
         """
-        self._weights.store_changed(self._gradients.trained())
+        self._weights.store_all(self._gradients.trained())
         state = with_residuals(self._store.state_dict(), self._num_replicas)
         state = renamed(state, plain_name)
         if (parts := state["torch_optimizer"]) is not None:
             state["torch_optimizer"] = renamed_optimizer(parts, plain_name)
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Continues from what :meth:`state_dict` returned, bit for bit.
 
-        The parameters of all replicas get the weights at once. Gradients stay.
+        The parameters of all replicas get the weights at once, also those that do not
+        require gradients any more. Gradients stay.
 
         Args:
             state_dict: that of a trainer with the same parameters and the same kind of
@@ -66,19 +70,35 @@ class States:
                 got itself; if one cannot, none does. One without gradient compression
                 leaves the trainer's as it is; with ``update_on_kvstore=False``, so does
                 each.
+            strict: whether it must have all trained parameters, and no others than the
+                trainer's. Otherwise parameters that both have are loaded.
 
         Raises:
-            ValueError: missing or unexpected parameters, another shape, dtype or
-                optimizer, or an invalid part. Nothing has changed.
+            ValueError: missing or unexpected parameters, if `strict`, another shape,
+                dtype or optimizer, or an invalid part. Nothing has changed.
             RemoteError: another rank could not load it. Nothing has changed.
             TypeError: as :meth:`state_dict`.
         """
-        self._weights.store_changed(self._gradients.trained())
-        state_dict = renamed(state_dict, name_among(self._store.keys()))
+        self._weights.store_all(self._gradients.trained())
+        if "format" not in state_dict:
+            raise ValueError(
+                "load_state_dict: expected what a Trainer's state_dict() returned, but "
+                "got a dict without 'format', as those of models and optimizers"
+            )
+        names = [*self._parameters, *self._store.keys()]
+        state_dict = renamed(state_dict, name_among(names))
+        self._store_frozen(state_dict.get("keys"))
         if self._store is not self._kvstore:  # which has compressed already
             state_dict = without_compression(state_dict)
-        self._store.load_state_dict(state_dict)
+        self._store.load_state_dict(state_dict, strict)
         self._weights.store_loaded()
+
+    def _store_frozen(self, saved: Any) -> None:
+        """Stores parameters that are no longer trained, but were in what was saved."""
+        if isinstance(saved, Mapping):
+            self._weights.store_changed(
+                [k for k in self._parameters if k in saved and k not in self._store]
+            )
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes the optimizer's options and state, per parameter, to a file.
@@ -109,13 +129,16 @@ class States:
         """
         op = "load_states"
         optimizer = self.optimizer
-        self._weights.store_changed(self._gradients.trained())
+        self._weights.store_all(self._gradients.trained())
         with checked_together(self._store._impl, op):
             state = read_saved(op, fname, optimizer)
-            saved, trained = state.get("state"), set(self._store.keys())
-            rename = name_among(trained)
-            names = {*map(rename, saved)} if isinstance(saved, Mapping) else trained
-            if isinstance(saved, Mapping) and names != trained:
+            saved = state.get("state")
+            if isinstance(saved, Mapping):
+                rename = name_among([*self._parameters, *self._store.keys()])
+                names = {rename(name): None for name in saved}
+                self._store_frozen(names)
+            trained = set(self._store.keys())
+            if isinstance(saved, Mapping) and names.keys() != trained:
                 some = listed(sorted(trained.symmetric_difference(names), key=str))
                 raise ValueError(
                     f"{op}: expected the state of the trainer's {len(trained)} "

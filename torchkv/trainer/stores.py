@@ -67,9 +67,12 @@ def empty_store(
     if isinstance(kvstore, KVStore) and (
         not tables >= {*kvstore.keys()} or kvstore.optimizer is not None
     ):
-        other = " but those of its StoreEmbeddings" if tables else ""
+        other, hint = "", "create one for each trainer"
+        if tables:
+            other = " but those of its StoreEmbeddings"
+            hint = "after another trainer, set_updater(None) and delete the other keys"
         raise ValueError(
             f"Trainer: expected a store that has neither keys{other} nor an optimizer, "
-            f"but got {kvstore!r}; create one for each trainer"
+            f"but got {kvstore!r}; {hint}"
         )
     return kvstore

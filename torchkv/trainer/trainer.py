@@ -22,7 +22,7 @@ from torchkv.trainer.ownership import Ownership
 from torchkv.trainer.parameters import Params, collected, modules_of
 from torchkv.trainer.states import States
 from torchkv.trainer.stores import configure, empty_store
-from torchkv.trainer.weights import Weights
+from torchkv.trainer.weights import Weights, broadcast_frozen
 
 
 class Trainer(States):
@@ -51,8 +51,8 @@ class Trainer(States):
     With replicas, the first replica's weights are used. With several processes, write
     them in all of them; rank 0's weights are used. On one device of one machine, a
     weight in fp32 or fp64 is the stored value (``KVStore.init(share=True)``): it takes
-    no second memory, and no write is lost. Elsewhere, writes through ``.data`` keep the
-    version counter and are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
+    no second memory, and no write is lost. Elsewhere, writes in place through ``.data``
+    are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
 
     The tables of :class:`torchkv.nn.StoreEmbedding` modules are keys of the same store:
     pass it as `kvstore`. Each step pushes the rows that have gradients.
@@ -168,13 +168,12 @@ class Trainer(States):
         )
         self._rescale = Rescale(self.optimizer)
         reducing = None if self._update_on_kvstore else self._kvstore
-        # A store of a third party has sent rank 0's weights.
         self._gradients = Gradients(self._parameters, self._embeddings, reducing)
+        broadcast_frozen(self._kvstore, self._parameters)
         self._last_norm: Tensor | None = None
         self._weights = Weights(self._parameters, self._store)
         self._weights.store_changed(self._gradients.trained())
         self.optimizer._know(names, self.zero_grad)
-        self._gradients.init(self._gradients.trained())
         self._ownership = Ownership(self._parameters)
 
     # -- attributes
@@ -357,7 +356,8 @@ class Trainer(States):
                 stepped.extend(self._push(gradients, size))
 
         self.optimizer.step(Push(push))
-        self._gradients.zero(stepped)
+        self._weights.copy_written(stepped)
+        self._gradients.zero(self._parameters)
 
     def _push(
         self, gradients: dict[StoreKey, list[Tensor]], size: float

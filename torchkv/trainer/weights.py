@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,40 @@ from torchkv.optim.built_in import BuiltIn
 _ON_ONE_MACHINE = ("local", "device", "nccl")
 # A step of half-precision values changes masters in fp32, which writes to the values
 # would have to reach.
+_WITH_MASTER = (torch.float16, torch.bfloat16)
 _WITHOUT_MASTER = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+class Seen:
+    """Which parameters have not been written since they were noted.
+
+    Of the first replica: in place, which their version counters show, or by an
+    assignment of ``.data``. The noted memory is kept, so that no other tensor has its
+    address.
+    """
+
+    def __init__(self, parameters: Mapping[StoreKey, list[Tensor]]) -> None:
+        """Nothing has been noted."""
+        self._parameters = parameters
+        self._noted: dict[StoreKey, tuple[Tensor, int, int]] = {}
+
+    def note(self, keys: Iterable[StoreKey]) -> None:
+        """Notes the present values of these."""
+        for key in keys:
+            parameter = self._parameters[key][0]
+            address, noted = parameter.data_ptr(), self._noted.get(key)
+            same = noted is not None and noted[1] == address
+            memory = noted[0] if noted and same else parameter.detach()
+            self._noted[key] = memory, address, parameter._version
+
+    def __contains__(self, key: StoreKey) -> bool:
+        """Whether a parameter is as it was noted."""
+        noted, parameter = self._noted.get(key), self._parameters[key][0]
+        return (
+            noted is not None
+            and noted[1] == parameter.data_ptr()
+            and noted[2] == parameter._version
+        )
 
 
 class Weights:
@@ -34,25 +68,48 @@ class Weights:
         """Copies the first replica's parameters to the others."""
         self._parameters = parameters
         self._store = store
-        self._versions: dict[StoreKey, tuple[int, int]] = {}
+        self._stored = Seen(parameters)
+        self._copied = Seen(parameters)
+        # Whose stored value is, or was, the first replica's parameter.
+        self._shared: set[StoreKey] = set()
         # Logical places shard values on one device, too.
         self._can_share = store.type in _ON_ONE_MACHINE and not os.environ.get(
             "TORCHKV_PLACES"
         )
-        with torch.no_grad():
-            for first, *others in parameters.values():
-                for parameter in others:
-                    parameter.copy_(first)
+        self.copy_written([])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles without what is known of these parameters' memory."""
+        names = "_parameters", "_store", "_can_share", "_shared"
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes all parameters for written."""
+        self.__dict__.update(state)
+        self._stored = Seen(self._parameters)
+        self._copied = Seen(self._parameters)
 
     def note_written(self, keys: Iterable[StoreKey]) -> None:
         """Notes that the parameters now equal the stored values."""
-        for key in keys:
-            self._versions[key] = self._version(key)
+        self._stored.note(keys)
 
-    def _version(self, key: StoreKey) -> tuple[int, int]:
-        """Changes with each in-place write and each assignment of ``.data``."""
-        parameter = self._parameters[key][0]
-        return parameter.data_ptr(), parameter._version
+    def copy_written(self, pulled: Iterable[StoreKey]) -> None:
+        """Copies the first replica's parameters to the others where they are not equal.
+
+        Those of `pulled` are, as all replicas have got the stored values.
+        """
+        pulled = set(pulled)
+        keys = [
+            key
+            for key, copies in self._parameters.items()
+            if len(copies) > 1 and key not in pulled and key not in self._copied
+        ]
+        with torch.no_grad():
+            for key in keys:
+                first, *others = self._parameters[key]
+                for parameter in others:
+                    parameter.copy_(first)
+        self._copied.note(keys)
 
     def _shareable(self, keys: Iterable[StoreKey]) -> set[StoreKey]:
         """The keys whose first parameter can be the stored value."""
@@ -82,13 +139,18 @@ class Weights:
                 result.add(key)
         return result
 
+    def store_all(self, trained: Iterable[StoreKey]) -> None:
+        """As :meth:`store_changed`, also of keys that are no longer trained."""
+        keys = dict.fromkeys(trained)
+        self.store_changed(k for k in self._parameters if k in keys or k in self._store)
+
     def store_changed(self, keys: Iterable[StoreKey]) -> None:
         """Stores parameters that were written since the last call or note.
 
         Those of the first replica; the optimizer's state is kept. After an error or an
         interrupt, the store has all its keys, and the next call continues.
         """
-        keys = [key for key in keys if self._versions.get(key) != self._version(key)]
+        keys = [key for key in keys if key not in self._stored]
         store = self._store
         new: dict[StoreKey, Tensor] = {}
         assigned: dict[StoreKey, Tensor] = {}
@@ -108,14 +170,43 @@ class Weights:
                 of_other_dtypes[key] = value
         if of_other_dtypes:
             self._store_again(of_other_dtypes)
+        assigned.update(self._with_masters(assigned))
         shared = self._shareable(keys) if keys else set()
-        for some, share in _split(assigned, shared):
+        # Memory that was a parameter's is no longer the store's to write.
+        own = {
+            key: torch.empty_like(value).copy_(value)
+            for key, value in assigned.items()
+            if key in self._shared and key not in shared
+        }
+        for some, share in _split({**assigned, **own}, shared | own.keys()):
             store.assign(list(some), list(some.values()), share=share)
         for some, share in _split(new, shared):
             store.init(list(some), list(some.values()), share=share)
+        self._shared = (self._shared - {*keys}) | shared
         if keys and store.num_workers > 1:  # rank 0's values count
             store.pull(keys, [self._parameters[key] for key in keys])
         self.note_written(keys)
+
+    def _with_masters(
+        self, written: Mapping[StoreKey, Tensor]
+    ) -> dict[StoreKey, Tensor]:
+        """Half-precision values in fp32: their masters, but for elements written."""
+        halves = [k for k, x in written.items() if x.dtype in _WITH_MASTER]
+        if (
+            not halves
+            or self._store.type not in _ON_ONE_MACHINE
+            or not isinstance(self._store.optimizer, BuiltIn)
+        ):
+            return {}
+        result = {}
+        states = self._store._impl.optimizer_states(halves)
+        for key, state in zip(halves, states, strict=True):
+            value = written[key]
+            if (master := state.get("master")) is not None:
+                master = master.to(value.device)
+                kept = master.to(value.dtype) == value
+                result[key] = torch.where(kept, master, value.to(master.dtype))
+        return result
 
     def store_loaded(self) -> None:
         """Writes what the store has loaded into the parameters, and shares these."""
@@ -128,6 +219,7 @@ class Weights:
         }
         if shared:
             self._store.assign(list(shared), list(shared.values()), share=True)
+        self._shared = {*shared}
         self.note_written(keys)
 
     def _store_again(self, values: Mapping[StoreKey, Tensor]) -> None:
@@ -151,6 +243,16 @@ class Weights:
             store.init(keys, before)
             optimizer._load_saved(saved, strict=False)
             raise
+
+
+def broadcast_frozen(store: Any, parameters: Mapping[StoreKey, list[Tensor]]) -> None:
+    """Gives all processes rank 0's values of the parameters that are not trained."""
+    if isinstance(store, KVStore) and store.num_workers > 1:
+        copies = {k: x for k, x in parameters.items() if not x[0].requires_grad}
+        if copies:
+            values = [x[0].detach() for x in copies.values()]
+            store.broadcast(list(copies), values, list(copies.values()))
+            store.delete(list(copies))
 
 
 def _split(
