@@ -55,6 +55,7 @@ DistStore::DistStore(
     files = std::make_unique<SnapshotFiles>(
         options.snapshot_dir, stable_hash(name));
     restored = latest_snapshot(*files, config);
+    began_from_snapshot_ = restored.has_value();
   } else if (is_sync_ && rank() == 0) {
     node_->agree(snapshot_key(config), c10::str(kNoSnapshots)); // who waits
   }

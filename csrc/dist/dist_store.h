@@ -194,6 +194,7 @@ class DistStore final : public Store {
   SnapshotSchedule snapshots_;
   const std::shared_ptr<NormReport> norms_; // pushes in flight have it, too
   const std::string name_;
+  bool began_from_snapshot_ = false;
 
   // These are held while the call waits for other ranks.
   std::timed_mutex barrier_mutex_; // a rank is in one barrier at a time

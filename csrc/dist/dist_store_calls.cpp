@@ -198,7 +198,7 @@ WorkPtr DistStore::pull(const Call& call) {
     Request::Item item;
     item.key = key;
     item.priority = call.options.priority;
-    item.min_version = call.options.min_version;
+    item.min_version = std::max<int64_t>(0, call.options.min_version);
     request.items.push_back(std::move(item));
   }
   return finish(pulled, begin(call.op, std::move(request)), std::move(outs));

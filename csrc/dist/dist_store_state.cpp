@@ -69,7 +69,9 @@ void DistStore::load_updater(const char* op, StoreState& state) {
     meet(op); // no push comes before
   } else if (state.optimizer) {
     set_optimizer(*std::move(state.optimizer), false, /*check_keys=*/false);
-  } else if (!std::holds_alternative<std::monostate>(updater())) {
+  } else if (
+      began_from_snapshot_ ||
+      !std::holds_alternative<std::monostate>(updater())) {
     set_updater(nullptr);
   }
 }
@@ -136,6 +138,9 @@ void DistStore::load(StoreState state) {
     const Tensors values = Tensors::one_each(
         at::TensorList(state.values).slice(begin, end - begin));
     insert({"init", run, &values, nullptr, options});
+    if (began_from_snapshot_) { // whose values init keeps
+      assign({op, run, &values});
+    }
   }
   if (!state.states.empty()) {
     set_optimizer_states(keys, state.states);

@@ -12,6 +12,7 @@
 #include "../update/script_updater.h"
 #include "dist_store.h"
 #include "errors.h"
+#include "transport/zeromq_transport.h"
 
 namespace torchkv::dist {
 namespace {
@@ -126,6 +127,17 @@ void DistStore::send_spec(const char* op, const UpdateSpec& spec) {
   if (rank() == 0) {
     Request request(Request::Kind::kConfig);
     request.options = encode(spec);
+    constexpr size_t kOthers = 64 * 1024; // in the same message
+    const auto most =
+        static_cast<size_t>(ZeromqConfig().max_part_bytes) - kOthers;
+    TORCH_CHECK_VALUE(
+        request.options.size() <= most,
+        op,
+        ": expected an updater of at most ",
+        most,
+        " bytes, archived, as it is sent in one message, but got ",
+        request.options.size(),
+        "; keep large tensors in keys of the store");
     auto sent = begin(op, std::move(request), /*is_watched=*/true);
     const std::lock_guard lock(updater_mutex_);
     sent_spec_.swap(sent);

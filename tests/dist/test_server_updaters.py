@@ -11,6 +11,7 @@ import torch
 
 import ranks
 import torchkv
+from ranks import outcome
 
 
 class Add:
@@ -209,3 +210,29 @@ def test_pushes_of_dist_async_have_the_updater_that_was_set_before(
 ):
     """Also those of other ranks than the one whose word counts."""
     assert ranks.run(first_pushes, 2, script, is_set_first) == [[], []]
+
+
+class Large(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("numbers", torch.zeros(3_000_000))
+
+    def forward(self, key: str, grad: torch.Tensor, weight: torch.Tensor) -> None:
+        weight.sub_(grad)
+
+
+def set_large(rank):
+    with torchkv.create("dist_sync", timeout=20) as kv:
+        kv.init("w", torch.ones(3))
+        error = outcome(lambda: kv.set_updater(torch.jit.script(Large())))
+        return error, outcome(kv.barrier)
+
+
+def test_an_updater_that_does_not_fit_a_message_is_refused():
+    """By rank 0, which sends it; the others learn of it at the barrier."""
+    (refused, _), (accepted, at_barrier) = ranks.run(set_large, 2)
+    assert refused[0] == "ValueError"
+    assert "expected an updater of at most" in refused[1]
+    assert accepted is None
+    assert at_barrier[0] == "ValueError"
+    assert "rank 1 has set some that rank 0 has not" in at_barrier[1]

@@ -243,6 +243,37 @@ def test_wrong_options(options, expected):
         torchkv.create("dist_sync", **options)
 
 
+def snapshot_then_load(rank, folder, saved, loads):
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 rounds")
+    keys, sizes = ["a", "big"], [3, 40_000]
+    if loads:
+        kv.load(saved)
+        values = [kv.pull(key).unique().tolist() for key in keys]
+        kv.push(keys, [torch.ones(size) for size in sizes])
+    else:
+        kv.init(keys, [torch.full((size,), 5.0) for size in sizes])
+        kv.save(saved)
+        kv.set_optimizer("sgd", learning_rate=1.0)
+        values = []
+        for _ in range(3):
+            kv.push(keys, [torch.ones(size) for size in sizes])
+            values = [kv.pull(key).unique().tolist() for key in keys]
+            time.sleep(0.1)
+    result = values, [kv.pull(key).unique().tolist() for key in keys]
+    kv.barrier()
+    kv.close()
+    return result
+
+
+def test_load_replaces_what_a_snapshot_restored(tmp_path):
+    """The values, and the optimizer, which the saved store does not have."""
+    folders = str(tmp_path / "snapshots"), str(tmp_path / "saved")
+    ranks.run(snapshot_then_load, 2, *folders, False)
+    for values, pushed in ranks.run(snapshot_then_load, 2, *folders, True):
+        assert values == [[5.0], [5.0]]
+        assert pushed == [[2.0], [2.0]]  # the sum
+
+
 def versions(rank):
     kv = torchkv.create("dist_async")
     kv.init("w", torch.zeros(3))
@@ -250,6 +281,7 @@ def versions(rank):
     kv.set_optimizer("sgd", learning_rate=1.0)
     kv.barrier()
     kv.push("w", torch.ones(3))
+    kv.pull("w", min_version=-1)  # as 0
     out = kv.pull("w", min_version=2)
     seen.append(kv.version("w"))
     kv.barrier()
