@@ -127,7 +127,7 @@ void DistStore::send_spec(const char* op, const UpdateSpec& spec) {
   if (rank() == 0) {
     Request request(Request::Kind::kConfig);
     request.options = encode(spec);
-    constexpr size_t kOthers = 64 * 1024; // in the same message
+    constexpr size_t kOthers = size_t{64} * 1024; // in the same message
     const auto most =
         static_cast<size_t>(ZeromqConfig().max_part_bytes) - kOthers;
     TORCH_CHECK_VALUE(
@@ -188,8 +188,8 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
     }
   }
   if (!is_sync_ && !keep_state) {
-    // A push may reach a server before rank 0's word does, or one whose rank has
-    // not set its Python updater yet.
+    // A push may reach a server before rank 0's word does, or one whose rank
+    // has not set its Python updater yet.
     meet(op);
   }
 }
