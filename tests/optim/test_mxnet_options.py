@@ -221,7 +221,7 @@ def test_classes_are_lazy_where_mxnet_is(cls):
     assert not cls(lazy=False).lazy
 
 
-def test_sparse_gradients_step_all_rows_where_mxnet_has_no_rule_for_them(kv):
+def test_rows_of_sparse_gradients_are_all_stepped_without_a_rule_of_mxnet(kv):
     kv.init(3, torch.ones(2, 1))
     kv.set_optimizer("nag", learning_rate=0.1, momentum=0.5, wd=0.5)
     kv.push(3, sparse([1], torch.zeros(1, 1), (2, 1)))
