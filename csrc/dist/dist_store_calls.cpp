@@ -230,15 +230,26 @@ void DistStore::erase(const Keys& keys) {
     item.key = key;
     request.items.push_back(std::move(item));
   }
-  run(op, std::move(request));
-  table_.erase(op, keys);
-  {
-    const std::lock_guard lock(updater_mutex_);
-    for (const auto& key : keys.list) {
-      split_keys_.erase(key);
+  const auto forget = [&] {
+    table_.erase(op, keys);
+    {
+      const std::lock_guard lock(updater_mutex_);
+      for (const auto& key : keys.list) {
+        split_keys_.erase(key);
+      }
     }
+    staging_.erase(keys);
+  };
+  const auto pending = begin(op, std::move(request));
+  try {
+    wait(op, *pending);
+  } catch (...) {
+    if (session_->withdraw(pending)) { // the servers do it all the same
+      forget();
+    }
+    throw;
   }
-  staging_.erase(keys);
+  forget();
 }
 
 WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {

@@ -1,16 +1,13 @@
 #include "session.h"
 
 #include <algorithm>
-#include <future>
 #include <limits>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 
 #include "../core/errors.h"
 #include "errors.h"
 #include "node.h"
-#include "within.h"
 
 namespace torchkv::dist {
 
@@ -131,7 +128,9 @@ void Session::run_queued(
     complete = nullptr; // frees what it has of devices
   }
   const std::lock_guard lock(node_->mutex());
-  if (!error) {
+  const bool is_withdrawn =
+      request.kind == Request::Kind::kDelete && watched.pending->is_finished();
+  if (!error && !is_withdrawn) {
     watched.pending->begun();
     guarded([&] { begin(std::move(request), timeout, watched); });
   }
@@ -140,6 +139,22 @@ void Session::run_queued(
     end(watched, {{}, error, {}});
   }
   begin_close();
+}
+
+bool Session::withdraw(const PendingPtr& pending) {
+  const std::lock_guard lock(node_->mutex());
+  if (std::count(queued_.begin(), queued_.end(), pending) != 0) {
+    pending->finish({0, Error{ErrorCode::kTimeout, -1, {}, {}, {}}, {}});
+  }
+  for (const auto& [id, call] : calls_) {
+    if (call.pending == pending) {
+      worker_.withdraw(id, node_->now());
+      perform(worker_.take()); // may end the call
+      node_->deliver();
+      break;
+    }
+  }
+  return !pending->is_finished() || pending->wait().begun;
 }
 
 void Session::begin(Request request, double timeout, Watched watched) {
@@ -191,42 +206,6 @@ void Session::flush() {
   for (const auto& push : pushes) {
     push->wait();
   }
-}
-
-Shard Session::held(const char* op, const Keys& keys, double timeout) {
-  // Not here: an update that is under way changes the value that it replaces.
-  auto collect = [this,
-                  wanted = std::unordered_set<Key, KeyHash>(
-                      keys.list.begin(), keys.list.end())] {
-    Shard shard;
-    const std::lock_guard lock(node_->mutex());
-    for (const auto& view : server_.slices()) {
-      if (wanted.count(view.slice.key) == 0) {
-        continue;
-      }
-      auto shot = std::make_shared<Shot>();
-      shot->value = view.value;
-      shot->version = view.version;
-      shot->kid = view.kid;
-      shard.slices.emplace_back(view.slice, std::move(shot));
-    }
-    return shard;
-  };
-  // Shared, so that it is broken if the applier ends.
-  auto done = std::make_shared<std::promise<Shard>>();
-  auto result = done->get_future();
-  applier_.complete(
-      std::move(collect),
-      [done = std::exchange(done, nullptr)](
-          Shard filled, const std::optional<std::string>& error) {
-        if (error) {
-          done->set_exception(
-              std::make_exception_ptr(std::runtime_error(*error)));
-        } else {
-          done->set_value(std::move(filled));
-        }
-      });
-  return get_within(result, op, node_->rank(), timeout);
 }
 
 int64_t Session::version(const SliceId& slice) {

@@ -64,6 +64,9 @@ class Session {
   std::vector<PendingPtr> call_all(
       std::vector<Request> requests,
       double timeout);
+  // For a delete that is not waited for any longer: it does not begin from now
+  // on. Returns whether it had begun. Without the node's mutex.
+  bool withdraw(const PendingPtr& pending);
   // An error of an earlier push of one of the keys or, without keys, of any.
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);

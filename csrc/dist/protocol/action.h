@@ -93,6 +93,7 @@ struct Return {
   CallId call;
   std::optional<Error> error;
   std::vector<SliceResult> results; // without an error
+  bool begun = false; // has sent an operation
 };
 
 using Action = std::variant<

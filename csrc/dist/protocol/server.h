@@ -149,6 +149,7 @@ class TORCHKV_API Server final : public Core {
   static const Reply* find_value(const Peer& peer, int64_t opno);
 
   // server_slices.cpp: members and values of slices.
+  static bool is_leaving(const Slice& slice, int32_t rank);
   void do_init(const OperationPtr& op, Time now);
   void do_delete(const OperationPtr& op, Time now);
   void do_push(const OperationPtr& op, Time now);

@@ -213,7 +213,9 @@ std::vector<int32_t> Server::missing(const Message& message) const {
       return {0}; // for rank 0's value
     }
     for (const auto& [member, counts] : slice->members) {
-      result.push_back(member); // for others to delete the old incarnation
+      if (member != rank) {
+        result.push_back(member); // to delete the old incarnation
+      }
     }
     return result;
   }

@@ -6,6 +6,15 @@
 
 namespace torchkv::dist {
 
+// Whether the rank's delete waits for its pushes.
+bool Server::is_leaving(const Slice& slice, int32_t rank) {
+  return std::any_of(
+      slice.pulls.begin(), slice.pulls.end(), [&](const auto& pull) {
+        return pull.operation->rank == rank &&
+            pull.operation->kind == Kind::kDelete;
+      });
+}
+
 void Server::do_init(const OperationPtr& op, Time now) {
   SlicePtr slice = find(op->slice);
   if (!slice && op->rank == 0 && op->num_pieces != 0) {
@@ -18,7 +27,8 @@ void Server::do_init(const OperationPtr& op, Time now) {
     reply_error(op, {ErrorCode::kWorkerLost, 0, op->slice, {}, {}});
     return;
   }
-  if (!slice || slice->gone.count(op->rank) != 0 || slice->dying) {
+  if (!slice || slice->gone.count(op->rank) != 0 || slice->dying ||
+      is_leaving(*slice, op->rank)) {
     waiting_init_[op->slice].push_back(op);
     return;
   }

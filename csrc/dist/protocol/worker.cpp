@@ -151,6 +151,14 @@ bool Worker::is_awaited(const WorkerOperation& operation, CallId id) const {
 
 // Ends of calls.
 
+void Worker::withdraw(CallId id, Time now) {
+  now_ = now;
+  const auto at = calls_.find(id);
+  if (at != calls_.end() && !at->second.begun) {
+    time_out(id);
+  }
+}
+
 // All operations of a call have been answered.
 void Worker::complete(CallId id, WorkerCall& call) {
   switch (call.request.kind) {
@@ -158,11 +166,6 @@ void Worker::complete(CallId id, WorkerCall& call) {
       if (!call.met) {
         meet(id, call);
         return;
-      }
-      break;
-    case Request::Kind::kDelete:
-      for (const auto& item : call.request.items) {
-        keys_.erase(item.key);
       }
       break;
     case Request::Kind::kConfig:
@@ -190,9 +193,7 @@ void Worker::write_manifest(const WorkerCall& call) {
   manifest.job = config().job;
   manifest.step = call.request.step;
   manifest.num_servers = config().num_servers;
-  for (const auto& [key, state] : keys_) {
-    manifest.keys.emplace_back(key, state.spec);
-  }
+  manifest.keys = call.keys;
   act(WriteManifest{std::move(manifest)});
 }
 
@@ -222,10 +223,13 @@ void Worker::end(
   if (stalled_ == id) {
     stalled_ = 0;
   }
-  if (calls_.erase(id) == 0) {
+  const auto at = calls_.find(id);
+  if (at == calls_.end()) {
     return;
   }
-  act(Return{id, std::move(error), std::move(results)});
+  const bool begun = at->second.begun;
+  calls_.erase(at);
+  act(Return{id, std::move(error), std::move(results), begun});
   if (closing_ != 0) {
     close_if_idle();
   }

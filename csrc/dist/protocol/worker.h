@@ -36,6 +36,8 @@ class TORCHKV_API Worker final : public Core {
   // seconds from now. Several calls may begin before take(): their messages
   // share frames. REQUIRES: ready() and no stalled().
   CallId call(Request request, Time now, Time timeout);
+  // Ends a call that has not sent anything yet, as if it had timed out.
+  void withdraw(CallId id, Time now);
   // A call that waits for memory, behind which no call may begin, or 0.
   CallId stalled() const {
     return stalled_;
@@ -157,6 +159,7 @@ class TORCHKV_API Worker final : public Core {
   void beat(int32_t server);
   void free_leases(int32_t server);
   void finish(int64_t opno, WorkerAnswer answer);
+  void forget(const Key& key);
 
   // Failures.
   void lose(int32_t server);

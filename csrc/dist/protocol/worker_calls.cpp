@@ -113,6 +113,7 @@ void Worker::begin_items(CallId id, WorkerCall& call) {
       // If a server is lost, the key is remembered as such.
       WorkerKey& key = keys_[item.key];
       key.spec = item.spec;
+      key.deleted = false;
       key.places = place(
           item.key, item.spec, config().num_servers, config().split_bytes);
     }
@@ -165,7 +166,7 @@ std::optional<Error> Worker::refusal(const Request& request) const {
       (request.kind == Request::Kind::kInit && rank_ == 0);
   for (const auto& item : request.items) {
     const WorkerKey* key = keys_.find(item.key);
-    if (key == nullptr) {
+    if (key == nullptr || key->deleted) {
       return Error{ErrorCode::kUnknown, rank_, SliceId{item.key, 0}, {}, {}};
     }
     for (const auto& at : key->places) {
@@ -184,8 +185,8 @@ std::optional<Error> Worker::refusal(const Request& request) const {
   return std::nullopt;
 }
 
-// That of an earlier init of the same slice, whose call has timed out: the
-// stream goes on, and the server may still answer.
+// That of an earlier init or delete of the same slice, whose call has timed
+// out: the stream goes on, and the server may still answer.
 WorkerTablePtr Worker::table_for(
     const std::vector<WorkerTablePtr>& before,
     const Request::Item& item,
@@ -200,6 +201,7 @@ WorkerTablePtr Worker::table_for(
     if (old->slice == table->slice && old->server == table->server) {
       if (old->begin == table->begin && old->end == table->end &&
           old->item_bytes == table->item_bytes) {
+        old->ready = false;
         old->base = old->known = 0;
         return old;
       }
@@ -240,7 +242,8 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
     step->factor = std::move(call.request.factor);
   }
   for (auto& item : call.request.items) {
-    const WorkerKey& key = *keys_.find(item.key);
+    WorkerKey& key = *keys_.find(item.key);
+    key.deleted = call.request.kind == Request::Kind::kDelete;
     for (const auto& table : key.tables) {
       Message request;
       request.kind = operation_kind(call.request.kind);
@@ -319,7 +322,8 @@ Counts Worker::counts(std::optional<int32_t> server) const {
   Counts result;
   for (const auto& [key, state] : keys_) {
     for (const auto& table : state.tables) {
-      if (table->ready && (!server || table->server == *server)) {
+      if (table->ready && !state.deleted &&
+          (!server || table->server == *server)) {
         result.emplace_back(table->slice, table->round);
       }
     }
@@ -354,6 +358,11 @@ void Worker::begin_snapshot(CallId id, WorkerCall& call) {
     }
   }
   call.number = ++snap_;
+  for (const auto& [key, state] : keys_) {
+    if (!state.deleted) {
+      call.keys.emplace_back(key, state.spec);
+    }
+  }
   Message request;
   request.kind = Kind::kSnapshot;
   request.step = call.request.step;

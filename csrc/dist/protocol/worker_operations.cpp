@@ -251,6 +251,9 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
         break;
     }
   }
+  if (operation.request.kind == Kind::kDelete) {
+    forget(table.slice.key);
+  }
   const auto at = calls_.find(operation.call);
   if (at != calls_.end()) {
     WorkerCall& call = at->second;
@@ -276,6 +279,19 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
   begin_stalled();
   begin_deletes();
   close_if_idle();
+}
+
+// Forgets a key when all servers have answered its delete: until then, an init
+// goes on with its streams.
+void Worker::forget(const Key& key) {
+  const WorkerKey* state = keys_.find(key);
+  if (state != nullptr && state->deleted &&
+      std::none_of(
+          state->tables.begin(), state->tables.end(), [&](const auto& table) {
+            return operations_.count(table->last) != 0;
+          })) {
+    keys_.erase(key);
+  }
 }
 
 // The norm of one slice of a step is known; the last one decides for all.

@@ -101,6 +101,7 @@ struct WorkerKey {
   KeySpec spec;
   std::vector<Place> places;
   std::vector<WorkerTablePtr> tables; // in the order of places
+  bool deleted = false; // its delete has been sent; unknown to other calls
 };
 
 // Rank 0's part of a step in two phases: it belongs to no call, and goes on
@@ -148,6 +149,7 @@ struct WorkerCall {
   bool begun = false; // has issued one
   bool met = false; // a barrier that has issued kMeet
   int64_t number = 0; // of the generation or the snapshot
+  std::vector<std::pair<Key, KeySpec>> keys; // of the snapshot
   std::vector<SliceResult> results; // one for each operation, in their order
   std::optional<Error> thrown; // by the updater of the least slice
 };

@@ -652,7 +652,7 @@ class Server(Core):
                 None,
             )
         if m.kind == "INIT":  # for rank 0's value, or for others to delete the old key
-            return list(key.clock) if key else [0]
+            return [r for r in key.clock if r != m.rank] if key else [0]
         if key and self.sync:
             return [r for r in range(self.config.W) if not key.pend.get(r)]
         if key and key.clock:
@@ -670,7 +670,7 @@ class Server(Core):
             key = self._create(op.key, op.total, op.whole, op.vector, op.snap)
         if key is None and self.peers[0].state == "lost":
             return self._error(op, ("worker_lost", 0, op.key))
-        if key is None or op.rank in key.gone or key.dying:
+        if key is None or op.rank in key.gone or key.dying or self._deletes(key, op):
             self.waiting_init.setdefault(op.key, []).append(op)
             return
         if (key.total, key.whole) != (op.total, op.whole):
@@ -687,6 +687,10 @@ class Server(Core):
         if rank == 0:
             for other in self.waiting_init.pop(op.key, []):
                 self._do_init(other, now)
+
+    def _deletes(self, key, op):
+        """Whether the rank's delete waits for its pushes."""
+        return any(o.rank == op.rank and o.kind == "DELETE" for o, _ in key.pulls)
 
     def _create(self, name, total, whole, value, snap):
         self.births[name] = self.births.get(name, 0) + 1
@@ -1213,6 +1217,7 @@ class Worker(Core):
         self.ops, self.calls = {}, {}  # opno -> operation, id -> call
         self.next_call = 0
         self.keys = {}  # key -> (numel, places)
+        self.deleted = set()  # keys whose delete has been sent: unknown to calls
         self.tables = {}  # slice -> Table
         self.control = {s: Table(s) for s in range(config.S)}
         self.gen = self.committed = self.snap = self.phase = 0
@@ -1466,16 +1471,17 @@ class Worker(Core):
             numel,
             places,
         )  # and, if a server is lost, remembered as such
+        self.deleted.discard(call.key)
         for sid, name, _, _ in places:
             if self.links[sid].state == "lost":
                 return self._return(cid, error=("server_lost", sid, name))
         for sid, name, low, high in places:
-            old = self.tables.get(name)  # of an init that has timed out
+            old = self.tables.get(name)  # of an init or delete that has timed out
             if old is None or (old.server, old.numel) != (sid, high - low):
                 self.tables[name] = Table(sid, high - low)
                 self.tables[name].last = old.last if old else 0
             else:
-                old.base = 0
+                old.base, old.ready = 0, False
             part = vector[low:high] if self.rank == 0 else None
             self._issue(
                 cid,
@@ -1495,7 +1501,7 @@ class Worker(Core):
         self._slices(cid, call.key, kind, now, **fields)
 
     def _cannot(self, key):
-        if key not in self.keys:
+        if key not in self.keys or key in self.deleted:
             return ("unknown", self.rank, key)
         for sid, name, _, _ in self.keys[key][1]:  # all or nothing
             if self.links[sid].state == "lost":
@@ -1560,6 +1566,8 @@ class Worker(Core):
     def _slices(self, cid, key, kind, now, **fields):
         vector = fields.pop("vector", None)
         total, places = self.keys[key]
+        if kind == "DELETE":
+            self.deleted.add(key)
         for _, name, low, high in places:
             part = vector[low:high] if vector is not None else None
             table = self.tables[name]
@@ -1638,10 +1646,11 @@ class Worker(Core):
 
     def _counts(self, servers):
         """The pushes of each slice on these servers."""
+        gone = {p[1] for key in self.deleted for p in self.keys[key][1]}
         return {
             name: t.round
             for name, t in sorted(self.tables.items())
-            if t.server in servers and t.ready
+            if t.server in servers and t.ready and name not in gone
         }
 
     def skew(self, key, by):
@@ -1656,6 +1665,9 @@ class Worker(Core):
                 return self._return(cid, error=("server_lost", sid, None))
         self.snap += 1  # only now: what carries a number is captured for it
         call.number = self.snap
+        call.manifest = {
+            k: numel for k, (numel, _) in self.keys.items() if k not in self.deleted
+        }
         self._everywhere(cid, "SNAPSHOT", now, step=step)
 
     def _begin_close(self, cid, call, now):
@@ -1834,6 +1846,8 @@ class Worker(Core):
                 self.phase = max(self.phase, result["phase"])
             elif op.kind in ("PULL", "PUSHPULL"):
                 table.base = max(table.base, result["version"])
+        if op.kind == "DELETE":
+            self._forget(name)
         call = self.calls.get(op.cid)
         if call:
             call.left.discard(op.opno)
@@ -1854,13 +1868,21 @@ class Worker(Core):
         self._begin_deletes(now)
         self._close_if_idle(now)
 
+    def _forget(self, name):
+        """Of a key, when all servers have answered its delete: until then, an init goes
+        on with its streams."""
+        for key in [k for k in self.deleted if name in {p[1] for p in self.keys[k][1]}]:
+            names = [p[1] for p in self.keys[key][1]]
+            if all(self.tables[n].last not in self.ops for n in names):
+                del self.keys[key]
+                self.deleted.discard(key)
+                for n in names:
+                    del self.tables[n]
+
     def _complete(self, cid, call, now):
         if call.kind == "barrier" and not call.met:
             return self._meet(cid, now)
-        if call.kind == "delete":
-            for _, name, _, _ in self.keys.pop(call.key)[1]:
-                del self.tables[name]
-        elif call.kind == "config":
+        if call.kind == "config":
             self.committed = max(self.committed, call.number)
         elif call.kind == "snapshot":  # every shard is on disk: now it counts
             self.out.append(
@@ -1871,7 +1893,7 @@ class Worker(Core):
                         number=call.number,
                         job=self.config.job,
                         step=call.args["step"],
-                        keys={k: numel for k, (numel, _) in self.keys.items()},
+                        keys=call.manifest,
                     ),
                 )
             )

@@ -514,7 +514,7 @@ MUTANTS = {
         [
             (
                 """\
-        if key is None or op.rank in key.gone or key.dying:
+        if key is None or op.rank in key.gone or key.dying or self._deletes(key, op):
 """,
                 """\
         if key is None:
@@ -829,10 +829,10 @@ MUTANTS = {
         [
             (
                 """\
-        if key is None or op.rank in key.gone or key.dying:
+        if key is None or op.rank in key.gone or key.dying or self._deletes(key, op):
 """,
                 """\
-        if key is None or op.rank in key.gone:
+        if key is None or op.rank in key.gone or self._deletes(key, op):
 """,
             ),
         ],

@@ -306,6 +306,21 @@ TEST(ServerTest, TheLastOneDeletesAndTheNextInitIsAnotherIncarnation) {
   EXPECT_EQ(s.stored(), (Values{5, 5, 5, 5}));
 }
 
+TEST(ServerTest, AnInitWaitsForTheDeleteOfItsRank) {
+  ServerScript s(ServerScript::config(std::nullopt, 2));
+  s.push(0, 1);
+  s.control(0, Kind::kDelete); // until the other rank has pushed
+  const int64_t again = s.init(0, 1, {5, 5, 5, 5});
+  EXPECT_FALSE(s.has(0, Kind::kDone, again));
+  s.push(1, 1);
+  s.apply_all();
+  EXPECT_FALSE(s.has(0, Kind::kDone, again));
+  s.control(1, Kind::kDelete);
+  EXPECT_TRUE(s.has(0, Kind::kDone, again));
+  EXPECT_EQ(s.last(0, Kind::kDone).kid, 2);
+  EXPECT_EQ(s.stored(), (Values{5, 5, 5, 5}));
+}
+
 TEST(ServerTest, AnInitWaitsForADyingSlice) {
   ServerScript s(ServerScript::config(1));
   s.control(0, Kind::kDelete);

@@ -62,6 +62,63 @@ TEST(WorkerDeleteTest, ADeleteDoesNotWaitForCallsThatHaveTimedOut) {
   EXPECT_NE(std::find(lines.begin(), lines.end(), "DELETE 3"), lines.end());
 }
 
+TEST(WorkerDeleteTest, ADeleteIsDoneAfterItsCallHasTimedOut) {
+  WorkerScene scene(test_config(1, std::nullopt));
+  scene.start();
+  scene.init({"w"});
+  const CallId id = scene.call(request(RK::kDelete, {"w"}), 2);
+  scene.run(3);
+  const Return end = scene.ended(id);
+  EXPECT_EQ(error_in(end).code, ErrorCode::kTimeout);
+  EXPECT_TRUE(end.begun);
+  const auto is_unknown = [&](RK kind) {
+    const Return call = scene.ended(scene.call(request(kind, {"w"})));
+    return error_in(call).code == ErrorCode::kUnknown;
+  };
+  EXPECT_TRUE(is_unknown(RK::kPull));
+  EXPECT_TRUE(is_unknown(RK::kDelete));
+  scene.call(request(RK::kBarrier, {}));
+  EXPECT_TRUE(scene.sent.back().counts.empty());
+  scene.done(2);
+  EXPECT_TRUE(is_unknown(RK::kPush));
+}
+
+TEST(WorkerDeleteTest, AKeyIsInitializedWhileItsDeleteIsUnderWay) {
+  WorkerScene scene(test_config(1, std::nullopt));
+  scene.start();
+  scene.init({"w"});
+  scene.call(request(RK::kDelete, {"w"}), 2);
+  scene.run(3);
+  const CallId init = scene.call(request(RK::kInit, {"w"}));
+  EXPECT_EQ(scene.sent.back().prev, 2); // the stream goes on
+  scene.done(2);
+  EXPECT_FALSE(scene.has_ended(init));
+  scene.done(3);
+  EXPECT_FALSE(scene.ended(init).error);
+  scene.call(request(RK::kPull, {"w"}));
+  EXPECT_EQ(scene.sent.back().kind, Kind::kPull);
+}
+
+TEST(WorkerDeleteTest, OnlyADeleteThatIsHeldIsWithdrawn) {
+  WorkerScene scene(test_config(1, 1));
+  scene.start();
+  scene.init({"w"});
+  const CallId pull = scene.call(request(RK::kPull, {"w"}));
+  const CallId held = scene.call(request(RK::kDelete, {"w"}));
+  scene.worker.withdraw(held, scene.now);
+  scene.collect();
+  const Return withdrawn = scene.ended(held);
+  EXPECT_EQ(error_in(withdrawn).code, ErrorCode::kTimeout);
+  EXPECT_FALSE(withdrawn.begun);
+  scene.give(scene.value(0, 2, bytes(8)));
+  EXPECT_FALSE(scene.ended(pull).error); // and the delete is not sent
+  const CallId sent = scene.call(request(RK::kDelete, {"w"}));
+  EXPECT_EQ(scene.sent.back().kind, Kind::kDelete);
+  scene.worker.withdraw(sent, scene.now);
+  scene.collect();
+  EXPECT_FALSE(scene.has_ended(sent));
+}
+
 TEST(WorkerDeleteTest, AHeldDeleteThatTimesOutNamesWhomTheOthersWaitFor) {
   WorkerScene scene(test_config(1, 1));
   scene.start();

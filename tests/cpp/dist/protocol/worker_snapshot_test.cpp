@@ -39,6 +39,24 @@ TEST(WorkerSnapshotTest, ASnapshotEndsWhenItsManifestIsWritten) {
   EXPECT_FALSE(scene.ended(id).error);
 }
 
+TEST(WorkerSnapshotTest, AManifestHasTheKeysOfItsShards) {
+  WorkerScene scene(test_config(1, std::nullopt), 0);
+  scene.start();
+  scene.init({"v", "w"});
+  scene.call(request(RK::kDelete, {"v"}));
+  scene.call(request(RK::kSnapshot));
+  ASSERT_EQ(scene.sent.back().counts.size(), 1);
+  EXPECT_EQ(scene.sent.back().counts[0].first.key, Key("w"));
+  // The server keeps what the shard needs.
+  scene.call(request(RK::kDelete, {"w"}));
+  scene.done(5);
+  scene.done(4);
+  ASSERT_EQ(scene.others.size(), 1);
+  const auto& manifest = std::get<WriteManifest>(scene.others[0]).manifest;
+  ASSERT_EQ(manifest.keys.size(), 1);
+  EXPECT_EQ(manifest.keys[0].first, Key("w"));
+}
+
 TEST(WorkerSnapshotTest, ASnapshotThatIsNotWrittenFailsAlone) {
   WorkerScene scene(test_config(2, std::nullopt), 0);
   scene.start();
