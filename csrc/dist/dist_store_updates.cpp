@@ -12,7 +12,6 @@
 #include "../update/script_updater.h"
 #include "dist_store.h"
 #include "errors.h"
-#include "transport/zeromq_transport.h"
 
 namespace torchkv::dist {
 namespace {
@@ -127,14 +126,13 @@ void DistStore::send_spec(const char* op, const UpdateSpec& spec) {
   if (rank() == 0) {
     Request request(Request::Kind::kConfig);
     request.options = encode(spec);
-    constexpr size_t kOthers = size_t{64} * 1024; // in the same message
-    const auto most =
-        static_cast<size_t>(ZeromqConfig().max_part_bytes) - kOthers;
+    // In one message, which holds up all that is sent after it.
+    constexpr size_t kMost = size_t{8} << 20U;
     TORCH_CHECK_VALUE(
-        request.options.size() <= most,
+        request.options.size() <= kMost,
         op,
         ": expected an updater of at most ",
-        most,
+        kMost,
         " bytes, archived, as it is sent in one message, but got ",
         request.options.size(),
         "; keep large tensors in keys of the store");

@@ -165,10 +165,12 @@ void Node::send(int32_t rank, Direction direction, Frame frame) {
   }
   // A list of many keys may be longer than a receiver takes at once.
   Frame part;
-  size_t num_bytes = 0; // of the payloads that are in the frame's head
+  size_t num_bytes = 0; // of the payloads and keys that are in the frame's head
   for (auto& message : frame) {
     const size_t size = message.payload.size();
-    const size_t bytes = size < kLongPayload ? size : 0;
+    const Key& key = message.slice.key;
+    const size_t bytes = (size < kLongPayload ? size : 0) +
+        (key.kind() == KeyKind::kStr ? key.text().size() : 0);
     if (part.size() == kMaxSent || num_bytes + bytes > kMaxSentBytes) {
       transport_->send(rank, direction, std::exchange(part, {}));
       num_bytes = 0;

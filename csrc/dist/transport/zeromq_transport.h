@@ -47,7 +47,8 @@ struct ZeromqConfig {
   // are.
   std::shared_ptr<SharedMemory> memory;
 
-  int64_t max_part_bytes = int64_t{8} * 1024 * 1024; // of a head or a payload
+  // Of a head or a payload. A barrier's head has all keys.
+  int64_t max_part_bytes = int64_t{64} * 1024 * 1024;
   // A connection that is silent for `lost` is broken, `heartbeat` is the period
   // of a sign of life.
   Time heartbeat = 1;
