@@ -55,7 +55,9 @@ std::string text_of(const Error& error, int64_t rank, double timeout) {
           "snapshot_dir");
     case ErrorCode::kShape:
       return c10::str(
-          who, " has initialized the key with another shape or dtype");
+          who,
+          " has initialized the key with another shape or dtype, or with "
+          "another whole= or updater");
     case ErrorCode::kUnknown:
       return c10::str(who, " uses a key that it has not initialized");
     case ErrorCode::kRound:
