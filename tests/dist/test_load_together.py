@@ -237,3 +237,24 @@ def test_a_distributed_checkpoint_of_several_ranks(optimizer, tmp_path):
     folder = str(tmp_path / "checkpoint")
     resumed = ranks.run(resume_from_a_distributed_checkpoint, 2, optimizer, folder)
     assert resumed == [True, True]
+
+
+def load_frozen(rank):
+    model, trainer = trainer_of("adamw")
+    train(trainer, model, 1)
+    state = trainer.state_dict()
+    again = torch.nn.Linear(30, 7)
+    again.bias.requires_grad_(False)
+    other = torchkv.Trainer(again, "adamw", {"lr": 0.1}, kvstore="dist_sync")
+    wrong = outcome(lambda: other.load_state_dict({} if rank == 1 else state))
+    other.load_state_dict(state)  # on rank 0 alone, it has keys
+    return wrong, torch.equal(again.bias, model.bias), other.kvstore.keys()
+
+
+def test_a_trainers_parameter_that_was_frozen_since():
+    keys = ["bias", "weight"]
+    (first, *others), (second, *equals) = ranks.run(load_frozen, 2)
+    assert first[0] == "RemoteError"
+    assert second[0] == "ValueError"
+    assert others[0] and equals[0]
+    assert sorted(others[1]) == sorted(equals[1]) == keys

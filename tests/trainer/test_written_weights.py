@@ -61,6 +61,24 @@ def test_a_weight_frozen_since_is_loaded(dtype):
         assert_same(mine.detach(), theirs.detach())
 
 
+def test_a_refused_state_of_a_weight_frozen_since_changes_nothing(tmp_path):
+    module, trainer = trained(two_layers())
+    saved = trainer.state_dict()
+    trainer.save_states(tmp_path / "states")
+    again = two_layers()
+    again[0].requires_grad_(False)
+    other = torchkv.Trainer(again, optim.Adam(lr=0.1))
+    before = other.kvstore.keys()
+    with pytest.raises(ValueError, match="optimizer"):
+        other.load_state_dict(saved)
+    with pytest.raises(ValueError):
+        other.load_states(tmp_path / "states")
+    assert other.kvstore.keys() == before
+    again[0].requires_grad_(True)
+    step(again, other)
+    assert len(other.kvstore.keys()) == 4
+
+
 def test_states_of_a_weight_frozen_since_are_loaded(tmp_path):
     module, trainer = trained(two_layers())
     step(module, trainer)

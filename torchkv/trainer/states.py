@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from torchkv.arguments import StoreKey, listed
-from torchkv.gathering import checked_together
+from torchkv.gathering import checked_together, gather
 from torchkv.kvstore import KVStore
 from torchkv.optim import StoreOptimizer
 from torchkv.optim.saved import read_saved
@@ -79,26 +81,51 @@ class States:
             RemoteError: another rank could not load it. Nothing has changed.
             TypeError: as :meth:`state_dict`.
         """
+        op = "load_state_dict"
         self._weights.store_all(self._gradients.trained())
-        if "format" not in state_dict:
-            raise ValueError(
-                "load_state_dict: expected what a Trainer's state_dict() returned, but "
-                "got a dict without 'format', as those of models and optimizers"
-            )
-        names = [*self._parameters, *self._store.keys()]
-        state_dict = renamed(state_dict, name_among(names))
-        self._store_frozen(state_dict.get("keys"))
+        with checked_together(self._store._impl, op):
+            if "format" not in state_dict:
+                raise ValueError(
+                    f"{op}: expected what a Trainer's state_dict() returned, but got a "
+                    "dict without 'format', as those of models and optimizers"
+                )
+            names = [*self._parameters, *self._store.keys()]
+            state_dict = renamed(state_dict, name_among(names))
+            frozen = self._frozen_in(op, state_dict.get("keys"))
         if self._store is not self._kvstore:  # which has compressed already
             state_dict = without_compression(state_dict)
-        self._store.load_state_dict(state_dict, strict)
+        self._weights.store_changed(frozen)
+        with self._removed_on_error(frozen):
+            self._store.load_state_dict(state_dict, strict)
         self._weights.store_loaded()
 
-    def _store_frozen(self, saved: Any) -> None:
-        """Stores parameters that are no longer trained, but were in what was saved."""
+    def _frozen_in(self, op: str, saved: Any) -> list[StoreKey]:
+        """The parameters that are no longer trained, but were in what rank 0 loads.
+
+        Within :func:`checked_together`: other ranks may have loaded no keys.
+        """
+        keys = []
         if isinstance(saved, Mapping):
-            self._weights.store_changed(
-                [k for k in self._parameters if k in saved and k not in self._store]
+            keys = [k for k in self._parameters if k in saved and k not in self._store]
+        if self._store.num_workers > 1:
+            data = json.dumps(keys).encode()
+            keys = json.loads(
+                gather(self._store._impl, op, 0, data, to_all=True)[0].decode()
             )
+        return keys
+
+    @contextmanager
+    def _removed_on_error(self, keys: list[StoreKey]) -> Iterator[None]:
+        """Removes keys that were stored only to be loaded.
+
+        Not on several machines, where other ranks may be lost.
+        """
+        try:
+            yield
+        except BaseException:
+            if keys and self._store.num_workers == 1:
+                self._weights.remove(keys)
+            raise
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes the optimizer's options and state, per parameter, to a file.
@@ -133,11 +160,12 @@ class States:
         with checked_together(self._store._impl, op):
             state = read_saved(op, fname, optimizer)
             saved = state.get("state")
+            names = {}
             if isinstance(saved, Mapping):
                 rename = name_among([*self._parameters, *self._store.keys()])
                 names = {rename(name): None for name in saved}
-                self._store_frozen(names)
-            trained = set(self._store.keys())
+            frozen = self._frozen_in(op, names)
+            trained = {*self._store.keys(), *frozen}
             if isinstance(saved, Mapping) and names.keys() != trained:
                 some = listed(sorted(trained.symmetric_difference(names), key=str))
                 raise ValueError(
@@ -145,4 +173,6 @@ class States:
                     f"parameters, but got that of {len(saved)}; only one of them has "
                     f"{some}"
                 )
-        optimizer.load_state_dict(state)
+        self._weights.store_changed(frozen)
+        with self._removed_on_error(frozen):
+            optimizer.load_state_dict(state)

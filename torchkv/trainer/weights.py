@@ -44,6 +44,11 @@ class Seen:
             memory = noted[0] if noted and same else parameter.detach()
             self._noted[key] = memory, address, parameter._version
 
+    def forget(self, keys: Iterable[StoreKey]) -> None:
+        """Takes these for written."""
+        for key in keys:
+            self._noted.pop(key, None)
+
     def __contains__(self, key: StoreKey) -> bool:
         """Whether a parameter is as it was noted."""
         noted, parameter = self._noted.get(key), self._parameters[key][0]
@@ -207,6 +212,13 @@ class Weights:
                 kept = master.to(value.dtype) == value
                 result[key] = torch.where(kept, master, value.to(master.dtype))
         return result
+
+    def remove(self, keys: Iterable[StoreKey]) -> None:
+        """Removes keys from the store; their parameters stay as they are."""
+        keys = list(keys)
+        self._store.delete(keys)
+        self._stored.forget(keys)
+        self._shared -= {*keys}
 
     def store_loaded(self) -> None:
         """Writes what the store has loaded into the parameters, and shares these."""
