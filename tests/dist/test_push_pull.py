@@ -103,3 +103,19 @@ def test_stats_are_of_the_calls_of_this_process(type):
     b = {"pushes": 2, "pulls": 1, "bytes_pushed": 800_000, "bytes_pulled": 400_000}
     for stats in ranks.run(count_calls, 2, type):
         assert stats == {"a": {**a, **seconds}, "b": {**b, **seconds}}
+
+
+def use_long_keys(rank):
+    kv = torchkv.create("dist_sync", timeout=20)
+    keys = [f"{number:060000d}" for number in range(160)]
+    kv.init(keys, [torch.zeros(2)] * len(keys))
+    kv.push(keys, [torch.ones(2)] * len(keys))
+    kv.barrier()
+    summed = {value for pulled in kv.pull(keys) for value in pulled.tolist()}
+    kv.close()
+    return summed
+
+
+def test_keys_of_more_than_8_mib():
+    """A barrier has all of them in one message."""
+    assert ranks.run(use_long_keys, 2) == [{2.0}, {2.0}]
