@@ -208,8 +208,9 @@ def steps(rank, folder, options):
     kv.set_optimizer("sgd", learning_rate=1.0)
     kv.barrier()
     expected, slowest, step = 0.0, 0.0, 0
-    open(os.path.join(folder, str(rank)), "w").close()
+    progress = os.path.join(folder, str(rank))
     while stop.item() == 0:
+        open(progress, "w").close()
         number = gradient(step, rank)
         stopping = float(rank == 0 and os.path.exists(os.path.join(folder, "stop")))
         values = [torch.full(size, number) for size in SIZES]
@@ -238,8 +239,10 @@ def start_steps(hosts, folder, options):
 
 
 def wait_for_steps(job, folder):
-    end = time.monotonic() + 30
-    while len(os.listdir(folder)) < 2:
+    """Both ranks' first steps, or their next ones."""
+    start, end = time.time(), time.monotonic() + 30
+    files = [folder / "0", folder / "1"]
+    while not all(file.exists() and file.stat().st_mtime > start for file in files):
         job.check()
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -247,13 +250,18 @@ def wait_for_steps(job, folder):
 
 
 def check_survival(hosts, folder, options, partitions):
+    """Partitions of up to 3/8 of the silence that counts as a loss.
+
+    TCP repeats what was lost r, 3 r, 7 r, 15 r, ... later, for an r of at least 0.2 s
+    that grows with the delays it has seen: once between 3/8 and 7/8 of that silence.
+    """
     with start_steps(hosts, folder, options) as job:
         wait_for_steps(job, folder)
         for seconds in partitions:
             hosts.connect(1, False)
             time.sleep(seconds)
             hosts.connect(1, True)
-            time.sleep(1.5 * seconds)  # TCP repeats what was lost at such intervals
+            wait_for_steps(job, folder)
         (folder / "stop").touch()
         for result in job.join():
             assert "error" not in result, result
@@ -291,8 +299,8 @@ def test_a_longer_partition_is_an_error_on_both_sides(hosts, tmp_path, security)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("security", ["curve", "none"])
-def test_many_partitions_of_two_seconds_are_survived(hosts, tmp_path, security):
-    check_survival(hosts, tmp_path, security_options(security), [2.0, 0.1, 2.0, 0.5])
+def test_many_partitions_are_survived(hosts, tmp_path, security):
+    check_survival(hosts, tmp_path, security_options(security), [1.5, 0.1, 1.5, 0.5])
 
 
 @pytest.mark.slow
