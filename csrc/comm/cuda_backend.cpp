@@ -107,10 +107,13 @@ bool CudaBackend::prepare(Sum& sum, const Job& job) {
                        : Launches::supports(packed);
   };
   c10::ScalarType dtype = last;
+  const auto has_kernel_after_sum = [&](c10::ScalarType of_others) {
+    return are_of(job.values[0], job.accumulation) &&
+        are_of(job.values.slice(1), of_others) && has_kernel(of_others, true);
+  };
   const bool as_they_are = are_of(job.values, last)
-      ? has_kernel(last, false)
-      : are_of(job.values[0], job.accumulation) &&
-          are_of(job.values.slice(1), last) && has_kernel(last, true);
+      ? has_kernel(last, false) || has_kernel_after_sum(result.scalar_type())
+      : has_kernel_after_sum(last);
   if (!as_they_are) {
     dtype = job.accumulation;
     if (!has_kernel(dtype, false)) {

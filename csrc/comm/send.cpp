@@ -3,6 +3,7 @@
 #include "../core/errors.h"
 #include "../kernels/cuda/library.h"
 #include "cuda_dtype.h"
+#include "send_with_aten.h"
 
 namespace torchkv {
 namespace {
@@ -16,44 +17,79 @@ bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
+SentSum sum_with_aten(
+    const Codec& codec,
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype) {
+  SentSum result;
+  for (const auto& [value, residual, stream] : values) {
+    Sent sent = send_with_aten(codec, value, residual, dtype, stream);
+    result.sum = result.sum.defined() ? result.sum.add_(sent.sent)
+                                      : std::move(sent.sent);
+    result.residuals.push_back(std::move(sent.residual));
+  }
+  return result;
+}
+
 } // namespace
 
-Sent send(
+SentSum send(
     StreamOrder& order,
     const Place& place,
     const Codec& codec,
-    const at::Tensor& value,
-    const at::Tensor& residual,
-    c10::ScalarType dtype,
-    uint64_t stream) {
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype) {
   if (codec.id == Codec::Id::kTopK || !place.device.is_cuda() ||
       !kernels::cuda::has_kernels(place.device)) {
-    return send_with_aten(codec, value, residual, dtype, stream);
+    return sum_with_aten(codec, values, dtype);
   }
-  const at::Tensor read =
-      is_read(value.scalar_type(), dtype) ? value : value.to(dtype);
-  const auto known = cuda_dtype(read.scalar_type());
-  TORCHKV_INTERNAL_ASSERT(known.has_value());
-  Sent result;
-  result.sent = order.runtime().allocate_like(read, dtype);
+  Runtime& runtime = order.runtime();
+  SentSum result;
+  result.sum = runtime.allocate_like(values[0].value, dtype);
   kernels::cuda::Send call{};
-  call.value = *known;
   call.codec = codec.id;
   call.threshold = codec.threshold;
-  call.stream = stream;
-  call.num_elements = value.numel();
-  call.values = read.const_data_ptr();
-  call.sent = result.sent.mutable_data_ptr();
-  if (codec.has_feedback()) {
-    result.residual = order.runtime().allocate_like(read, dtype);
-    call.residual = residual.const_data_ptr();
-    call.kept = result.residual.mutable_data_ptr();
+  call.num_elements = result.sum.numel();
+  call.sum = result.sum.mutable_data_ptr();
+  c10::SmallVector<at::Tensor, 4> converted; // until the launch
+  const auto launch = [&] {
+    call.is_aligned = is_aligned(call.sum);
+    for (uint32_t k = 0; k < call.num_values; ++k) {
+      const auto& sent = call.values[k];
+      call.is_aligned = call.is_aligned && is_aligned(sent.values) &&
+          is_aligned(sent.residual) && is_aligned(sent.kept);
+    }
+    kernels::cuda::check(
+        kernels::cuda::table()->launch_send(
+            call, order.stream(place).native_handle()));
+    converted.clear();
+    call.adds = true;
+    call.num_values = 0;
+  };
+  for (const auto& [value, residual, stream] : values) {
+    const at::Tensor read =
+        is_read(value.scalar_type(), dtype) ? value : value.to(dtype);
+    const auto known = cuda_dtype(read.scalar_type());
+    TORCHKV_INTERNAL_ASSERT(known.has_value());
+    const bool fits =
+        call.num_values < kernels::cuda::kMaxSent && call.value == *known;
+    if (call.num_values != 0 && !fits) {
+      launch();
+    }
+    converted.push_back(read);
+    call.value = *known;
+    auto& sent = call.values[call.num_values++];
+    sent = {};
+    sent.values = read.const_data_ptr();
+    sent.stream = stream;
+    at::Tensor& kept = result.residuals.emplace_back();
+    if (codec.has_feedback()) {
+      kept = runtime.allocate_like(value, dtype);
+      sent.residual = residual.const_data_ptr();
+      sent.kept = kept.mutable_data_ptr();
+    }
   }
-  call.is_aligned = is_aligned(call.values) && is_aligned(call.residual) &&
-      is_aligned(call.kept) && is_aligned(call.sent);
-  kernels::cuda::check(
-      kernels::cuda::table()->launch_send(
-          call, order.stream(place).native_handle()));
+  launch();
   return result;
 }
 

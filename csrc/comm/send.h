@@ -1,25 +1,39 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 
 #include "../core/codec.h"
 #include "../device/stream_order.h"
-#include "send_with_aten.h"
 
 namespace torchkv {
 
-// What a codec sends of a value on the device of `place`, which has been
-// entered: as send_with_aten, but by one kernel where there is one for the
-// codec. REQUIRES: PlainDispatch; at least one element.
-Sent send(
+// A value that a codec sends, its residual (undefined for a codec without error
+// feedback), and the stream of int4's random numbers.
+struct ToSend {
+  at::Tensor value;
+  at::Tensor residual;
+  uint64_t stream = 0;
+};
+
+// The sum of what is sent, left to right, and the new residuals.
+struct SentSum {
+  at::Tensor sum;
+  c10::SmallVector<at::Tensor, 4> residuals; // undefined without feedback
+};
+
+// What a codec sends of a key's values, all on the device of `place`, which has
+// been entered; the tensors are those of send_with_aten. One kernel sends and
+// adds up; without one for the codec or the device, PyTorch's operators do.
+// REQUIRES: PlainDispatch; at least one value, of at least one element.
+SentSum send(
     StreamOrder& order,
     const Place& place,
     const Codec& codec,
-    const at::Tensor& value,
-    const at::Tensor& residual,
-    c10::ScalarType dtype,
-    uint64_t stream);
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype);
 
 } // namespace torchkv

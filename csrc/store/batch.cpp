@@ -79,7 +79,7 @@ void Groups::merge() {
 // Fills the arrays member by member: copies of whole structs that have just
 // been written would wait for these writes.
 Batch::Batch(const Groups& groups, size_t begin, size_t end)
-    : compression_(groups.compression()) {
+    : groups_(groups), begin_(begin), compression_(groups.compression()) {
   const Tensors& tensors = groups.tensors();
   auto index = static_cast<size_t>(tensors.begin(static_cast<int64_t>(begin)));
   items.resize(end - begin);
@@ -99,13 +99,22 @@ Batch::Batch(const Groups& groups, size_t begin, size_t end)
   }
 }
 
+int64_t Batch::bytes_pushed(size_t i) const {
+  int64_t bytes = 0;
+  for (const auto& tensor :
+       groups_.tensors().of(static_cast<int64_t>(begin_ + i))) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
 void Batch::compress(Slices& slices) {
   if (compression_ == nullptr) {
     return;
   }
   const uint64_t generation = compression_->generation();
   Value* value = values_.data();
-  for (const Item& item : items) {
+  for (Item& item : items) {
     Entry& entry = *item.entry;
     Value* const own = value;
     value += item.values.size();
@@ -131,18 +140,53 @@ void Batch::compress(Slices& slices) {
         pushed->data =
             &laid_out_.emplace_back(slices.laid_out_as(entry, *pushed->data));
       }
-      const auto position = static_cast<size_t>(pushed - own);
-      if (!is_encoded) {
-        auto [sent, residual] =
-            compress_to_dense(codec, entry, position, *pushed->data, slices);
-        pushed->data = &laid_out_.emplace_back(std::move(sent));
-        sent_.push_back({pushed, std::move(residual)});
-        continue;
+      if (is_encoded) {
+        const auto position = static_cast<size_t>(pushed - own);
+        pushed->encoding = &compressed_.emplace_back(
+            torchkv::compress(codec, entry, position, *pushed->data, slices));
       }
-      pushed->encoding = &compressed_.emplace_back(
-          torchkv::compress(codec, entry, position, *pushed->data, slices));
+    }
+    if (!is_encoded) {
+      item.values = compress_to_dense(codec, entry, own, value, slices);
     }
   }
+  for (auto* const list : {&stepping, &accumulating}) {
+    const Item* from = items.begin();
+    for (Item& item : *list) { // in the order of the items
+      while (from->entry != item.entry) {
+        ++from;
+      }
+      item.values = from->values;
+    }
+  }
+}
+
+// Returns what is to be added up instead. What has been accumulated comes
+// before the first value, and sums are made left to right.
+c10::ArrayRef<Value> Batch::compress_to_dense(
+    const Codec& codec,
+    Entry& entry,
+    Value* begin,
+    Value* end,
+    Slices& slices) {
+  const bool may_add = entry.num_accumulated == 0;
+  const Value* const other =
+      std::find_if(begin + 1, end, [&](const Value& value) {
+        return !may_add || value.device() != begin->device();
+      });
+  const auto count = other - begin; // that are replaced by one
+  size_t position = 0;
+  for (Value* first = begin; first != end;) {
+    Value* const last = first == begin ? begin + count : first + 1;
+    SentSum sent = torchkv::compress_to_dense(
+        codec, entry, position, {first, last}, slices);
+    for (auto& residual : sent.residuals) {
+      sent_.push_back({end, position++, std::move(residual)});
+    }
+    last[-1].data = &laid_out_.emplace_back(std::move(sent.sum));
+    first = last;
+  }
+  return {begin + count - 1, end};
 }
 
 void Batch::find_rows() {
@@ -224,16 +268,15 @@ void Batch::count_compressed(c10::ArrayRef<Item> summed) {
     auto sent = std::lower_bound(
         sent_.begin(),
         sent_.end(),
-        item.values.begin(),
-        [](const PushedResidual& a, const Value* b) { return a.value < b; });
+        item.values.end(),
+        [](const PushedResidual& a, const Value* b) { return a.end < b; });
     bool is_compressed =
         dynamic_cast<const Compressed*>(item.values[0].encoding) != nullptr;
-    for (; sent != sent_.end() && sent->value < item.values.end(); ++sent) {
+    for (; sent != sent_.end() && sent->end == item.values.end(); ++sent) {
       is_compressed = true;
       if (sent->residual.defined()) {
-        const auto position =
-            static_cast<size_t>(sent->value - item.values.begin());
-        item.entry->residuals[position].tensor = std::move(sent->residual);
+        item.entry->residuals[sent->position].tensor =
+            std::move(sent->residual);
       }
     }
     item.entry->num_compressed += is_compressed ? 1 : 0;

@@ -56,6 +56,7 @@ class TORCHKV_API Groups {
 // REQUIRES: the entries' mutexes, until it is destroyed.
 class TORCHKV_API Batch {
  public:
+  // REQUIRES: the groups outlive this.
   Batch(const Groups& groups, size_t begin, size_t end);
   C10_DISABLE_COPY_AND_ASSIGN(Batch); // items point into it
 
@@ -81,12 +82,16 @@ class TORCHKV_API Batch {
   void keep_rows();
 
   // Replaces values by what the groups' compression sends of them, except those
-  // of keys with an encoded value. Frees stale residuals. REQUIRES:
+  // of keys with an encoded value; on an accelerator, the first ones of a key
+  // that are on one device by their sum. Frees stale residuals. REQUIRES:
   // check_compressible.
   void compress(Slices& slices);
   // After the compressed values of these items have been added up: counts them,
   // and keeps what was not sent.
   void count_compressed(c10::ArrayRef<Item> summed);
+
+  // Of the values of item `i` as they were pushed.
+  int64_t bytes_pushed(size_t i) const;
 
   c10::SmallVector<Item, 1> items;
   std::vector<RuleStep> steps; // of all items
@@ -94,6 +99,15 @@ class TORCHKV_API Batch {
   std::vector<Item> accumulating;
 
  private:
+  c10::ArrayRef<Value> compress_to_dense(
+      const Codec& codec,
+      Entry& entry,
+      Value* begin,
+      Value* end,
+      Slices& slices);
+
+  const Groups& groups_;
+  const size_t begin_;
   const StoreCompression* const compression_;
   c10::SmallVector<Value, 4> values_;
   std::deque<RowSparse> rows_; // by slot
@@ -101,7 +115,8 @@ class TORCHKV_API Batch {
   std::deque<Compressed> compressed_;
   // Of values compressed to dense ones.
   struct PushedResidual {
-    const Value* value;
+    const Value* end; // of the item's values
+    size_t position;
     at::Tensor residual; // undefined without error feedback
   };
   std::vector<PushedResidual> sent_; // in the order of values_

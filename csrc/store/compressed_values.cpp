@@ -149,50 +149,55 @@ Compressed compress(
   return result;
 }
 
-Sent compress_to_dense(
+SentSum compress_to_dense(
     const Codec& codec,
     Entry& entry,
     size_t position,
-    const at::Tensor& value,
+    c10::ArrayRef<Value> values,
     Slices& slices) {
   const c10::ScalarType dtype = residual_dtype(entry.meta);
   const int64_t num_elements = entry.meta.num_elements;
-  const Place place{value.device()};
-  StreamOrder order(slices.streams());
-  at::Tensor residual;
-  if (codec.has_feedback()) {
-    Residual& kept = residual_at(entry, position, slices);
-    if (kept.tensor.device() != value.device()) {
-      const at::Tensor moved = slices.empty_like(entry, dtype, value.device());
+  const at::Tensor& first = *values[0].data;
+  const Place place{first.device()};
+  for (size_t i = 0; codec.has_feedback() && i < values.size(); ++i) {
+    Residual& kept = residual_at(entry, position + i, slices);
+    if (kept.tensor.device() != place.device) {
+      const at::Tensor moved = slices.empty_like(entry, dtype, place.device);
       slices.copy(
           moved,
           kept.tensor.is_cpu() ? kept.tensor
                                : residual_on_cpu(entry, kept, slices));
       kept.tensor = moved;
     }
-    if (order.enter(place, kept.timeline)) {
-      order.runtime().keep_until_done(kept.tensor, order.stream(place));
+  }
+  StreamOrder order(slices.streams());
+  order.enter(place);
+  c10::SmallVector<ToSend, 4> all;
+  for (size_t i = 0; i < values.size(); ++i) {
+    ToSend& value = all.emplace_back();
+    value.value = part_of(*values[i].data, 0, num_elements);
+    value.stream = stream_of(codec, entry, position + i);
+    if (codec.has_feedback()) {
+      Residual& kept = entry.residuals[position + i];
+      if (order.enter(place, kept.timeline)) {
+        order.runtime().keep_until_done(kept.tensor, order.stream(place));
+      }
+      value.residual = part_of(kept.tensor, 0, num_elements);
     }
-    residual = part_of(kept.tensor, 0, num_elements);
-  } else {
-    order.enter(place);
   }
   if (num_elements == 0) {
-    return {value, {}};
+    return {first, c10::SmallVector<at::Tensor, 4>(values.size())};
   }
   const PlainDispatch plain;
   const c10::InferenceMode normal(false);
-  Sent result = send(
-      order,
-      place,
-      codec,
-      part_of(value, 0, num_elements),
-      residual,
-      dtype,
-      stream_of(codec, entry, position));
-  for (at::Tensor* const tensor : {&result.sent, &result.residual}) {
-    if (tensor->defined()) {
-      *tensor = at::as_strided(*tensor, value.sizes(), value.strides());
+  SentSum result = send(order, place, codec, all, dtype);
+  const auto lay_out = [&](at::Tensor& tensor) {
+    tensor = at::as_strided(tensor, first.sizes(), first.strides());
+  };
+  lay_out(result.sum);
+  for (auto& residual : result.residuals) {
+    if (residual.defined()) {
+      lay_out(residual);
     }
   }
   return result;

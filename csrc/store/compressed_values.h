@@ -36,13 +36,14 @@ Compressed compress(
     const at::Tensor& value,
     Slices& slices);
 
-// The same for all other values, on their device: what is sent, as a dense
-// tensor laid out as the value, and the residual, which is not set.
-Sent compress_to_dense(
+// The same for all other values, of which these, from a position on, are on one
+// device: the sum of what is sent, and the residuals, which are not set, all
+// laid out as the values.
+SentSum compress_to_dense(
     const Codec& codec,
     Entry& entry,
     size_t position,
-    const at::Tensor& value,
+    c10::ArrayRef<Value> values,
     Slices& slices);
 
 // A copy of a residual in CPU memory. REQUIRES: the entry's mutex.

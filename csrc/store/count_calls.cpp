@@ -16,7 +16,7 @@ int64_t bytes_of(c10::ArrayRef<at::Tensor> tensors) {
       });
 }
 
-int64_t bytes_pushed(const Item& item) {
+int64_t bytes_added_up(const Item& item) {
   int64_t bytes = 0;
   for (const auto& value : item.values) {
     bytes += static_cast<int64_t>(value.data->nbytes());
@@ -48,17 +48,15 @@ void add_seconds(
     c10::ArrayRef<Item> items,
     double KeyStats::* member,
     double seconds) {
-  divide(items, member, seconds, &bytes_pushed);
+  divide(items, member, seconds, &bytes_added_up);
 }
 
-void count_push(
-    c10::ArrayRef<Item> items,
-    double KeyStats::* member,
-    double seconds) {
-  add_seconds(items, member, seconds);
-  for (const auto& item : items) {
-    ++item.entry->stats.pushes;
-    item.entry->stats.bytes_pushed += bytes_pushed(item);
+void count_push(const Batch& batch, double KeyStats::* member, double seconds) {
+  add_seconds(batch.items, member, seconds);
+  for (size_t i = 0; i < batch.items.size(); ++i) {
+    KeyStats& stats = batch.items[i].entry->stats;
+    ++stats.pushes;
+    stats.bytes_pushed += batch.bytes_pushed(i);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "../memory/key_stats.h"
 #include "../memory/parts.h"
 #include "arguments.h"
+#include "batch.h"
 
 namespace torchkv {
 
@@ -29,10 +30,7 @@ void add_seconds(
     c10::ArrayRef<Item> items,
     double KeyStats::* member,
     double seconds);
-void count_push(
-    c10::ArrayRef<Item> items,
-    double KeyStats::* member,
-    double seconds);
+void count_push(const Batch& batch, double KeyStats::* member, double seconds);
 void count_pull(c10::ArrayRef<Item> items, double seconds);
 
 // Adds a pull of rows. REQUIRES: the entry's mutex.

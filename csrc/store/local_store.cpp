@@ -228,7 +228,7 @@ void LocalStore::assign_sums(const Groups& values) {
     for (const auto& item : batch.items) {
       ++item.entry->version;
     }
-    count_push(batch.items, &KeyStats::sum_seconds, watch.seconds());
+    count_push(batch, &KeyStats::sum_seconds, watch.seconds());
   });
 }
 
@@ -259,8 +259,7 @@ void LocalStore::update_one_by_one(
     }
     ++entry.version;
     add_seconds(batch.items, &KeyStats::update_seconds, update_seconds);
-    count_push(
-        batch.items, &KeyStats::sum_seconds, watch.seconds() - update_seconds);
+    count_push(batch, &KeyStats::sum_seconds, watch.seconds() - update_seconds);
   }
 }
 

@@ -184,7 +184,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
         ++item.entry->version;
       }
     }
-    count_push(batch.items, &KeyStats::update_seconds, watch.seconds());
+    count_push(batch, &KeyStats::update_seconds, watch.seconds());
   });
 }
 

@@ -156,12 +156,20 @@ void run_send(const Send& send) {
   for (auto block = static_cast<uint32_t>(num_blocks); block-- > 0;) {
     std::vector<Thread> threads;
     for (uint32_t thread = 0; thread < kThreads; ++thread) {
-      threads.emplace_back(block, thread).load(send);
+      threads.emplace_back(block, thread).begin(send);
     }
-    if constexpr (Thread::kThreadsOfScale != 0) {
-      share_scales(threads);
+    for (uint32_t k = 0; k < send.num_values; ++k) {
+      for (auto& thread : threads) {
+        thread.load(send, k);
+      }
+      if constexpr (Thread::kThreadsOfScale != 0) {
+        share_scales(threads);
+      }
+      for (auto& thread : threads) {
+        thread.add(send, k);
+      }
     }
-    for (auto& thread : threads) {
+    for (const auto& thread : threads) {
       thread.finish(send);
     }
   }
@@ -174,10 +182,12 @@ void expect_aligned(const void* pointer) {
 
 int launch_send(Send send, void* /*stream*/) {
   if (send.is_aligned) {
-    expect_aligned(send.values);
-    expect_aligned(send.residual);
-    expect_aligned(send.kept);
-    expect_aligned(send.sent);
+    expect_aligned(send.sum);
+    std::for_each_n(send.values, send.num_values, [](const SentValue& value) {
+      expect_aligned(value.values);
+      expect_aligned(value.residual);
+      expect_aligned(value.kept);
+    });
   }
   EXPECT_TRUE(dispatch_send(
       send, [&](auto tag) { run_send<typename decltype(tag)::type>(send); }));

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
+#include "comm/send.h"
 #include "comm/send_with_aten.h"
 #include "core/codec.h"
 #include "kernels/cpu/compressed_sums.h"
@@ -30,36 +32,49 @@ inline std::string name_of_codec(
   return std::string("of_") + name_of(sent_codec(param.param));
 }
 
+inline SentSum expected_sum(
+    const Codec& codec,
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype) {
+  SentSum result;
+  std::vector<kernels::cpu::CompressedSource> sources;
+  for (const auto& value : values) {
+    auto& source = sources.emplace_back();
+    source.data = static_cast<const char*>(value.value.const_data_ptr());
+    source.dtype = value.value.scalar_type();
+    source.codec = codec;
+    source.stream = value.stream;
+    at::Tensor& residual = result.residuals.emplace_back();
+    if (value.residual.defined()) {
+      residual = value.residual.clone();
+      source.residual = static_cast<char*>(residual.mutable_data_ptr());
+    }
+    if (codec.id == Codec::Id::kTopK) {
+      const auto top = kernels::cpu::select_top(
+          source.data,
+          source.dtype,
+          source.residual,
+          dtype,
+          value.value.numel(),
+          codec.num_sent(value.value.numel()));
+      source.least_bits = top.least_bits;
+      source.ties_end = top.ties_end;
+    }
+  }
+  result.sum = at::empty(values[0].value.sizes(), dtype);
+  kernels::cpu::CompressedSumBatch batch;
+  batch.add({sources, 0, result.sum, dtype});
+  batch.run();
+  return result;
+}
+
 inline Sent expected_sent(
     const Codec& codec,
     const at::Tensor& value,
     const at::Tensor& residual,
     c10::ScalarType dtype) {
-  kernels::cpu::CompressedSource source;
-  source.data = static_cast<const char*>(value.const_data_ptr());
-  source.dtype = value.scalar_type();
-  source.codec = codec;
-  source.stream = kSentStream;
-  Sent result{at::empty(value.sizes(), dtype), {}};
-  if (residual.defined()) {
-    result.residual = residual.clone();
-    source.residual = static_cast<char*>(result.residual.mutable_data_ptr());
-  }
-  if (codec.id == Codec::Id::kTopK) {
-    const auto top = kernels::cpu::select_top(
-        source.data,
-        source.dtype,
-        source.residual,
-        dtype,
-        value.numel(),
-        codec.num_sent(value.numel()));
-    source.least_bits = top.least_bits;
-    source.ties_end = top.ties_end;
-  }
-  kernels::cpu::CompressedSumBatch batch;
-  batch.add({source, 0, result.sent, dtype});
-  batch.run();
-  return result;
+  SentSum sum = expected_sum(codec, {{value, residual, kSentStream}}, dtype);
+  return {sum.sum, sum.residuals[0]};
 }
 
 // NaN has many bits.

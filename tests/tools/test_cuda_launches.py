@@ -80,15 +80,24 @@ class Launch(ctypes.Structure):
     ]
 
 
+class SentValue(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("values", "residual", "kept")),
+        ("stream", ctypes.c_uint64),
+    ]
+
+
 class Send(ctypes.Structure):
     _fields_ = [
         ("value", ctypes.c_uint8),
         ("codec", ctypes.c_uint8),
         ("is_aligned", ctypes.c_bool),
+        ("adds", ctypes.c_bool),
+        ("num_values", ctypes.c_uint32),
         ("threshold", ctypes.c_double),
-        ("stream", ctypes.c_uint64),
         ("num_elements", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("values", "residual", "kept", "sent")),
+        ("values", SentValue * 8),
+        ("sum", ctypes.c_void_p),
     ]
 
 

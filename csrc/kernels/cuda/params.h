@@ -21,7 +21,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 9;
+constexpr uint32_t kAbi = 10;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -265,22 +265,28 @@ struct Launch {
   void* stream; // a cudaStream_t on the current device
 };
 
-// What a codec sends of one value, as a dense one, and the residual that it
-// leaves: one block for each kSendChunk elements. Each value has its own
-// launch.
+// The sum of what a codec sends of a key's values, left to right, and the
+// residuals that it leaves: one block for each kSendChunk elements. Residuals
+// and the sum are of fp32 or, if the values are, of fp64.
 constexpr int64_t kSendChunk = 1024;
-struct Send {
-  Dtype value; // floating
-  Codec::Id codec; // with a kernel: not topk
-  bool is_aligned; // all pointers are multiples of 16
-  double threshold;
-  uint64_t stream; // of int4's random numbers
-  int64_t num_elements; // at least 1
+constexpr uint32_t kMaxSent = 8; // values of a launch
+struct SentValue {
   const void* values;
-  // Of fp32 or, if the value is, of fp64; null for a codec without feedback.
+  // Null for a codec without feedback.
   const void* residual;
   void* kept;
-  void* sent;
+  uint64_t stream; // of int4's random numbers
+};
+struct Send {
+  Dtype value; // of all values; floating
+  Codec::Id codec; // with a kernel: not topk
+  bool is_aligned; // all pointers are multiples of 16
+  bool adds; // to the sum of the values before these
+  uint32_t num_values; // at least 1
+  double threshold;
+  int64_t num_elements; // at least 1
+  SentValue values[kMaxSent];
+  void* sum;
 };
 
 // Row i of `sums` is the sum of the rows at sources[offsets[i]], ...,

@@ -9,18 +9,24 @@ __global__ void __launch_bounds__(kThreads, kSendBlocksPerMultiprocessor)
     send_kernel(const __grid_constant__ Send send) {
   using Thread = SendThread<V, kCodec>;
   Thread thread(blockIdx.x, threadIdx.x);
-  thread.load(send);
-  if constexpr (Thread::kThreadsOfScale != 0) {
-    constexpr uint32_t kGroup = Thread::kThreadsOfScale;
-    __shared__ typename Thread::number_t shares[kThreads];
-    shares[threadIdx.x] = thread.largest();
-    TORCHKV_UNROLL
-    for (uint32_t half = kGroup / 2; half > 0; half /= 2) {
+  thread.begin(send);
+  TORCHKV_NO_UNROLL
+  for (uint32_t k = 0; k < send.num_values; ++k) {
+    thread.load(send, k);
+    if constexpr (Thread::kThreadsOfScale != 0) {
+      constexpr uint32_t kGroup = Thread::kThreadsOfScale;
+      __shared__ typename Thread::number_t shares[kThreads];
+      __syncthreads(); // the value before has been scaled
+      shares[threadIdx.x] = thread.largest();
+      TORCHKV_UNROLL
+      for (uint32_t half = kGroup / 2; half > 0; half /= 2) {
+        __syncthreads();
+        keep_larger<kGroup>(shares, threadIdx.x, half);
+      }
       __syncthreads();
-      keep_larger<kGroup>(shares, threadIdx.x, half);
+      thread.scale_by(shares[threadIdx.x / kGroup * kGroup]);
     }
-    __syncthreads();
-    thread.scale_by(shares[threadIdx.x / kGroup * kGroup]);
+    thread.add(send, k);
   }
   thread.finish(send);
 }

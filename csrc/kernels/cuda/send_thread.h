@@ -8,8 +8,8 @@
 #include "params.h"
 #include "types.h"
 
-// What codecs send: the code of one thread of one block, compiled for GPUs by
-// send.cu, and for the host by the tests.
+// Sums of what codecs send: the code of one thread of one block, compiled for
+// GPUs by send.cu, and for the host by the tests.
 namespace torchkv::kernels::cuda {
 
 // A thread has this many consecutive elements, and a block kSendChunk: a whole
@@ -25,8 +25,9 @@ constexpr uint32_t threads_of_scale(Codec::Id codec) {
 static_assert(kThreads % threads_of_scale(Codec::Id::kFp8) == 0);
 static_assert(kThreads % threads_of_scale(Codec::Id::kInt4) == 0);
 
-// The threads of a block first load(); with a codec that has scales, they share
-// what largest() returns, and scale by the maximum; then they finish().
+// The threads of a block begin(), and for each value they load(); with a codec
+// that has scales, they share what largest() returns, and scale by the maximum;
+// then they add(). In the end they finish(): the sum is stored.
 template <typename V, Codec::Id kCodec>
 class SendThread {
  public:
@@ -38,16 +39,23 @@ class SendThread {
   TORCHKV_HOST_DEVICE SendThread(uint32_t block, uint32_t thread)
       : first_(int64_t{block} * kSendChunk + int64_t{thread} * kSendPack) {}
 
-  TORCHKV_HOST_DEVICE inline void load(const Send& send) {
+  TORCHKV_HOST_DEVICE inline void begin(const Send& send) {
+    if (send.adds) {
+      load_pack(static_cast<const number_t*>(send.sum), send, total_);
+    }
+  }
+
+  TORCHKV_HOST_DEVICE inline void load(const Send& send, uint32_t k) {
+    const SentValue& value = send.values[k];
     Pack<V, kSendPack> given;
-    load_pack(static_cast<const V*>(send.values), send, given);
+    load_pack(static_cast<const V*>(value.values), send, given);
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       values_.at[i] = widen(given.at[i]);
     }
     if constexpr (kHasResidual) {
       Pack<number_t, kSendPack> residual;
-      load_pack(static_cast<const number_t*>(send.residual), send, residual);
+      load_pack(static_cast<const number_t*>(value.residual), send, residual);
       TORCHKV_UNROLL
       for (int i = 0; i < kSendPack; ++i) {
         values_.at[i] = values_.at[i] + residual.at[i];
@@ -74,27 +82,31 @@ class SendThread {
         kCodec == Codec::Id::kFp8 ? codecs::kFp8Max : codecs::kInt4Max);
   }
 
-  TORCHKV_HOST_DEVICE inline void finish(const Send& send) {
+  TORCHKV_HOST_DEVICE inline void add(const Send& send, uint32_t k) {
+    const bool is_first = k == 0 && !send.adds;
     uint32_t bits = 0; // of the random numbers
     if constexpr (kCodec == Codec::Id::kInt4) {
       constexpr auto kBlock = int64_t{kThreadsOfScale} * kSendPack;
       const auto block = static_cast<uint64_t>(first_ / kBlock);
-      bits = static_cast<uint32_t>(mixed_bits(send.stream + block)) +
+      bits = static_cast<uint32_t>(mixed_bits(send.values[k].stream + block)) +
           static_cast<uint32_t>(first_ % kBlock);
     }
-    Pack<number_t, kSendPack> sent;
     Pack<number_t, kSendPack> kept;
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       const number_t value = values_.at[i];
-      sent.at[i] = sent_of(send, value, bits + static_cast<uint32_t>(i));
-      kept.at[i] = kIsMxnet ? value - sent.at[i]
-                            : codecs::residual_of(value, sent.at[i]);
+      const number_t sent =
+          sent_of(send, value, bits + static_cast<uint32_t>(i));
+      kept.at[i] = kIsMxnet ? value - sent : codecs::residual_of(value, sent);
+      total_.at[i] = is_first ? sent : total_.at[i] + sent;
     }
-    store_pack<false>(sent, send, static_cast<number_t*>(send.sent));
     if constexpr (kHasResidual) {
-      store_pack<true>(kept, send, static_cast<number_t*>(send.kept));
+      store_pack<true>(kept, send, static_cast<number_t*>(send.values[k].kept));
     }
+  }
+
+  TORCHKV_HOST_DEVICE inline void finish(const Send& send) const {
+    store_pack<false>(total_, send, static_cast<number_t*>(send.sum));
   }
 
  private:
@@ -161,7 +173,8 @@ class SendThread {
   }
 
   int64_t first_; // of its elements
-  Pack<number_t, kSendPack> values_;
+  Pack<number_t, kSendPack> values_; // with the residuals
+  Pack<number_t, kSendPack> total_;
   codecs::Scale<number_t> scale_;
 };
 

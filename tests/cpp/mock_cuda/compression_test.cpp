@@ -6,12 +6,14 @@
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "devices_test.h"
+#include "emulated_table.h"
 #include "kernels/cuda/library.h"
 #include "kvstore.h"
 #include "optimizer_helpers.h"
@@ -126,6 +128,72 @@ TEST_P(CompressedDevicesTest, SumsWhatIsSent) {
       expect_pulled(key);
     }
   }
+}
+
+// More than one launch sends; some values share a device.
+TEST_P(CompressedDevicesTest, SumsManyValuesOfSeveralDtypes) {
+  for (const auto* codec : kCodecs) {
+    const Key key(codec);
+    compress(codec);
+    init(key, random());
+    for (int i = 0; i < 2; ++i) {
+      std::vector<at::Tensor> values;
+      for (int replica = 0; replica < 12; ++replica) {
+        values.push_back(
+            at::randn({3, 25001}).to(replica == 9 ? at::kHalf : at::kFloat));
+      }
+      push(key, values);
+      expect_pulled(key);
+    }
+  }
+}
+
+TEST_P(CompressedDevicesTest, OneLaunchSendsTheValuesOfADevice) {
+  if (!GetParam().has_kernels || GetParam().num_devices != 1) {
+    GTEST_SKIP() << "of one device with kernels";
+  }
+  static const kernels::cuda::Table* const given = kernels::cuda::table();
+  static int num_launches = 0;
+  static kernels::cuda::Table counting = *given;
+  num_launches = 0;
+  counting.launch_send = [](kernels::cuda::Send send, void* stream) {
+    ++num_launches;
+    return given->launch_send(send, stream);
+  };
+  kernels::cuda::set_table(&counting);
+  compress("2bit");
+  init(3, random(at::kBFloat16));
+  testing::emulated_launches().clear();
+  push_some(3, at::kBFloat16);
+  expect_pulled(3);
+  EXPECT_EQ(num_launches, 1);
+  // A kernel rounds the sum of fp32, too.
+  const auto& launches = testing::emulated_launches();
+  EXPECT_TRUE(
+      std::any_of(launches.begin(), launches.end(), [](const auto& launch) {
+        return !launch.is_copy && launch.head.first_is_sum &&
+            launch.head.num_values == 1;
+      }));
+  kernels::cuda::set_table(given);
+}
+
+TEST_P(CompressedDevicesTest, AddsToWhatIsAccumulated) {
+  compress("2bit");
+  init(3, random());
+  for (const auto& store : {store_, expected_}) {
+    store->set_optimizer(optimizer("sgd", {{"lr", 0.1}}, {{"accumulate", 2}}));
+  }
+  for (int i = 0; i < 4; ++i) {
+    push_some(3);
+  }
+  expect_pulled(3, GetParam().has_kernels ? 0 : 1e-6);
+}
+
+TEST_P(CompressedDevicesTest, StatsCountWhatIsPushed) {
+  compress("2bit");
+  init(3, random(at::kHalf));
+  push_some(3, at::kHalf);
+  EXPECT_EQ(store_->stats({3})[0].bytes_pushed, 3 * 75003 * 2);
 }
 
 TEST_P(CompressedDevicesTest, OptimizersStepWithWhatIsSent) {

@@ -179,13 +179,14 @@ int launch_send(Send send, void* stream) {
   check_code();
   const auto count = static_cast<size_t>(send.num_elements);
   const size_t bytes = count * bytes_of_sum(send.value);
-  std::vector<Range> ranges{
-      {send.values, count * bytes_of(send.value), false},
-      {send.sent, bytes, true}};
-  if (send.residual != nullptr) {
-    ranges.push_back({send.residual, bytes, false});
-    ranges.push_back({send.kept, bytes, true});
-  }
+  std::vector<Range> ranges{{send.sum, bytes, true}};
+  std::for_each_n(send.values, send.num_values, [&](const SentValue& value) {
+    ranges.push_back({value.values, count * bytes_of(send.value), false});
+    if (value.residual != nullptr) {
+      ranges.push_back({value.residual, bytes, false});
+      ranges.push_back({value.kept, bytes, true});
+    }
+  });
   const auto error = std::make_shared<int>(0);
   launch("send", stream, ranges, [=] {
     *error = testing::emulated_table().launch_send(send, stream);

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "emulated_table.h"
 #include "sent_helpers.h"
 
@@ -23,48 +25,62 @@ kernels::cuda::Dtype dtype_of(const at::Tensor& value) {
 
 class CudaSendTest : public ::testing::TestWithParam<Id> {
  protected:
-  // With tensors that begin `offset` elements behind an aligned address.
-  static void check_at(int64_t offset, const at::Tensor& given) {
+  // Several values with tensors that begin `offset` elements behind an aligned
+  // address, in launches of `per_launch` values.
+  static void check_at(
+      int64_t offset,
+      const std::vector<at::Tensor>& given,
+      size_t per_launch) {
     const auto dtype =
-        given.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const int64_t size = given.numel();
+        given[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const int64_t size = given[0].numel();
+    std::vector<at::Tensor> written; // with a number before and behind
     const auto padded = [&](c10::ScalarType type) {
-      return at::full({size + offset + 1}, 77, type);
+      written.push_back(at::full({size + offset + 1}, 77, type));
+      return written.back().narrow(0, offset, size);
     };
-    const at::Tensor values = padded(given.scalar_type());
-    const at::Tensor value = values.narrow(0, offset, size).copy_(given);
     const Codec codec = sent_codec(GetParam());
-    const at::Tensor residual = codec.has_feedback()
-        ? padded(dtype).narrow(0, offset, size).normal_().mul_(0.25)
-        : at::Tensor();
-    const Sent expected = expected_sent(codec, value, residual, dtype);
-    const at::Tensor sent = padded(dtype);
-    const at::Tensor kept = padded(dtype);
-    kernels::cuda::Send call{};
-    call.value = dtype_of(value);
-    call.codec = codec.id;
-    call.is_aligned = offset == 0;
-    call.threshold = codec.threshold;
-    call.stream = kSentStream;
-    call.num_elements = size;
-    call.values = value.const_data_ptr();
-    const auto begin = [&](const at::Tensor& tensor) {
-      return tensor.narrow(0, offset, size).mutable_data_ptr();
-    };
-    call.sent = begin(sent);
-    if (residual.defined()) {
-      call.residual = residual.const_data_ptr();
-      call.kept = begin(kept);
+    std::vector<ToSend> values;
+    std::vector<at::Tensor> kept;
+    for (const auto& numbers : given) {
+      ToSend& value = values.emplace_back();
+      value.value = padded(numbers.scalar_type()).copy_(numbers);
+      value.stream = kSentStream + values.size();
+      if (codec.has_feedback()) {
+        value.residual = padded(dtype).normal_().mul_(0.25);
+        kept.push_back(padded(dtype));
+      }
     }
-    EXPECT_EQ(emulated_table().launch_send(call, nullptr), 0);
-    expect_same_numbers(sent.narrow(0, offset, size), expected.sent, "sent");
-    if (residual.defined()) {
-      expect_same_numbers(
-          kept.narrow(0, offset, size), expected.residual, "residual");
+    const at::Tensor sum = padded(dtype);
+    const SentSum expected = expected_sum(codec, values, dtype);
+    for (size_t first = 0; first < values.size(); first += per_launch) {
+      kernels::cuda::Send call{};
+      call.value = dtype_of(given[0]);
+      call.codec = codec.id;
+      call.is_aligned = offset == 0;
+      call.adds = first != 0;
+      call.threshold = codec.threshold;
+      call.num_elements = size;
+      call.sum = sum.mutable_data_ptr();
+      for (size_t i = first; i < values.size() && i < first + per_launch; ++i) {
+        auto& sent = call.values[call.num_values++];
+        sent.values = values[i].value.const_data_ptr();
+        sent.stream = values[i].stream;
+        if (codec.has_feedback()) {
+          sent.residual = values[i].residual.const_data_ptr();
+          sent.kept = kept[i].mutable_data_ptr();
+        }
+      }
+      EXPECT_EQ(emulated_table().launch_send(call, nullptr), 0);
     }
-    expect_same_numbers(value, given, "the value");
-    // Nothing else has been written.
-    for (const auto& tensor : {sent, kept}) {
+    expect_same_numbers(sum, expected.sum, "the sum");
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (codec.has_feedback()) {
+        expect_same_numbers(kept[i], expected.residuals[i], "a residual");
+      }
+      expect_same_numbers(values[i].value, given[i], "a value");
+    }
+    for (const auto& tensor : written) {
       EXPECT_EQ(tensor[size + offset].item<double>(), 77);
       EXPECT_TRUE(offset == 0 || tensor[0].item<double>() == 77);
     }
@@ -73,8 +89,10 @@ class CudaSendTest : public ::testing::TestWithParam<Id> {
   static void check(const at::Tensor& value, c10::ScalarType dtype) {
     const bool is_double = value.scalar_type() == at::kDouble;
     if (is_double == (dtype == at::kDouble)) {
-      check_at(0, value);
-      check_at(1, value);
+      check_at(0, {value}, 1);
+      const std::vector<at::Tensor> three{value, value.flip(0), value.neg()};
+      check_at(0, three, kernels::cuda::kMaxSent);
+      check_at(1, three, 2);
     }
   }
 };
