@@ -238,9 +238,77 @@ def test_what_torch_lacks_is_refused():
     ours.optimizer.set_lr_mult({"0.bias": 2.0})
     with pytest.raises(ValueError, match="no lr_mult.*set_param_groups.*'0.bias'"):
         ours.optimizer.torch_state_dict()
-    trainer = torchkv.Trainer(make_model(), torch.optim.SGD, {"lr": 0.1})
-    with pytest.raises(TypeError, match="expected a built-in optimizer.*SGD"):
+    trainer = torchkv.Trainer(make_model(), "sgd", {"learning_rate": 0.1})
+    with pytest.raises(TypeError, match="expected an optimizer with torch.optim's"):
         trainer.optimizer.torch_state_dict()
     state = Theirs("SGD", lr=0.1).optimizer.state_dict()
-    with pytest.raises(ValueError, match="built-in optimizers with its formulas"):
+    with pytest.raises(ValueError, match="which optimizers with its formulas load"):
         trainer.optimizer.load_state_dict(state)
+
+
+OF_CLASSES = {**OPTIONS, "NAdam": {"lr": 0.1}, "Rprop": {"lr": 0.1}}
+
+
+class OfClass(Ours):
+    """A model that a Trainer trains with a class of torch.optim."""
+
+    def __init__(self, name, **options):
+        self.model = make_model()
+        self.trainer = torchkv.Trainer(self.model, getattr(torch.optim, name), options)
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_trainer_with_a_class_goes_on_from_torchs_state_and_back(name):
+    first, ours = Theirs(name, **OF_CLASSES[name]), OfClass(name)
+    last = Theirs(name)
+    for value in (1.0, -2.0):
+        first.step(value)
+    for before, after in ((first, ours), (ours, last)):
+        after.model.load_state_dict(before.model.state_dict())
+        state = (
+            before.optimizer.torch_state_dict()
+            if before is ours
+            else before.optimizer.state_dict()
+        )
+        after.optimizer.load_state_dict(through_a_file(state))
+        for value in (0.5, 3.0):
+            before.step(value)
+            after.step(value)
+            expected = weights(after.model)
+            for key, value in weights(before.model).items():
+                assert_same(value, expected[key])
+    assert last.optimizer.param_groups[0]["lr"] == OF_CLASSES[name]["lr"]
+
+
+def test_a_class_without_a_step_has_no_state_in_torchs_form():
+    ours = OfClass("Adam", lr=0.5)
+    assert ours.optimizer.torch_state_dict()["state"] == {}
+    ours.step(1.0)
+    ours.optimizer.load_state_dict(Theirs("Adam", lr=0.25).optimizer.state_dict())
+    assert ours.optimizer.torch_state_dict()["state"] == {}
+    assert ours.optimizer.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (without("betas"), "expected the state of torch.optim.Adam.*'betas'"),
+        (in_group(lr=-1.0), "learning rate"),
+        (lambda s: s["state"].update({0: 3}), "expected a dict by name"),
+        (lambda s: s["state"][0].update(exp_avg=torch.ones(7)), "expected 'exp_avg'"),
+    ],
+)
+def test_a_class_refuses_a_state_without_an_effect(change, expected):
+    theirs, ours = Theirs("Adam", lr=0.5), OfClass("Adam", lr=0.25)
+    theirs.step(1.0)
+    ours.step(1.0)
+    state = copy.deepcopy(theirs.optimizer.state_dict())
+    change(state)
+    before = ours.optimizer.torch_state_dict()
+    with pytest.raises(ValueError, match=expected):
+        ours.optimizer.load_state_dict(state)
+    after = ours.optimizer.torch_state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for number, parts in before["state"].items():
+        for part, value in parts.items():
+            assert_same(after["state"][number][part], value)

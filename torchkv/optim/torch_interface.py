@@ -88,8 +88,8 @@ class TorchInterface(torch.optim.Optimizer):
         """Loads what :meth:`state_dict` returned. Stored values do not change.
 
         Args:
-            state_dict: of an optimizer of the same name, only read during the call; or,
-                if this one is built-in, of torch.optim's, as :meth:`torch_state_dict`.
+            state_dict: of an optimizer of the same name, only read during the call; or
+                of torch.optim's, as :meth:`torch_state_dict`.
             strict: whether its keys must be those of the store. If False, keys that
                 only one of them has are skipped.
 
@@ -115,13 +115,13 @@ class TorchInterface(torch.optim.Optimizer):
         That optimizer has the same groups, with parameters in the order of
         ``group["params"]``: for a trainer with one group, ``model.parameters()``.
         :meth:`load_state_dict` takes what it saves: parameters by name if it was made
-        from ``model.named_parameters()``, else in that order. Options of torch's
-        implementations, such as ``fused``, are left out, and so is what a store does
-        with a gradient before the step, and the training loop with torch.optim:
-        ``max_norm``, ``clip_value``, ``skip_nonfinite`` and ``rescale_grad``.
+        from ``model.named_parameters()``, else in that order. Of a built-in optimizer,
+        options of torch's implementations, such as ``fused``, are left out, and so is
+        what a store does with a gradient before the step, and the training loop with
+        torch.optim: ``max_norm``, ``clip_value``, ``skip_nonfinite``, ``rescale_grad``.
 
         Raises:
-            TypeError: the optimizer is a class of torch.optim, or has MXNet's formula.
+            TypeError: the optimizer has MXNet's formula.
             ValueError: what torch.optim does not have: multipliers of keys, or
                 accumulated gradients that wait for a step.
         """

@@ -1,7 +1,8 @@
-"""States of torch.optim's optimizers from and to those of the built-in ones.
+"""States of torch.optim's optimizers from and to those of a store.
 
 The names and formulas of the tensors are the same. torch.optim numbers parameters in
-the order of its groups, and keeps no step number in SGD.
+the order of its groups; a built-in optimizer counts steps itself, also for SGD, where
+torch.optim does not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def _is_mxnet(optimizer: StoreOptimizer) -> bool:
     return optimizer._name().startswith("mxnet.")
 
 
+def _is_built_in(parts: Mapping[str, Any]) -> bool:
+    """Of saved parts; else they are those of a class of torch.optim."""
+    return "gradient" in parts
+
+
 def from_torch(
     op: str,
     optimizer: StoreOptimizer,
@@ -42,16 +48,19 @@ def from_torch(
 
     Args:
         op: what messages begin with.
-        optimizer: built-in; its gradient options are in the result.
+        optimizer: of the store; its gradient options are in the result.
         state_dict: of the same optimizer of torch.optim.
         present: the store's keys, in order.
     """
     own = optimizer._shared_options()
-    if "gradient" not in own or _is_mxnet(optimizer):
+    if _is_mxnet(optimizer):
         raise ValueError(
             f"{op}: expected the state_dict() of a store's optimizer, but got "
-            "torch.optim's, which built-in optimizers with its formulas load"
+            "torch.optim's, which optimizers with its formulas load"
         )
+    counts_steps = _is_built_in(own)
+    left_out = ["params", "param_names", *(_OF_IMPLEMENTATIONS if counts_steps else ())]
+    optional = (*_OF_IMPLEMENTATIONS, *_OPTIONAL)
     theirs, state = state_dict["param_groups"], state_dict["state"]
     expect(op, theirs, list | tuple, "a list as 'param_groups'")
     expect(op, state, Mapping, "a dict as 'state'")
@@ -59,7 +68,7 @@ def from_torch(
         expect(op, group, Mapping, f"a dict as param_groups[{i}]")
         expect(op, group.get("params"), list | tuple, f"numbers in param_groups[{i}]")
         for name in optimizer.defaults:
-            if name not in group and name not in _OPTIONAL:
+            if name not in group and name not in optional:
                 raise ValueError(
                     f"{op}: expected the state of torch.optim.{optimizer._name()}, but "
                     f"got a state without {name!r} in param_groups[{i}]"
@@ -70,9 +79,11 @@ def from_torch(
         theirs, _keys_of(op, optimizer, theirs, present), strict=True
     ):
         ours = {
-            name: value.item() if isinstance(value, torch.Tensor) else value
+            name: value.item()
+            if counts_steps and isinstance(value, torch.Tensor)
+            else value
             for name, value in group.items()
-            if name not in (*_OF_IMPLEMENTATIONS, "params", "param_names")
+            if name not in left_out
         }
         # All keys that no group has are in the first, as the store has them.
         groups.append(
@@ -80,11 +91,15 @@ def from_torch(
         )
         for key, number in zip(keys, group["params"], strict=True):
             if number in state or key in present:
-                states[key] = _state_from_torch(op, state.get(number, {}))
+                of_key = state.get(number, {})
+                expect(op, of_key, Mapping, "a dict by name as a parameter's state")
+                states[key] = _counted(of_key) if counts_steps else dict(of_key)
+    names = tuple((key, tuple(state)) for key, state in states.items() if state)
     return {
         "optimizer": optimizer._name(),
         "param_groups": groups,
         **own,
+        **({} if counts_steps else {"state_names": names}),
         "state": states,
     }
 
@@ -113,8 +128,8 @@ def _keys_of(
     )
 
 
-def _state_from_torch(op: str, state: Any) -> dict[str, Any]:
-    expect(op, state, Mapping, "a dict by name as a parameter's state")
+def _counted(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a built-in optimizer."""
     tensors = {
         name: value
         for name, value in state.items()
@@ -128,11 +143,6 @@ def _state_from_torch(op: str, state: Any) -> dict[str, Any]:
 def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
     """The optimizer's state as torch.optim's ``state_dict()`` returns it."""
     own = optimizer._saved()
-    if "gradient" not in own:
-        raise TypeError(
-            f"{op}: expected a built-in optimizer, but got the class "
-            f"{own['optimizer']} of torch.optim"
-        )
     if _is_mxnet(optimizer):
         raise TypeError(
             f"{op}: expected an optimizer with torch.optim's formula, but got "
@@ -145,7 +155,7 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
                 f"{op}: torch.optim has groups, but no {name}; call set_param_groups "
                 f"instead (key {keys})"
             )
-    counts_steps = own["optimizer"] != "SGD"
+    of_key = _uncounted(op, own) if _is_built_in(own) else _begun(own)
     groups: list[dict[str, Any]] = []
     states: dict[int, dict[str, Any]] = {}
     number = 0
@@ -157,16 +167,32 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
         if all(isinstance(key, str) for key in keys):
             options["param_names"] = keys
         groups.append({**options, "params": numbers})
-        for index, key in zip(numbers, keys, strict=True):
-            state = dict(own["state"].get(key, {"step": 0, "num_accumulated": 0}))
-            step, accumulated = state.pop("step"), state.pop("num_accumulated")
-            if accumulated:
-                raise ValueError(
-                    f"{op}: torch.optim accumulates no gradients, but {accumulated} "
-                    f"are waiting for a step (key {listed([key])})"
-                )
-            if step and counts_steps:
-                state["step"] = torch.tensor(float(step), dtype=torch.float32)
-            if step and state:
-                states[index] = state
+        states.update(
+            (index, of_key[key])
+            for index, key in zip(numbers, keys, strict=True)
+            if key in of_key
+        )
     return {"state": states, "param_groups": groups}
+
+
+def _begun(parts: Mapping[str, Any]) -> dict[StoreKey, dict[str, Any]]:
+    """By key, the states of a class of torch.optim that a step has made."""
+    return {key: parts["state"][key] for key, _ in parts["state_names"]}
+
+
+def _uncounted(op: str, parts: Mapping[str, Any]) -> dict[StoreKey, dict[str, Any]]:
+    """The same of a built-in optimizer, without what torch.optim does not keep."""
+    result: dict[StoreKey, dict[str, Any]] = {}
+    for key, given in parts["state"].items():
+        state = dict(given)
+        step, accumulated = state.pop("step"), state.pop("num_accumulated")
+        if accumulated:
+            raise ValueError(
+                f"{op}: torch.optim accumulates no gradients, but {accumulated} "
+                f"are waiting for a step (key {listed([key])})"
+            )
+        if step and parts["optimizer"] != "SGD":
+            state["step"] = torch.tensor(float(step), dtype=torch.float32)
+        if step and state:
+            result[key] = state
+    return result
