@@ -141,7 +141,8 @@ class KVStore(Stateful):
                 copy: updates write it in place, and what the caller writes to it
                 between calls is the stored value. It stays whole, and on its device.
                 Pulling it into itself copies nothing. Do not write it during calls of
-                other threads. A saved or copied store shares nothing.
+                other threads. A saved or copied store shares nothing, nor does this one
+                what :meth:`load_state_dict` has replaced.
 
         Raises:
             ValueError: a key that is already initialized; its value is kept. With

@@ -112,12 +112,15 @@ MakeStore replace_store(const std::string& type, MakeStore make) {
 std::string canonical_type(const std::string& text) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
-  std::vector<std::string> names;
+  std::vector<std::string> names; // of what can be created
   std::string type = registry.types.count(text) != 0 ? text : "";
   for (const auto& [name, alias] : registry.names) {
-    names.push_back(name);
+    const std::string& target = alias.empty() ? name : alias;
+    if (registry.types.count(target) != 0) {
+      names.push_back(name);
+    }
     if (name == text) {
-      type = alias.empty() ? name : alias;
+      type = target;
     }
   }
   for (const auto& [name, make] : registry.types) {

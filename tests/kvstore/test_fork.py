@@ -164,7 +164,8 @@ def test_a_child_of_a_process_without_stores(tmp_path):
     """As a DataLoader's worker: the parent has used OpenMP, but no store."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, signal, torch, torchkv\n"
+        "import os, signal, torch, torchkv, warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # Python 3.12's
         "zeros, ones = torch.zeros(2_000_000), torch.ones(2_000_000).mul_(1)\n"
         "child = os.fork()\n"
         "if child == 0:\n"

@@ -45,6 +45,14 @@ def test_forms_of_params(form):
     assert repr(trainer).startswith("Trainer(4 parameters, 1 replicas, mxnet.SGD(")
 
 
+def test_a_trainer_of_a_closed_store_can_be_printed():
+    trainer = torchkv.Trainer(make_model(), "sgd")
+    trainer.kvstore.close()
+    assert repr(trainer) == (
+        "Trainer(4 parameters, 1 replicas, KVStore(type='device', closed))"
+    )
+
+
 def test_keys_are_names_or_positions():
     model = make_model()
     named = torchkv.Trainer(model.named_parameters(), "sgd")

@@ -147,6 +147,14 @@ def test_a_parameter_that_changes_its_dtype_or_layout_is_shared_again():
     assert all(shares(trainer, *item) for item in model.named_parameters())
 
 
+def test_parameters_of_one_storage_are_shared():
+    flat = torch.randn(12)
+    check_shared(
+        {"a": flat[:4], "b": flat[4:6], "c": torch.randn(3), "d": flat[7:]},
+        dict.fromkeys("abcd", True),
+    )
+
+
 # --- copies ----------------------------------------------------------------------
 
 
@@ -171,14 +179,24 @@ def test_half_precision_weights_are_copies(dtype):
     check_copies(model, trainer, {"2.weight", "2.bias"})
 
 
-def test_parameters_of_one_storage_are_copies():
-    flat = torch.randn(12)
-    model = nn.ParameterDict({"a": flat[:4], "b": flat[4:], "c": torch.randn(3)})
+def check_shared(parameters, expected):
+    model = nn.ParameterDict(parameters)
     trainer = torchkv.Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.1})
     sum(p.square().sum() for p in model.parameters()).backward()
     trainer.step()
     found = {key: shares(trainer, key, p) for key, p in model.named_parameters()}
-    assert found == {"a": False, "b": False, "c": True}
+    assert found == expected
+
+
+def test_parameters_that_overlap_are_copies():
+    flat = torch.randn(12)
+    check_shared(
+        {"a": flat[:6], "b": flat[1:3], "c": flat[2:5], "d": flat[6:], "e": flat[5:5]},
+        {"a": False, "b": False, "c": False, "d": True, "e": True},
+    )
+    check_shared(
+        {"a": flat[:8].view(4, 2)[:, 0], "b": flat[1:4]}, {"a": False, "b": False}
+    )
 
 
 def test_places_have_copies(monkeypatch):

@@ -50,9 +50,10 @@ class Trainer(States):
     version counter: training continues from them and the optimizer's state is kept.
     With replicas, the first replica's weights are used. With several processes, write
     them in all of them; rank 0's weights are used. On one device of one machine, a
-    weight in fp32 or fp64 is the stored value (``KVStore.init(share=True)``): it takes
-    no second memory, and no write is lost. Elsewhere, writes in place through ``.data``
-    are lost: write ``with torch.no_grad(): p.clamp_(0)`` instead.
+    weight in fp32 or fp64 that is dense and overlaps with no other is the stored value
+    (``KVStore.init(share=True)``): it takes no second memory, and no write is lost.
+    Elsewhere, writes in place through ``.data`` are lost: write
+    ``with torch.no_grad(): p.clamp_(0)`` instead.
 
     The tables of :class:`torchkv.nn.StoreEmbedding` modules are keys of the same store:
     pass it as `kvstore`. Each step pushes the rows that have gradients.
@@ -329,9 +330,13 @@ class Trainer(States):
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
         tables = f"{len(self._embeddings)} embeddings, " * bool(self._embeddings)
+        try:
+            optimizer = repr(self.optimizer)
+        except RuntimeError:  # of a closed store, or one with another updater
+            optimizer = repr(self._store)
         return (
             f"Trainer({len(self._parameters)} parameters, {tables}"
-            f"{self._num_replicas} replicas, {self.optimizer!r})"
+            f"{self._num_replicas} replicas, {optimizer})"
         )
 
     # -- the parts of a step

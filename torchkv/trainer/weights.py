@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -121,22 +120,18 @@ class Weights:
         result: set[StoreKey] = set()
         if not self._can_share:
             return result
-        storages = Counter(
-            p.untyped_storage().data_ptr()
-            for copies in self._parameters.values()
-            for p in copies
+        overlapping = _overlapping(
+            p for copies in self._parameters.values() for p in copies
         )
         for key in keys:
             first, *others = self._parameters[key]
-            storage = first.untyped_storage()
             if (
                 all(p.device == first.device for p in others)
                 and (self._store.type != "local" or first.device.type == "cpu")
                 and first.dtype in _WITHOUT_MASTER
                 and first.numel() != 0
                 # Memory of its own, without gaps: empty_like has the same strides.
-                and storages[storage.data_ptr()] == 1
-                and storage.nbytes() == first.nbytes
+                and id(first) not in overlapping
                 and torch.empty_like(first, device="meta").stride() == first.stride()
                 and not first.is_conj()
                 and not first.is_neg()
@@ -255,6 +250,28 @@ class Weights:
             store.init(keys, before)
             optimizer._load_saved(saved, strict=False)
             raise
+
+
+def _overlapping(tensors: Iterable[Tensor]) -> set[int]:
+    """The ids of those whose memory overlaps with that of another."""
+    result: set[int] = set()
+    spans = sorted((_span(x) for x in tensors if x.numel()), key=lambda span: span[:2])
+    for _, on_device in groupby(spans, lambda span: span[0]):
+        (_, _, end, last), *others = on_device  # the greatest end so far, and whose
+        for _, begin, other_end, x in others:
+            if begin < end:
+                result |= {id(x), id(last)}
+            if other_end > end:
+                end, last = other_end, x
+    return result
+
+
+def _span(x: Tensor) -> tuple[str, int, int, Tensor]:
+    """The device, the first and last address of the elements, and the tensor."""
+    steps = zip(x.shape, x.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps)
+    begin = x.data_ptr()
+    return str(x.device), begin, begin + count * x.element_size(), x
 
 
 def broadcast_frozen(store: Any, parameters: Mapping[StoreKey, list[Tensor]]) -> None:
