@@ -15,10 +15,10 @@
 namespace torchkv::dist {
 namespace {
 
-std::vector<int64_t> sizes_of(const Round& round) {
+c10::IntArrayRef sizes_of(const Round& round) {
   return round.num_elements == round.spec->total
-      ? round.spec->sizes
-      : std::vector<int64_t>{round.num_elements};
+      ? c10::IntArrayRef(round.spec->sizes)
+      : c10::IntArrayRef(round.num_elements);
 }
 
 } // namespace

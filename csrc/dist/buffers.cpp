@@ -15,6 +15,27 @@
 #include "byte_counts.h"
 
 namespace torchkv::dist {
+namespace {
+
+// A tensor over memory that `owner` keeps: as at::from_blob, without the
+// allocations that a std::function takes.
+template <class Owner>
+at::Tensor tensor_over(
+    void* data,
+    c10::IntArrayRef sizes,
+    c10::OptionalIntArrayRef strides, // none: contiguous
+    c10::ScalarType dtype,
+    std::unique_ptr<Owner> owner) {
+  return at::for_blob(data, sizes)
+      .strides(strides)
+      .context(
+          owner.release(), [](void* held) { delete static_cast<Owner*>(held); })
+      .options(dtype)
+      .make_tensor();
+}
+
+} // namespace
+
 struct Buffers::Pool {
   // Of the bytes that are free, at most as many as are in use, or have been if
   // pinned, are kept, and kKept.
@@ -108,19 +129,29 @@ at::Tensor Buffers::empty(
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
     std::optional<c10::Device> device) const {
+  return empty_strided(sizes, std::nullopt, dtype, device);
+}
+
+at::Tensor Buffers::empty_strided(
+    c10::IntArrayRef sizes,
+    c10::OptionalIntArrayRef strides,
+    c10::ScalarType dtype,
+    std::optional<c10::Device> device) const {
+  struct Held {
+    std::shared_ptr<Pool> pool;
+    c10::DataPtr data;
+    size_t bytes;
+
+    ~Held() {
+      pool->give_back(std::move(data), bytes);
+    }
+  };
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
       c10::elementSize(dtype);
-  c10::DataPtr data = pool_->take(bytes, device);
-  void* const address = data.get();
-  // std::function copies what it holds.
-  auto held = std::make_shared<c10::DataPtr>(std::move(data));
-  return at::from_blob(
-      address,
-      sizes,
-      [pool = pool_, held, bytes](void* /*address*/) {
-        pool->give_back(std::move(*held), bytes);
-      },
-      dtype);
+  std::unique_ptr<Held> held(
+      new Held{pool_, pool_->take(bytes, device), bytes});
+  void* const address = held->data.get();
+  return tensor_over(address, sizes, strides, dtype, std::move(held));
 }
 
 bool Buffers::are_shared() const {
@@ -137,9 +168,9 @@ Allocator Buffers::allocator() const {
     const c10::InferenceMode normal(false);
     const PlainDispatch plain;
     const at::Tensor memory =
-        buffers.empty({c10::multiply_integers(sizes)}, dtype);
+        buffers.empty_strided(sizes, strides, dtype, std::nullopt);
     byte_counts().allocated += static_cast<int64_t>(memory.nbytes());
-    return memory.as_strided(sizes, strides);
+    return memory;
   };
 }
 
@@ -156,8 +187,8 @@ Blob blob_of(const at::Tensor& tensor) {
       tensor.nbytes()};
 }
 
-std::vector<Blob> cut(const Blob& blob, size_t piece_bytes) {
-  std::vector<Blob> pieces;
+Blobs cut(const Blob& blob, size_t piece_bytes) {
+  Blobs pieces;
   size_t begin = 0;
   do {
     const size_t size = std::min(piece_bytes, blob.size() - begin);
@@ -167,7 +198,7 @@ std::vector<Blob> cut(const Blob& blob, size_t piece_bytes) {
   return pieces;
 }
 
-void copy_pieces(const std::vector<Blob>& pieces, void* destination) {
+void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination) {
   kernels::cpu::CopyBatch batch;
   add_copies(batch, pieces, destination);
   batch.run();
@@ -175,7 +206,7 @@ void copy_pieces(const std::vector<Blob>& pieces, void* destination) {
 
 void add_copies(
     kernels::cpu::CopyBatch& batch,
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     c10::ArrayRef<void*> destinations) {
   size_t begin = 0;
   for (const auto& piece : pieces) {
@@ -192,7 +223,7 @@ void add_copies(
 }
 
 at::Tensor tensor_of(
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
     const Buffers& buffers) {
@@ -202,11 +233,13 @@ at::Tensor tensor_of(
     is_one = pieces[i].data() == pieces[i - 1].data() + pieces[i - 1].size();
   }
   if (is_one && pieces[0].size() != 0) {
-    return at::from_blob(
-        const_cast<std::byte*>(pieces[0].data()),
-        sizes,
-        [owners = pieces](void* /*data*/) mutable { owners.clear(); },
-        dtype);
+    auto* const data = const_cast<std::byte*>(pieces[0].data());
+    if (pieces.size() == 1) {
+      auto owner = std::make_unique<Blob>(pieces[0]);
+      return tensor_over(data, sizes, std::nullopt, dtype, std::move(owner));
+    }
+    auto owners = std::make_unique<Blobs>(pieces.begin(), pieces.end());
+    return tensor_over(data, sizes, std::nullopt, dtype, std::move(owners));
   }
   at::Tensor result = buffers.empty(sizes, dtype);
   copy_pieces(pieces, result.mutable_data_ptr());

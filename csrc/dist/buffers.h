@@ -43,6 +43,11 @@ class TORCHKV_API Buffers {
       c10::IntArrayRef sizes,
       c10::ScalarType dtype,
       std::optional<c10::Device> device) const;
+  at::Tensor empty_strided(
+      c10::IntArrayRef sizes,
+      c10::OptionalIntArrayRef strides, // none: contiguous
+      c10::ScalarType dtype,
+      std::optional<c10::Device> device) const;
   std::shared_ptr<Pool> pool_;
 };
 
@@ -54,20 +59,20 @@ TORCHKV_API Blob blob_of(const at::Tensor& tensor);
 
 // The pieces as one tensor: without a copy if they are one aligned memory.
 TORCHKV_API at::Tensor tensor_of(
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
     const Buffers& buffers);
 
 // Copies the pieces, one after the other, to `destination`.
-void copy_pieces(const std::vector<Blob>& pieces, void* destination);
+void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination);
 // Adds copies of the pieces, one after the other, to each destination.
 void add_copies(
     kernels::cpu::CopyBatch& batch,
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     c10::ArrayRef<void*> destinations);
 
 // `blob` in pieces of `piece_bytes`; at least one.
-TORCHKV_API std::vector<Blob> cut(const Blob& blob, size_t piece_bytes);
+TORCHKV_API Blobs cut(const Blob& blob, size_t piece_bytes);
 
 } // namespace torchkv::dist

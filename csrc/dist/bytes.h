@@ -45,7 +45,7 @@ class ByteWriter {
     }
   }
   // By reference, as one blob.
-  void add(const std::vector<Blob>& pieces) {
+  void add(c10::ArrayRef<Blob> pieces) {
     uint64_t size = 0;
     for (const auto& piece : pieces) {
       size += piece.size();

@@ -15,7 +15,7 @@ namespace torchkv::dist {
 namespace {
 
 at::Tensor joined(
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype) {
   const PlainDispatch plain;

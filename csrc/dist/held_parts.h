@@ -19,7 +19,7 @@ constexpr auto* kSave = "save"; // the call
 struct Part {
   int32_t index = 0; // of the slice
   int64_t version = 0;
-  std::vector<Blob> pieces; // of the value, in order
+  Blobs pieces; // of the value, in order
   KeyState state; // of as many elements
 };
 using Parts = std::vector<Part>; // in the order of the value

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -164,21 +165,31 @@ void Node::send(int32_t rank, Direction direction, Frame frame) {
     return;
   }
   // A list of many keys may be longer than a receiver takes at once.
-  Frame part;
+  size_t sent = 0;
   size_t num_bytes = 0; // of the payloads and keys that are in the frame's head
-  for (auto& message : frame) {
-    const size_t size = message.payload.size();
-    const Key& key = message.slice.key;
+  const auto send_until = [&](size_t end) {
+    Frame part(
+        std::make_move_iterator(frame.begin() + static_cast<int64_t>(sent)),
+        std::make_move_iterator(frame.begin() + static_cast<int64_t>(end)));
+    transport_->send(rank, direction, std::move(part));
+    sent = end;
+    num_bytes = 0;
+  };
+  for (size_t i = 0; i < frame.size(); ++i) {
+    const size_t size = frame[i].payload.size();
+    const Key& key = frame[i].slice.key;
     const size_t bytes = (size < kLongPayload ? size : 0) +
         (key.kind() == KeyKind::kStr ? key.text().size() : 0);
-    if (part.size() == kMaxSent || num_bytes + bytes > kMaxSentBytes) {
-      transport_->send(rank, direction, std::exchange(part, {}));
-      num_bytes = 0;
+    if (i - sent == kMaxSent || num_bytes + bytes > kMaxSentBytes) {
+      send_until(i);
     }
     num_bytes += bytes;
-    part.push_back(std::move(message));
   }
-  transport_->send(rank, direction, std::move(part));
+  if (sent == 0) {
+    transport_->send(rank, direction, std::move(frame));
+  } else {
+    send_until(frame.size());
+  }
 }
 
 void Node::deliver() {

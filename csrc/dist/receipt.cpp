@@ -1,5 +1,7 @@
 #include "receipt.h"
 
+#include <c10/util/flat_hash_map.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +17,7 @@ bool is_plain(const at::Tensor& out) {
 }
 
 // Whether all are plain, and no two share memory.
-bool are_distinct(const std::vector<std::vector<at::Tensor>>& outs) {
+bool are_distinct(c10::ArrayRef<Outs::TensorsOfKey> outs) {
   std::vector<std::pair<const char*, size_t>> ranges;
   for (const auto& of_key : outs) {
     for (const auto& out : of_key) {
@@ -38,23 +40,72 @@ bool are_distinct(const std::vector<std::vector<at::Tensor>>& outs) {
   return true;
 }
 
+// The slices that a call has brought, by key.
+class SlicesOfKeys {
+ public:
+  explicit SlicesOfKeys(const std::vector<SliceResult>& results)
+      : results_(results) {}
+
+  // In the order of the slices; valid until the next call. Fast if keys are
+  // asked for in the order of the results.
+  c10::ArrayRef<Blob> pieces_of(const Key& key) {
+    if (next_ == results_.size() || !(results_[next_].slice.key == key)) {
+      next_ = begin_of(key);
+    }
+    const size_t begin = next_;
+    while (next_ < results_.size() && results_[next_].slice.key == key) {
+      ++next_;
+    }
+    if (next_ == begin + 1) {
+      return results_[begin].pieces;
+    }
+    c10::SmallVector<const SliceResult*, 8> slices;
+    for (size_t i = begin; i < next_; ++i) {
+      slices.push_back(&results_[i]);
+    }
+    std::sort(slices.begin(), slices.end(), [](auto* a, auto* b) {
+      return a->slice.index < b->slice.index;
+    });
+    pieces_.clear();
+    for (const auto* slice : slices) {
+      pieces_.append(slice->pieces.begin(), slice->pieces.end());
+    }
+    return pieces_;
+  }
+
+ private:
+  size_t begin_of(const Key& key) {
+    if (begins_.empty()) {
+      for (size_t i = 0; i < results_.size(); ++i) {
+        begins_.try_emplace(results_[i].slice.key, i);
+      }
+    }
+    return begins_.at(key);
+  }
+
+  const std::vector<SliceResult>& results_; // those of a key are neighbors
+  size_t next_ = 0;
+  std::unordered_map<Key, size_t, KeyHash> begins_; // if the order differs
+  Blobs pieces_; // of several slices
+};
+
 } // namespace
 
 Outs outs_of(const Call& call, const Entries& entries) {
   Outs outs;
   outs.keys.single = false;
-  std::unordered_map<Key, size_t, KeyHash> found;
+  ska::flat_hash_map<Key, size_t, KeyHash> found;
+  found.reserve(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const Key& key = call.keys.list[i];
-    const auto [at, is_new] = found.try_emplace(key, outs.tensors.size());
+    const auto [at, is_new] = found.emplace(key, outs.tensors.size());
     if (is_new) {
       outs.keys.list.push_back(key);
       outs.tensors.emplace_back();
       outs.metas.push_back(entries[i]->meta);
     }
     const auto of_key = call.outs->of(static_cast<int64_t>(i));
-    auto& tensors = outs.tensors[at->second];
-    tensors.insert(tensors.end(), of_key.begin(), of_key.end());
+    outs.tensors[at->second].append(of_key.begin(), of_key.end());
   }
   return outs;
 }
@@ -123,23 +174,16 @@ void Receipt::write(const Return& result) {
   if (outs_.tensors.empty()) {
     return;
   }
-  std::unordered_map<Key, std::vector<const SliceResult*>, KeyHash> slices;
-  for (const auto& slice : result.results) {
-    slices[slice.slice.key].push_back(&slice);
-  }
+  SlicesOfKeys slices(result.results);
   // Together, but for outs that may share memory: the last key wins.
   const bool together = are_distinct(outs_.tensors);
   kernels::cpu::CopyBatch batch;
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
-    auto& of_key = slices[outs_.keys.list[i]];
-    std::sort(of_key.begin(), of_key.end(), [](auto* a, auto* b) {
-      return a->slice.index < b->slice.index;
-    });
-    std::vector<Blob> pieces;
-    for (const auto* slice : of_key) {
-      pieces.insert(pieces.end(), slice->pieces.begin(), slice->pieces.end());
-    }
-    write_key(batch, pieces, outs_.metas[i], outs_.tensors[i]);
+    write_key(
+        batch,
+        slices.pieces_of(outs_.keys.list[i]),
+        outs_.metas[i],
+        outs_.tensors[i]);
     if (!together) {
       std::exchange(batch, {}).run();
     }
@@ -150,9 +194,9 @@ void Receipt::write(const Return& result) {
 
 void Receipt::write_key(
     kernels::cpu::CopyBatch& batch,
-    const std::vector<Blob>& pieces,
+    c10::ArrayRef<Blob> pieces,
     const Meta& meta,
-    const std::vector<at::Tensor>& outs) const {
+    c10::ArrayRef<at::Tensor> outs) const {
   at::Tensor value;
   c10::SmallVector<void*, 2> plain;
   for (const auto& out : outs) {

@@ -18,8 +18,10 @@ namespace torchkv::dist {
 
 // Where the values that a call pulls go.
 struct Outs {
+  using TensorsOfKey = c10::SmallVector<at::Tensor, 1>;
+
   Keys keys; // distinct
-  std::vector<std::vector<at::Tensor>> tensors; // of each key
+  std::vector<TensorsOfKey> tensors; // of each key
   std::vector<Meta> metas;
 };
 Outs outs_of(const Call& call, const Entries& entries);
@@ -48,9 +50,9 @@ class Receipt final : public Completion,
   void write(const Return& result);
   void write_key(
       kernels::cpu::CopyBatch& batch,
-      const std::vector<Blob>& pieces,
+      c10::ArrayRef<Blob> pieces,
       const Meta& meta,
-      const std::vector<at::Tensor>& outs) const;
+      c10::ArrayRef<at::Tensor> outs) const;
 
   Runtime& runtime_;
   const std::string op_;

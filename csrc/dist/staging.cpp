@@ -89,6 +89,8 @@ std::vector<Staging::Sum> Staging::sum(
     const InPlace* in_place) {
   std::vector<Sum> sums;
   Groups groups;
+  groups.reserve(call.keys.list.size());
+  sums.reserve(call.keys.list.size());
   bool are_on_cpu = true;
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const Key& key = call.keys.list[i];

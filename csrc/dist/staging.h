@@ -60,7 +60,7 @@ class TORCHKV_API Staging {
  private:
   struct Group;
   struct PartOfCall;
-  using Groups = std::unordered_map<Key, Group, KeyHash>;
+  using Groups = ska::flat_hash_map<Key, Group, KeyHash>;
   void sum_in(LocalStore& store, const Call& call, const Groups& groups);
   // Fills in those sums that are read in place; the rest of the call.
   PartOfCall read_in_place(

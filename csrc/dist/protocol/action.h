@@ -81,17 +81,17 @@ struct CopyOut {
 struct SliceResult {
   SliceId slice; // is_server(): of `server` itself
   int32_t server = 0;
-  std::vector<Blob> pieces; // of a pull
+  Blobs pieces; // of a pull
   int64_t version = 0;
   int64_t kid = 0;
   int64_t round = 0;
   int64_t age = 0;
-  std::optional<Error> error;
+  Rare<Error> error;
 };
 // A worker's call has ended.
 struct Return {
   CallId call;
-  std::optional<Error> error;
+  Rare<Error> error;
   std::vector<SliceResult> results; // without an error
   bool begun = false; // has sent an operation
 };

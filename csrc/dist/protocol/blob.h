@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -36,5 +38,8 @@ class Blob {
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// The pieces of a value, mostly one.
+using Blobs = c10::SmallVector<Blob, 1>;
 
 } // namespace torchkv::dist

@@ -9,6 +9,7 @@
 
 #include "../../core/export.h"
 #include "blob.h"
+#include "rare.h"
 #include "slice.h"
 
 namespace torchkv::dist {
@@ -165,7 +166,7 @@ struct Message {
   int64_t base = 0; // kPush, kPushPull: version that the worker had
   int64_t min_version = 0; // kPull
   std::vector<int32_t> have; // kPull, kPushPull: pieces received
-  std::optional<Group> group; // kPush, kPushPull, kNorm
+  Rare<Group> group; // kPush, kPushPull, kNorm
   double factor = 1; // kFactor
   int64_t retire = 0; // kConfig: older generations are not needed
   Counts counts; // kEnter, kMeet, kSnapshot, kClose: pushes of each slice
@@ -179,7 +180,7 @@ struct Message {
   double partial = 0; // kDone of kNorm
   int64_t by = 0; // kExpired: the current incarnation
   std::vector<int32_t> missing; // kWait
-  std::optional<Error> error; // kError, kReject, kFatal, kAlive, kHeartbeat
+  Rare<Error> error; // kError, kReject, kFatal, kAlive, kHeartbeat
 
   std::vector<std::pair<int64_t, int32_t>> got; // kGot: (opno, index)
   std::vector<int64_t> opnos; // kFree, kFreed

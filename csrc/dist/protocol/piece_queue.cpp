@@ -3,35 +3,37 @@
 namespace torchkv::dist {
 
 void PieceQueue::put(Piece piece, size_t bytes, int64_t priority) {
-  if (flying_.count(piece) != 0 || !waiting_.insert(piece).second) {
-    return;
+  if (pieces_.emplace(piece, kWaits).second) {
+    heap_.push({priority, ++count_, piece, bytes});
   }
-  heap_.push({priority, ++count_, piece, bytes});
 }
 
 void PieceQueue::ack(Piece piece) {
-  const auto at = flying_.find(piece);
-  if (at == flying_.end()) {
+  const auto at = pieces_.find(piece);
+  if (at == pieces_.end() || at->second == kWaits) {
     return;
   }
   const auto frame = frames_.find(at->second);
-  flying_.erase(at);
-  frame->second.pieces.erase(piece);
-  if (frame->second.pieces.empty()) {
+  pieces_.erase(at);
+  if (--frame->second.num_left == 0) {
     frames_.erase(frame);
   }
 }
 
 PieceQueue::Batch PieceQueue::pop(const Config& config, Time now) {
   for (auto at = frames_.begin(); at != frames_.end();) {
-    if (now - at->second.sent >= config.retry) {
-      for (const auto& piece : at->second.pieces) {
-        flying_.erase(piece);
-      }
-      at = frames_.erase(at);
-    } else {
+    const auto& [number, frame] = *at;
+    if (now - frame.sent < config.retry) {
       ++at;
+      continue;
     }
+    for (const Piece& piece : frame.pieces) {
+      const auto own = pieces_.find(piece);
+      if (own != pieces_.end() && own->second == number) {
+        pieces_.erase(own);
+      }
+    }
+    at = frames_.erase(at);
   }
   Batch batch;
   size_t bytes = 0;
@@ -40,17 +42,14 @@ PieceQueue::Batch PieceQueue::pop(const Config& config, Time now) {
          (batch.pieces.empty() || bytes < config.frame_bytes)) {
     const Waiting& next = heap_.top();
     bytes += next.bytes;
-    waiting_.erase(next.piece);
     batch.pieces.push_back(next.piece);
     heap_.pop();
   }
   if (!batch.pieces.empty()) {
     batch.frame = ++count_;
-    auto& frame = frames_[batch.frame];
-    frame.sent = now;
+    frames_[batch.frame] = {now, batch.pieces, batch.pieces.size()};
     for (const auto& piece : batch.pieces) {
-      frame.pieces.insert(piece);
-      flying_.emplace(piece, batch.frame);
+      pieces_[piece] = batch.frame;
     }
   }
   return batch;

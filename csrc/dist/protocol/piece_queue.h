@@ -1,14 +1,16 @@
 #pragma once
 
+#include <c10/util/flat_hash_map.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <queue>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "../../core/export.h"
+#include "../../core/mixed_bits.h"
 #include "config.h"
 
 namespace torchkv::dist {
@@ -43,12 +45,22 @@ class TORCHKV_API PieceQueue {
     }
   };
   struct InFlight {
-    Time sent;
-    std::set<Piece> pieces; // not acknowledged
+    Time sent = 0;
+    std::vector<Piece> pieces;
+    size_t num_left = 0; // not acknowledged
   };
+  struct Hash {
+    size_t operator()(const Piece& piece) const {
+      return mixed_bits(
+          static_cast<uint64_t>(piece.first) * 31 +
+          static_cast<uint64_t>(piece.second));
+    }
+  };
+  // The number of a piece's frame; of one that waits:
+  static constexpr int64_t kWaits = 0;
+
   std::priority_queue<Waiting> heap_;
-  std::set<Piece> waiting_;
-  std::map<Piece, int64_t> flying_; // its frame
+  ska::flat_hash_map<Piece, int64_t, Hash> pieces_;
   std::map<int64_t, InFlight> frames_;
   int64_t count_ = 0;
 };

@@ -22,7 +22,7 @@ struct Value {
   Value& operator=(const Value&) = delete;
   virtual ~Value() = default;
   // In order, each of Config::piece_bytes but the last.
-  std::vector<Blob> pieces;
+  Blobs pieces;
   std::optional<Region> region; // in shared memory, with leases
   // The last (kid, version) in it that the core knows.
   int64_t kid = 0;
@@ -39,11 +39,11 @@ struct Push {
   int64_t base = 0;
   int64_t gen = 0;
   int64_t snap = 0;
-  std::optional<Group> group;
+  Rare<Group> group;
   Kind kind = Kind::kPush;
   int32_t dtype = 0; // of the pushed elements, c10::ScalarType
   int32_t item_bytes = 0; // 0: as the key's
-  std::vector<Blob> pieces; // in order; their sizes add up to the slice's
+  Blobs pieces; // in order; their sizes add up to the slice's
   std::optional<Region> region; // instead of pieces
   int64_t number = 0; // of the operation, unique in the server; for the core
 };
@@ -67,7 +67,7 @@ struct Round {
   // Values in snapshots that `target` holds: copy them before it is written.
   std::vector<std::shared_ptr<struct Shot>> shots;
   bool in_snapshot = false; // whether a snapshot refers to `source`
-  std::optional<Group> group; // of a step in two phases
+  Rare<Group> group; // of a step in two phases
   double partial = 0; // set by the driver before on_measured
   double factor = 1; // 0: the updater is not called
   ValuePtr result; // set by the driver before on_applied

@@ -105,7 +105,7 @@ class TORCHKV_API Server final : public Core {
   void fail(const Error& error);
   void expire(const Message& message);
   Message make(Kind kind, int32_t rank) const;
-  void answer_to(int32_t rank, Message message);
+  void answer_to(int32_t rank, Message message, size_t num_messages = 1);
   Peer& peer(int32_t rank) {
     return *peers_[static_cast<size_t>(rank)];
   }
@@ -170,10 +170,11 @@ class TORCHKV_API Server final : public Core {
   bool one_is_enough() const { // and nobody waits for more
     return config().policy.quorum == 1 && config().policy.grace == 0;
   }
-  using Take = std::vector<int32_t>; // ranks whose first pushes make a round
+  using Take =
+      c10::SmallVector<int32_t, 8>; // ranks whose first pushes make a round
   void advance(const SlicePtr& slice, Time now);
   Take close_round(Slice& slice, Time now);
-  bool is_admitted(const Slice& slice, int32_t rank) const;
+  bool is_admitted(const Slice& slice, const Operation& push) const;
   bool is_within(const Slice& slice, int32_t rank, int64_t clock) const;
   int64_t slowest(const Slice& slice) const;
   bool is_idle(int32_t rank) const;
@@ -215,7 +216,7 @@ class TORCHKV_API Server final : public Core {
   InsertionMap<SliceId, SlicePtr, SliceHash> slices_;
   InsertionMap<SliceId, int64_t, SliceHash> births_; // incarnations so far
   InsertionMap<SliceId, std::vector<OperationPtr>, SliceHash> waiting_init_;
-  InsertionMap<int64_t, OperationPtr> open_; // begun, not answered; by number
+  std::map<int64_t, OperationPtr> open_; // begun, not answered; by number
   int64_t num_operations_ = 0; // that have begun
   int64_t num_replies_ = 0;
   std::map<int64_t, Blob> options_; // by generation; never empty

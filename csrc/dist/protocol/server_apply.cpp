@@ -75,17 +75,18 @@ void Server::on_applied(
         pulls.end());
   }
   for (const auto& push : round->pushes) {
-    const auto* op = open_.find(push.number);
-    if (!op) {
+    const auto found = open_.find(push.number);
+    if (found == open_.end()) {
       continue;
     }
+    const OperationPtr& op = found->second;
     if (error) {
-      reply_error(*op, {ErrorCode::kUpdater, -1, slice->id, *error, {}});
+      reply_error(op, {ErrorCode::kUpdater, -1, slice->id, *error, {}});
     } else if (push.kind == Kind::kPush) {
       Reply done;
       done.version = slice->version;
       done.age = slice->version - 1 - push.base;
-      reply(*op, std::move(done));
+      reply(op, std::move(done));
     }
   }
   if (slice->dying) {

@@ -185,7 +185,7 @@ std::vector<int32_t> Server::missing(const Message& message) const {
   if (is_meeting && sync_ &&
       std::any_of(slices_.begin(), slices_.end(), [&](const auto& each) {
         const auto& pending = each.second->pending;
-        return !pending.empty() && pending.count(rank) == 0;
+        return !pending.empty() && !pending.has(rank);
       })) {
     return {rank}; // the caller, if others wait for its push
   }
@@ -221,7 +221,7 @@ std::vector<int32_t> Server::missing(const Message& message) const {
   }
   if (slice && sync_) {
     for (const auto& each : peers_) {
-      if (slice->pending.count(each->rank) == 0) {
+      if (!slice->pending.has(each->rank)) {
         result.push_back(each->rank);
       }
     }

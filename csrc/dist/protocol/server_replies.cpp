@@ -42,7 +42,7 @@ void Server::forget(Peer& from, Time now) {
 }
 
 void Server::drop_replies(Peer& from, Stream& stream, int64_t below, Time now) {
-  std::vector<int64_t> dropped;
+  c10::SmallVector<int64_t, 8> dropped;
   for (const int64_t opno : stream.replied) {
     if (opno < below) {
       dropped.push_back(opno);
@@ -106,12 +106,12 @@ void Server::end_leases(Peer& from, Time now) {
 }
 
 void Server::reply(const OperationPtr& op, Reply reply) {
-  const auto* found = open_.find(op->number);
-  if (!found) {
+  const auto found = open_.find(op->number);
+  if (found == open_.end()) {
     return; // its worker has gone; its heir may use the same opno
   }
-  const OperationPtr answered = *found; // `op` may be what is erased here
-  open_.erase(answered->number);
+  const OperationPtr answered = found->second; // `op` may be what is erased
+  open_.erase(found);
   auto& entries = peer(answered->rank).entries;
   const auto at = entries.find(answered->opno);
   if (at == entries.end() || at->second.operation != answered) {
@@ -145,14 +145,14 @@ void Server::answer(
   if (reply.value) {
     Peer& to = peer(rank);
     const auto& pieces = reply.value->pieces;
-    std::vector<bool> is_there(pieces.size());
+    std::vector<bool> is_there(have.empty() ? 0 : pieces.size());
     for (const int32_t index : have) {
       if (index >= 0 && static_cast<size_t>(index) < is_there.size()) {
         is_there[static_cast<size_t>(index)] = true;
       }
     }
     for (size_t i = 0; i < pieces.size(); ++i) {
-      if (!is_there[i]) {
+      if (have.empty() || !is_there[i]) {
         to.queue.put(
             {opno, static_cast<int32_t>(i)}, pieces[i].size(), priority);
         to.has_pieces = true;
@@ -198,7 +198,7 @@ void Server::send_pieces(Peer& to) {
       message.kid = reply->kid;
       message.round = reply->round;
       message.frame = batch.frame;
-      answer_to(to.rank, std::move(message));
+      answer_to(to.rank, std::move(message), batch.pieces.size());
     }
   }
 }

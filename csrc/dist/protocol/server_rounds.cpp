@@ -35,24 +35,24 @@ Server::Take Server::close_round(Slice& slice, Time now) {
   const Policy& policy = config().policy;
   Take ready;
   if (sync_) {
-    if (slice.pending.size() < peers_.size()) {
+    if (slice.pending.num_ranks() < peers_.size()) {
       return {};
     }
-    for (const auto& [rank, pushes] : slice.pending) {
-      if (!is_admitted(slice, rank)) {
-        return {};
-      }
-      ready.push_back(rank);
-    }
-    return ready;
+    ready.reserve(peers_.size());
   }
-  for (const auto& [rank, pushes] : slice.pending) {
-    if (is_admitted(slice, rank)) {
-      ready.push_back(rank);
-      if (one_is_enough()) {
+  for (const auto* push = slice.pending.first_from(0); push != nullptr;
+       push = slice.pending.first_from(push->rank + 1)) {
+    if (is_admitted(slice, *push)) {
+      ready.push_back(push->rank);
+      if (!sync_ && one_is_enough()) {
         return ready;
       }
+    } else if (sync_) {
+      return {};
     }
+  }
+  if (sync_) {
+    return ready;
   }
   if (ready.empty()) {
     slice.first_at = slice.quorum_at = std::nullopt;
@@ -60,7 +60,7 @@ Server::Take Server::close_round(Slice& slice, Time now) {
   }
   size_t able = 0; // members that push, or may before long
   for (const auto& [rank, member] : slice.members) {
-    able += slice.pending.count(rank) != 0 || !is_idle(rank) ? 1 : 0;
+    able += slice.pending.has(rank) || !is_idle(rank) ? 1 : 0;
   }
   if (ready.size() < able) {
     if (!slice.first_at) {
@@ -85,18 +85,16 @@ Server::Take Server::close_round(Slice& slice, Time now) {
   return ready;
 }
 
-// REQUIRES: the rank has a push pending.
-bool Server::is_admitted(const Slice& slice, int32_t rank) const {
-  const auto pushes = slice.pending.find(rank);
-  const auto* member = slice.members.find(rank);
-  if (pushes == slice.pending.end() || !member) {
+// REQUIRES: the rank's first push that is pending.
+bool Server::is_admitted(const Slice& slice, const Operation& push) const {
+  const auto* member = slice.members.find(push.rank);
+  if (!member) {
     return false;
   }
-  if (pushes->second.front()->gen > options_.rbegin()->first &&
-      is_member(peer(0))) {
+  if (push.gen > options_.rbegin()->first && is_member(peer(0))) {
     return false; // rank 0's change of options is still under way
   }
-  return is_within(slice, rank, member->applied);
+  return is_within(slice, push.rank, member->applied);
 }
 
 // Whether the staleness bound admits it. Who came back has skipped some pushes:
@@ -128,14 +126,10 @@ bool Server::is_idle(int32_t rank) const {
 // From here to on_applied nothing else touches the slice.
 void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
   auto round = std::make_shared<Round>();
+  round->pushes.reserve(take.size());
   for (const int32_t rank : take) {
-    const auto at = slice->pending.find(rank);
-    const OperationPtr op = std::move(at->second.front());
-    at->second.pop_front();
-    if (at->second.empty()) {
-      slice->pending.erase(at);
-    }
-    Push push;
+    const OperationPtr op = slice->pending.pop(rank);
+    Push& push = round->pushes.emplace_back();
     push.rank = op->rank;
     push.inc = op->inc;
     push.opno = op->opno;
@@ -150,7 +144,6 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
     push.pieces = std::move(op->pieces);
     push.region = op->region;
     push.number = op->number;
-    round->pushes.push_back(std::move(push));
   }
   const auto& pushes = round->pushes;
   int64_t gen = 0;
@@ -235,10 +228,13 @@ void Server::answer_pulls(const SlicePtr& slice, Time now) {
     return;
   }
   std::vector<int32_t> leaving;
-  for (auto& pull : std::exchange(slice->pulls, {})) {
-    const OperationPtr op = pull.operation;
+  auto& pulls = slice->pulls; // which keeps its memory
+  size_t num_left = 0;
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    const Slice::Pull pull = std::move(pulls[i]);
+    const OperationPtr& op = pull.operation;
     if (!may_read(*slice, pull)) {
-      slice->pulls.push_back(std::move(pull));
+      pulls[num_left++] = pull;
       continue;
     }
     if (op->kind == Kind::kDelete) {
@@ -257,13 +253,14 @@ void Server::answer_pulls(const SlicePtr& slice, Time now) {
       found.value = value;
     } else {
       found.lease = value->region.value_or(Region());
-      if (open_.contains(op->number)) {
+      if (open_.count(op->number) != 0) {
         peer(op->rank).leases[op->opno] = {slice, slice->current};
         slice->leases.at(slice->current).insert({op->rank, op->inc, op->opno});
       }
     }
     reply(op, std::move(found));
   }
+  pulls.resize(num_left);
   for (const int32_t rank : leaving) {
     detach(slice, rank, now, true);
   }

@@ -172,7 +172,7 @@ void Server::do_push(const OperationPtr& op, Time now) {
     return;
   }
   ++member->received;
-  slice->pending[op->rank].push_back(op);
+  slice->pending.add(op);
   if (op->kind == Kind::kPushPull) {
     slice->pulls.push_back({op, op->round});
   }

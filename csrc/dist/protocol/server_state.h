@@ -1,9 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,10 +38,10 @@ struct ServerOperation {
   int64_t phase;
 
   int32_t num_pieces;
-  // Those that have come. Not a vector: what a peer says about the number of
-  // pieces takes no memory before they are here.
+  // Those of several that have come. Not a vector: what a peer says about the
+  // number of pieces takes no memory before they are here.
   std::map<int32_t, Blob> staged;
-  std::vector<Blob> pieces; // when all are here
+  Blobs pieces; // when all are here
   size_t num_bytes = 0; // of them, or of the region
   std::optional<Region> region;
 
@@ -52,7 +52,7 @@ struct ServerOperation {
   int64_t round;
   int64_t base;
   int64_t min_version;
-  std::optional<Group> group;
+  Rare<Group> group;
   double factor;
   int64_t retire;
   Blob options; // kConfig
@@ -90,6 +90,59 @@ struct ServerStream {
   std::map<int64_t, ServerOperationPtr> held; // prev -> too early
   std::vector<int64_t> replied; // in the order of the replies; some dropped
   std::optional<Error> failed; // what all later operations get
+};
+
+// Pushes of a slice that are not applied: those of a rank in their order.
+class PendingPushes {
+ public:
+  bool empty() const {
+    return pushes_.empty();
+  }
+  // That have pushes here.
+  size_t num_ranks() const {
+    return num_ranks_;
+  }
+  bool has(int32_t rank) const {
+    const auto* first = first_from(rank);
+    return first != nullptr && first->rank == rank;
+  }
+  // The first push of the least rank that is not less than `rank`; null: none.
+  const ServerOperation* first_from(int32_t rank) const {
+    const auto at = lower_bound(rank);
+    return at == pushes_.end() ? nullptr : at->get();
+  }
+  void add(const ServerOperationPtr& push) {
+    num_ranks_ += has(push->rank) ? 0 : 1;
+    pushes_.insert(lower_bound(push->rank + 1), push);
+  }
+  // Takes the rank's first one. REQUIRES: has(rank).
+  ServerOperationPtr pop(int32_t rank) {
+    const auto at = lower_bound(rank);
+    ServerOperationPtr push = *at;
+    pushes_.erase(at);
+    num_ranks_ -= has(rank) ? 0 : 1;
+    return push;
+  }
+  void erase(int32_t rank) {
+    num_ranks_ -= has(rank) ? 1 : 0;
+    pushes_.erase(lower_bound(rank), lower_bound(rank + 1));
+  }
+
+ private:
+  using Pushes = std::vector<ServerOperationPtr>;
+
+  Pushes::const_iterator lower_bound(int32_t rank) const {
+    return std::lower_bound(
+        pushes_.begin(),
+        pushes_.end(),
+        rank,
+        [](const ServerOperationPtr& push, int32_t least) {
+          return push->rank < least;
+        });
+  }
+
+  Pushes pushes_; // by rank; keeps its memory from round to round
+  size_t num_ranks_ = 0;
 };
 
 enum class PeerState : uint8_t { kExpected, kUp, kLost, kClosed };
@@ -165,8 +218,7 @@ struct ServerSlice {
   };
   InsertionMap<int32_t, Member> members; // by rank
   std::set<int32_t> gone; // have deleted this incarnation
-  // Pushes that are not applied, by rank; none is empty.
-  std::map<int32_t, std::list<ServerOperationPtr>> pending;
+  PendingPushes pending;
   struct Pull {
     ServerOperationPtr operation; // kPull, kPushPull or kDelete
     int64_t need; // of the rank's own pushes

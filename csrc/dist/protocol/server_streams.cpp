@@ -104,18 +104,28 @@ Server::OperationPtr Server::stage(
       op->prev != message.prev || op->num_pieces != message.pieces) {
     return nullptr;
   }
-  if (message.index >= 0) {
+  if (op->num_pieces == 1) {
+    if (message.index < 0) {
+      return nullptr;
+    }
+    op->pieces.assign(1, message.payload);
+  } else if (message.index >= 0) {
     op->staged[message.index] = message.payload;
   }
-  if (op->staged.size() < static_cast<size_t>(op->num_pieces)) {
-    return nullptr;
-  }
-  op->num_bytes = op->region ? op->region->size : 0;
-  for (auto& [index, piece] : std::exchange(op->staged, {})) {
-    op->num_bytes += piece.size();
-    if (!op->region) {
-      op->pieces.push_back(piece);
+  if (op->num_pieces > 1) {
+    if (op->staged.size() < static_cast<size_t>(op->num_pieces)) {
+      return nullptr;
     }
+    for (auto& [index, piece] : std::exchange(op->staged, {})) {
+      op->pieces.push_back(std::move(piece));
+    }
+  }
+  for (const auto& piece : op->pieces) {
+    op->num_bytes += piece.size();
+  }
+  if (op->region) {
+    op->num_bytes = op->region->size;
+    op->pieces.clear();
   }
   return op;
 }

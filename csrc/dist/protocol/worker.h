@@ -153,9 +153,10 @@ class TORCHKV_API Worker final : public Core {
   void send_operation(
       const WorkerOperation& operation,
       int32_t index,
-      int64_t frame);
+      int64_t frame,
+      size_t num_messages = 1);
   void pump(int32_t server);
-  void send_to(int32_t server, Message message);
+  void send_to(int32_t server, Message message, size_t num_messages = 1);
   void beat(int32_t server);
   void free_leases(int32_t server);
   void finish(int64_t opno, WorkerAnswer answer);

@@ -241,6 +241,7 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
     step->call = id;
     step->factor = std::move(call.request.factor);
   }
+  call.results.reserve(call.request.items.size());
   for (auto& item : call.request.items) {
     WorkerKey& key = *keys_.find(item.key);
     key.deleted = call.request.kind == Request::Kind::kDelete;

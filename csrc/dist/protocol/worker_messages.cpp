@@ -207,10 +207,11 @@ void Worker::receive_value(const Message& message, WorkerOperation* operation) {
   }
   operation->pieces.resize(static_cast<size_t>(message.pieces));
   operation->pieces[static_cast<size_t>(message.index)] = message.payload;
-  if (operation->have.insert(message.index)) {
+  if (message.pieces > 1 && operation->have.insert(message.index)) {
     operation->request.have.push_back(message.index);
   }
-  if (operation->request.have.size() == operation->pieces.size()) {
+  if (message.pieces == 1 ||
+      operation->request.have.size() == operation->pieces.size()) {
     WorkerAnswer answer;
     answer.result.pieces = std::move(operation->pieces);
     answer.result.version = message.version;

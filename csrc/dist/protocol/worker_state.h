@@ -129,7 +129,7 @@ struct WorkerOperation {
   RegionPtr region; // the server's until its final answer
   PieceSet got; // the pieces that the server has
   PieceSet have;
-  std::vector<Blob> pieces; // of the pulled value
+  Blobs pieces; // of the pulled value
   struct Lease {
     int64_t kid = 0;
     int64_t version = 0;

@@ -100,8 +100,9 @@ class FrameWriter {
     integer(values.size());
     std::for_each(values.begin(), values.end(), each);
   }
+  // Of a std::optional or a Rare.
   template <class T, class Each>
-  void optional(const std::optional<T>& value, const Each& each) {
+  void optional(const T& value, const Each& each) {
     flag(value.has_value());
     if (value) {
       each(*value);
@@ -288,7 +289,7 @@ class FrameReader {
     std::for_each(values.begin(), values.end(), each);
   }
   template <class T, class Each>
-  void optional(std::optional<T>& value, const Each& each) {
+  void optional(T& value, const Each& each) {
     bool has_value = false;
     flag(has_value);
     if (has_value) {

@@ -1,6 +1,7 @@
 #include "dist/caller_values.h"
 
 #include <ATen/ops/full.h>
+#include <c10/util/ArrayRef.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -11,7 +12,7 @@ namespace torchkv::dist {
 namespace {
 
 // A round of pushes of these pieces.
-RoundPtr round_of(const std::vector<Blob>& pieces) {
+RoundPtr round_of(c10::ArrayRef<Blob> pieces) {
   auto round = std::make_shared<Round>();
   round->pushes.resize(2);
   round->pushes[0].pieces = {blob_of(at::full({2}, 9.0F))};

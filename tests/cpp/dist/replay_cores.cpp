@@ -62,8 +62,8 @@ Config parse_config(const Fields& fields) {
   return config;
 }
 
-std::vector<Blob> pieces_of(const Blob& value) {
-  std::vector<Blob> pieces;
+Blobs pieces_of(const Blob& value) {
+  Blobs pieces;
   for (size_t at = 0; at < value.size() || at == 0; at += kPieceBytes) {
     pieces.push_back(value.slice(at, std::min(kPieceBytes, value.size() - at)));
   }

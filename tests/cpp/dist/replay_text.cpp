@@ -463,7 +463,7 @@ std::string text_of(const Message& message) {
   return result;
 }
 
-std::string text_of(const std::vector<Blob>& pieces) {
+std::string text_of(c10::ArrayRef<Blob> pieces) {
   std::vector<int64_t> elements;
   for (const auto& piece : pieces) {
     for (size_t at = 0; at + kItemBytes <= piece.size(); at += kItemBytes) {

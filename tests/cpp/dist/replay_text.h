@@ -1,6 +1,8 @@
 // The lines of tests/dist/traces.py.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -49,7 +51,7 @@ std::string text_of(const std::optional<Error>& error);
 std::string text_of(const std::optional<Group>& group);
 std::string text_of(const Message& message);
 // The elements of a value in pieces.
-std::string text_of(const std::vector<Blob>& pieces);
+std::string text_of(c10::ArrayRef<Blob> pieces);
 // The one element of rank 0's options; 1 before there are any.
 std::string options_text(const Blob& options);
 

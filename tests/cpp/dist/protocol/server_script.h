@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -65,8 +67,8 @@ class ServerScript {
     auto owner = std::make_shared<const Values>(values);
     return {owner, owner->data(), owner->size() * sizeof(int64_t)};
   }
-  static std::vector<Blob> cut(const Values& values) {
-    std::vector<Blob> pieces;
+  static Blobs cut(const Values& values) {
+    Blobs pieces;
     for (size_t i = 0; i < values.size(); i += 2) {
       const Blob all = blob(values);
       const size_t size = std::min<size_t>(2, values.size() - i);
@@ -74,7 +76,7 @@ class ServerScript {
     }
     return pieces;
   }
-  static Values join(const std::vector<Blob>& pieces) {
+  static Values join(c10::ArrayRef<Blob> pieces) {
     Values values;
     for (const auto& piece : pieces) {
       const size_t size = values.size();

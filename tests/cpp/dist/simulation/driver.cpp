@@ -114,7 +114,7 @@ std::pair<int64_t, int64_t> range(int64_t count, int half) {
                    : std::make_pair(middle, count);
 }
 
-using Pushed = std::vector<std::vector<Blob>>; // pieces by push
+using Pushed = std::vector<Blobs>; // pieces by push
 
 // What the updater does with the round: the first rank's wish counts.
 Poison poison_of(const Pushed& pushed) {
@@ -129,7 +129,7 @@ Poison poison_of(const Pushed& pushed) {
 
 } // namespace
 
-std::vector<Blob> Simulation::pushed_pieces(const Push& push) {
+Blobs Simulation::pushed_pieces(const Push& push) {
   if (!push.region) {
     return push.pieces;
   }

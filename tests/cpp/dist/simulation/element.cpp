@@ -82,7 +82,7 @@ Blob make_blob(Elements elements) {
   return {memory, memory->data(), memory->size() * sizeof(Element)};
 }
 
-const Element& element_at(const std::vector<Blob>& pieces, int64_t i) {
+const Element& element_at(c10::ArrayRef<Blob> pieces, int64_t i) {
   size_t offset = static_cast<size_t>(i) * sizeof(Element);
   for (const Blob& piece : pieces) {
     if (offset < piece.size()) {
@@ -94,7 +94,7 @@ const Element& element_at(const std::vector<Blob>& pieces, int64_t i) {
   throw std::out_of_range("element_at: the pieces are too short");
 }
 
-int64_t num_elements(const std::vector<Blob>& pieces) {
+int64_t num_elements(c10::ArrayRef<Blob> pieces) {
   size_t bytes = 0;
   for (const Blob& piece : pieces) {
     bytes += piece.size();
@@ -102,7 +102,7 @@ int64_t num_elements(const std::vector<Blob>& pieces) {
   return static_cast<int64_t>(bytes / sizeof(Element));
 }
 
-Elements gather(const std::vector<Blob>& pieces) {
+Elements gather(c10::ArrayRef<Blob> pieces) {
   Elements elements(static_cast<size_t>(num_elements(pieces)));
   size_t offset = 0;
   auto* to = reinterpret_cast<std::byte*>(elements.data());
@@ -119,7 +119,7 @@ uint64_t checksum(const Blob& blob) {
   return hash_bytes(blob.data(), blob.size(), 1);
 }
 
-uint64_t checksum(const std::vector<Blob>& pieces) {
+uint64_t checksum(c10::ArrayRef<Blob> pieces) {
   uint64_t hash = 1;
   for (const Blob& piece : pieces) {
     hash = hash_bytes(piece.data(), piece.size(), hash);
@@ -134,9 +134,9 @@ uint64_t checksum(const Elements& elements) {
       1);
 }
 
-std::vector<Blob> split(const Blob& all) {
+Blobs split(const Blob& all) {
   const size_t piece_bytes = kPieceElements * sizeof(Element);
-  std::vector<Blob> pieces;
+  Blobs pieces;
   for (size_t begin = 0; begin < all.size(); begin += piece_bytes) {
     pieces.push_back(
         all.slice(begin, std::min(piece_bytes, all.size() - begin)));

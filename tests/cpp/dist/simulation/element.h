@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -58,13 +60,13 @@ std::vector<std::pair<int, int64_t>> contents(const Element& element);
 
 Blob make_blob(Elements elements);
 // Element i of a slice that came in pieces.
-const Element& element_at(const std::vector<Blob>& pieces, int64_t i);
-int64_t num_elements(const std::vector<Blob>& pieces);
-Elements gather(const std::vector<Blob>& pieces);
+const Element& element_at(c10::ArrayRef<Blob> pieces, int64_t i);
+int64_t num_elements(c10::ArrayRef<Blob> pieces);
+Elements gather(c10::ArrayRef<Blob> pieces);
 // Into pieces, as the protocol wants them.
-std::vector<Blob> split(const Blob& all);
+Blobs split(const Blob& all);
 uint64_t checksum(const Blob& blob);
-uint64_t checksum(const std::vector<Blob>& pieces);
+uint64_t checksum(c10::ArrayRef<Blob> pieces);
 uint64_t checksum(const Elements& elements);
 
 // A value that the simulated driver has allocated.

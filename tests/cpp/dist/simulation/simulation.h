@@ -266,7 +266,7 @@ class Simulation {
       int64_t inc,
       int64_t count,
       size_t bytes);
-  std::vector<Blob> pushed_pieces(const Push& push);
+  Blobs pushed_pieces(const Push& push);
 
   // The network.
   void send(Process& process, Node& source, Send action);

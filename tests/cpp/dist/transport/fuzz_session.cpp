@@ -1,5 +1,7 @@
 #include "fuzz_session.h"
 
+#include <c10/util/ArrayRef.h>
+
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -16,7 +18,7 @@ constexpr size_t kMostBytes = size_t{256} << 10U;
 constexpr size_t kMaxGrowth = 8;
 constexpr uint64_t kMaxRegion = uint64_t{1} << 20U;
 
-size_t size_of(const std::vector<Blob>& pieces) {
+size_t size_of(c10::ArrayRef<Blob> pieces) {
   return std::accumulate(
       pieces.begin(), pieces.end(), size_t{0}, [](size_t sum, const Blob& x) {
         return sum + x.size();
@@ -24,7 +26,7 @@ size_t size_of(const std::vector<Blob>& pieces) {
 }
 
 // Reads it all, for the sanitizers.
-unsigned sum_of(const std::vector<Blob>& pieces) {
+unsigned sum_of(c10::ArrayRef<Blob> pieces) {
   unsigned sum = 0;
   for (const Blob& piece : pieces) {
     for (size_t i = 0; i < piece.size(); ++i) {
