@@ -35,11 +35,11 @@ class Codec:
         _C.KVStore.check_codec(self.type, self._numbers())
 
     def _numbers(self) -> dict[str, float]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
-            name: as_number(_OP, name, value)
-            for name, value in values.items()
-            if value is not None
+            field.name: as_number(_OP, field.name, value)
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+            or field.default is not None
         }
 
 

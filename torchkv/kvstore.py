@@ -192,7 +192,8 @@ class KVStore(Stateful):
             ValueError: a key that is already initialized, a negative size, more than
                 2**63 - 1 elements, a dtype that `init` does not support.
             NotImplementedError: a ``dist`` store; at a push, an updater or optimizer
-                (LAMB) that needs the whole value.
+                that needs the whole value (LAMB; MXNet's lamb, lars, lbsgd, sgld,
+                dcasgd and groupadagrad).
         """
         init = Zeros() if init is None else init
         expect("init_rows", init, Initializer, "one of torchkv.initializers as init")
@@ -219,9 +220,10 @@ class KVStore(Stateful):
 
         On one machine, values may be ``torch.sparse_coo`` tensors with one sparse
         dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their rows are
-        added up by id. Without an updater, rows that were not pushed become zero;
-        built-in optimizers other than LAMB step the pushed rows only; all others get a
-        dense sum. The host waits for ids on an accelerator. For row-sparse keys, see
+        added up by id. Without an updater, rows that were not pushed become zero; the
+        optimizers of :mod:`torchkv.optim` other than LAMB, and MXNet's sgd, adam,
+        adagrad and ftrl, step the pushed rows only; all others get a dense sum. The
+        host waits for ids on an accelerator. For row-sparse keys, see
         :meth:`init_rows`.
 
         Args:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "export.h"
+#include "mixed_bits.h"
 
 namespace torchkv {
 
@@ -54,10 +55,13 @@ class TORCHKV_API Key {
 // 3 or 'w'; strings as by `quoted`.
 TORCHKV_API std::ostream& operator<<(std::ostream& out, const Key& key);
 
+// Mixes ids: a table that is half full of numbers with one pattern would grow
+// without end.
 struct KeyHash {
   size_t operator()(const Key& key) const {
-    return key.kind() == KeyKind::kInt ? std::hash<int64_t>()(key.id())
-                                       : std::hash<std::string>()(key.text());
+    return key.kind() == KeyKind::kInt
+        ? mixed_bits(static_cast<uint64_t>(key.id()))
+        : std::hash<std::string>()(key.text());
   }
 };
 

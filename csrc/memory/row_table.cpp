@@ -1,11 +1,21 @@
 #include "row_table.h"
 
 #include <algorithm>
+#include <new>
 #include <numeric>
+#include <random>
 
 #include "../kernels/cpu/parallel.h"
 
 namespace torchkv {
+
+uint64_t RowTable::Hash::seed() {
+  static const uint64_t seed = [] {
+    std::random_device random;
+    return (uint64_t{random()} << 32U) | random();
+  }();
+  return seed;
+}
 
 std::vector<int64_t> RowTable::slots_by_id() const {
   std::vector<int64_t> slots(ids_.size());
@@ -83,7 +93,19 @@ RowTable::Moves RowTable::remove(const int64_t* ids, int64_t count) {
     }
     ids_.pop_back();
   }
+  free_unused();
   return moves;
+}
+
+void RowTable::free_unused() {
+  constexpr size_t kLeast = 1024; // rows
+  if (ids_.capacity() > std::max(kLeast, 4 * ids_.size())) {
+    try {
+      ids_.shrink_to_fit();
+      slot_of_.shrink_to_fit();
+    } catch (const std::bad_alloc&) { // of the smaller memory
+    }
+  }
 }
 
 } // namespace torchkv

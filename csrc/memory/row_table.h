@@ -10,6 +10,7 @@
 
 #include "../core/export.h"
 #include "../core/huge_pages.h"
+#include "../core/mixed_bits.h"
 #include "../core/row_init.h"
 
 namespace torchkv {
@@ -51,10 +52,22 @@ class TORCHKV_API RowTable {
   Moves remove(const int64_t* ids, int64_t count);
 
  private:
+  void free_unused();
+
+  // Ids may be of any pattern, or chosen by others: some that shared their
+  // first places would make the table grow without end.
+  struct Hash {
+    TORCHKV_API static uint64_t seed(); // of the process
+
+    size_t operator()(int64_t id) const {
+      return mixed_bits(static_cast<uint64_t>(id) ^ own);
+    }
+    uint64_t own = seed();
+  };
   ska::flat_hash_map<
       int64_t,
       int64_t,
-      std::hash<int64_t>,
+      Hash,
       std::equal_to<>,
       HugePageAllocator<std::pair<int64_t, int64_t>>>
       slot_of_;

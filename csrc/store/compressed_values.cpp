@@ -64,7 +64,13 @@ void check_compressible(
     Entry& entry = *entries[i];
     const Codec& codec = compression.codec_of(entry.key);
     const Where where{call.op, entry.key};
-    if (codec.id == Codec::Id::kNone) {
+    const auto number = static_cast<int64_t>(i);
+    bool is_dense = true; // else they are not compressed
+    for (int64_t j = call.values->begin(number); j < call.values->ends[i];
+         ++j) {
+      is_dense = is_dense && call.values->value(j).dense() != nullptr;
+    }
+    if (codec.id == Codec::Id::kNone || !is_dense) {
       continue;
     }
     TORCHKV_CHECK_TYPE(
@@ -72,8 +78,8 @@ void check_compressible(
         where,
         "expected a stored value of floating-point dtype, as values pushed to "
         "the key are compressed, but got ",
-        c10::toString(entry.meta.dtype));
-    for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
+        dtype_name(entry.meta.dtype));
+    for (const auto& value : call.values->of(number)) {
       check_not_capturing(where, runtime, value.device(), "compressed");
     }
     const std::lock_guard lock(entry.mutex);

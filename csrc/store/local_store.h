@@ -144,6 +144,7 @@ class TORCHKV_API LocalStore final : public Store {
   static void update_own_rows(
       Entry& entry,
       OpaqueUpdater& opaque,
+      const at::Tensor& ids, // of the rows
       at::Tensor& input,
       at::Tensor& stored);
   void copy_out(const Groups& outs) const;

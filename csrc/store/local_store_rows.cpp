@@ -1,11 +1,17 @@
 // Row-sparse keys of a LocalStore.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "../core/errors.h"
 #include "../core/in_progress.h"
@@ -42,6 +48,41 @@ std::optional<int64_t> first_bad_row(
       kernels::cpu::inspect_row_ids(all, ids.numel(), entry.meta.sizes[0])
           .first_bad;
   return bad < 0 ? std::nullopt : std::optional(all[bad]);
+}
+
+// The rows of `ids` that an updater has dropped from the sparse tensor that it
+// was given, as by zero_(): they are zeros. Undefined if there is none.
+at::Tensor dropped_rows(
+    const Entry& entry,
+    const at::Tensor& ids,
+    const at::Tensor& sparse) {
+  const PlainDispatch plain;
+  const at::Tensor left = sparse_impl(sparse).indices()[0].contiguous();
+  if (left.equal(ids)) {
+    return {};
+  }
+  const auto* const begin = left.const_data_ptr<int64_t>();
+  std::vector<int64_t> sorted(begin, begin + left.numel());
+  std::sort(sorted.begin(), sorted.end());
+  const auto* const given = ids.const_data_ptr<int64_t>();
+  std::vector<int64_t> dropped;
+  std::copy_if(
+      given, given + ids.numel(), std::back_inserter(dropped), [&](int64_t id) {
+        return !std::binary_search(sorted.begin(), sorted.end(), id);
+      });
+  if (dropped.empty()) {
+    return {};
+  }
+  const auto count = static_cast<int64_t>(dropped.size());
+  const at::Tensor of_dropped = at::empty({count}, ids.options());
+  std::copy(
+      dropped.begin(), dropped.end(), of_dropped.mutable_data_ptr<int64_t>());
+  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
+  sizes[0] = count;
+  return make_sparse(
+      of_dropped,
+      at::zeros(sizes, ids.options().dtype(entry.meta.dtype)),
+      entry.meta.sizes);
 }
 
 struct RowsOfUpdate {
@@ -145,7 +186,7 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
           apply_updater(opaque, entry.key, rows.input, stored, entry.is_shared);
           Slices::note_written(entry);
         } else {
-          update_own_rows(entry, opaque, rows.input, rows.stored);
+          update_own_rows(entry, opaque, ids, rows.input, rows.stored);
         }
         seconds = watch.seconds();
       });
@@ -155,6 +196,7 @@ double LocalStore::update_rows(Batch& batch, OpaqueUpdater& opaque) {
 void LocalStore::update_own_rows(
     Entry& entry,
     OpaqueUpdater& opaque,
+    const at::Tensor& ids,
     at::Tensor& input,
     at::Tensor& stored) {
   try {
@@ -174,6 +216,11 @@ void LocalStore::update_own_rows(
       bad.value_or(0),
       ' ',
       entry.key.context());
+  const c10::InferenceMode normal(false);
+  const at::Tensor dropped = dropped_rows(entry, ids, stored);
+  if (dropped.defined()) {
+    write_rows(entry, dropped);
+  }
   write_rows(entry, stored);
 }
 

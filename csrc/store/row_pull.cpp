@@ -180,7 +180,12 @@ at::Tensor parse_row_ids(
     const Meta& meta,
     const at::Tensor& given) {
   TORCHKV_CHECK_TYPE(
-      given.defined() && given.layout() == c10::kStrided &&
+      !given.defined() || given.layout() == c10::kStrided,
+      where,
+      "expected dense row ids, but got a tensor of layout ",
+      given.layout());
+  TORCHKV_CHECK_TYPE(
+      given.defined() &&
           (given.scalar_type() == c10::kLong ||
            given.scalar_type() == c10::kInt),
       where,

@@ -278,6 +278,16 @@ def test_a_list_with_a_sparse_value_is_not_compressed(kv):
     assert_same(stored(kv, "v"), torch.full((4, 2), -1.0))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_values_of_integers_are_pushed_as_they_are(kv):
+    kv.init("w", torch.zeros(4, 2, dtype=torch.int64))
+    kv.set_gradient_compression(OneBit())
+    kv.push("w", torch.eye(4, 2, dtype=torch.int64).to_sparse(1))
+    assert_same(stored(kv, "w"), torch.eye(4, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"but got torch.int64 \(key 'w'\)"):
+        kv.push("w", torch.zeros(4, 2, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("codec", [TwoBit(), TopK(k=2), Int4()], ids=str)
 def test_a_shared_value(codec):
     kv, value = torchkv.create("device"), full(0.75)

@@ -69,6 +69,8 @@ def test_errors_change_nothing(kv, given, error, text):
     ("make", "error"),
     [
         (lambda: TwoBit(0), ValueError),
+        (lambda: TwoBit(threshold=None), TypeError),
+        (lambda: Int4(seed=None), TypeError),
         (lambda: TopK(k=0), ValueError),
         (lambda: TopK(k=1, ratio=0.5), ValueError),
         (lambda: Int4(seed="x"), TypeError),

@@ -311,6 +311,23 @@ def test_set_inside_torchscript():
     assert calls == 1 and dense_of(kv).sum() == -8
 
 
+@pytest.mark.parametrize(
+    "updater",
+    [
+        lambda key, i, s: s.zero_(),
+        lambda key, i, s: s.copy_(sparse([4], torch.full((1, 4), 7.0), SHAPE)),
+    ],
+    ids=["zero_", "copy_"],
+)
+def test_pushed_rows_that_an_updater_drops_become_zero(kv, updater):
+    kv.init(3, sparse([1, 2, 4], torch.full((3, 4), 5.0), SHAPE))
+    kv.set_updater(updater, sparse=True)
+    kv.push(3, sparse([1, 4], torch.ones(2, 4), SHAPE))
+    rows = dense_of(kv)[:, 0].tolist()
+    assert rows[1:4] == [0.0, 5.0, 0.0] and rows[4] in (0.0, 7.0)
+    assert row_ids_of(kv) == [1, 2, 4]
+
+
 @pytest.mark.parametrize("row", [-5, 99])
 def test_rows_that_the_key_cannot_have(kv, row):
     kv.init(3, sparse([1], torch.ones(1, 4), SHAPE))

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -50,6 +51,38 @@ TEST(RowTableTest, TheLastRowsTakeThePlacesOfRemovedOnes) {
   EXPECT_EQ(moves.to, (std::vector<int64_t>{1, 1, 0}));
   EXPECT_EQ(table.ids(), (std::vector<int64_t>{12}));
   EXPECT_EQ(find(table, {12, 10, 13}), (std::vector<int64_t>{0, -1, -1}));
+}
+
+// Tables of c10 place numbers by their product with this constant: these would
+// all be first in one place, and the table would grow until memory ends.
+TEST(RowTableTest, IdsThatCollideTakeNoMoreMemory) {
+  uint64_t inverse = 1; // of the constant, modulo 2^64
+  for (int i = 0; i < 6; ++i) {
+    inverse *= 2 - 11400714819323198485U * inverse;
+  }
+  std::vector<int64_t> ids;
+  for (uint64_t i = 1; ids.size() < 64; ++i) {
+    const uint64_t id = i * inverse;
+    if (id < uint64_t{1} << 60U) {
+      ids.push_back(static_cast<int64_t>(id));
+    }
+  }
+  RowTable table{RowInit()};
+  add(table, ids);
+  EXPECT_EQ(table.size(), 64);
+  EXPECT_EQ(find(table, ids), add(table, ids));
+}
+
+TEST(RowTableTest, RemovedRowsFreeTheirMemory) {
+  RowTable table{RowInit()};
+  std::vector<int64_t> ids(100'000);
+  std::iota(ids.begin(), ids.end(), 0);
+  add(table, ids);
+  table.remove(ids.data(), 99'990);
+  EXPECT_EQ(table.size(), 10);
+  EXPECT_LE(table.ids().capacity(), 1024U);
+  EXPECT_EQ(find(table, {0, 99'995}).at(0), -1);
+  EXPECT_EQ(add(table, {0}).at(0), 10);
 }
 
 TEST(RowTableTest, RandomOperations) {
