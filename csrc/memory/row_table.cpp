@@ -104,6 +104,7 @@ void RowTable::free_unused() {
       ids_.shrink_to_fit();
       slot_of_.shrink_to_fit();
     } catch (const std::bad_alloc&) { // of the smaller memory
+      return;
     }
   }
 }

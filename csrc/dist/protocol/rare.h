@@ -23,7 +23,9 @@ class Rare {
   Rare(const Rare& other) : Rare(std::optional<T>(other)) {}
   Rare(Rare&&) noexcept = default;
   Rare& operator=(const Rare& other) {
-    *this = Rare(other);
+    if (this != &other) {
+      *this = Rare(other);
+    }
     return *this;
   }
   Rare& operator=(Rare&&) noexcept = default;

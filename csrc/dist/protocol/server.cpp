@@ -296,6 +296,7 @@ void Server::fail(const Error& error) {
   }
   fatal_ = error;
   std::vector<OperationPtr> ops;
+  ops.reserve(open_.size());
   for (const auto& [number, op] : open_) {
     ops.push_back(op);
   }

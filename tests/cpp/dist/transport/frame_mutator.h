@@ -183,6 +183,14 @@ class FrameMutator {
   }
   template <class T>
   void mutate(std::optional<T>& value) {
+    mutate_optional(value);
+  }
+  template <class T>
+  void mutate(Rare<T>& value) {
+    mutate_optional(value);
+  }
+  template <class Optional>
+  void mutate_optional(Optional& value) {
     if (!value) {
       value.emplace();
     } else if (random_.chance(2)) {
