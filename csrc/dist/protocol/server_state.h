@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../core/export.h"
 #include "action.h"
 #include "insertion_map.h"
 #include "piece_queue.h"
@@ -23,7 +24,7 @@ namespace torchkv::dist {
 // An operation of a worker, from its first message to its answer.
 struct ServerOperation {
   // Without its piece.
-  explicit ServerOperation(const Message& message);
+  TORCHKV_API explicit ServerOperation(const Message& message);
 
   int64_t number = 0; // unique in the server, from when it begins
   int32_t rank;
