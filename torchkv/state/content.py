@@ -256,7 +256,7 @@ class Content:
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
             # Such as a repeated key, a row that the value cannot have, or an updater
             # that TorchScript cannot read.
-            text = str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0].removeprefix("load: ")
             raise ValueError(f"load: inconsistent parts: {text}") from error
 
     def replace(self, impl: _C.KVStore, made: _C.KVStore) -> BuiltIn | None:
