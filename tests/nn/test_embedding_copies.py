@@ -118,6 +118,7 @@ def test_an_int_key_and_an_unknown_number_of_rows():
             "expected a padding_idx from -12 to 11, but got 12",
         ),
         (ROWS, DIM, {"padding_idx": 1.0}, TypeError, "an int or None as padding_idx"),
+        (ROWS, DIM, {"padding_idx": True}, TypeError, "as padding_idx, but got bool"),
         (
             *(ROWS, DIM, {"mode": "avg"}, ValueError),
             "unknown mode 'avg'; expected None or one of 'sum', 'mean', 'max'",

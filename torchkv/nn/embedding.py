@@ -108,7 +108,10 @@ class StoreEmbedding(nn.Module):
             ("padding_idx", padding_idx, int | None, "an int or None"),
             ("dtype", dtype, torch.dtype | None, "a torch.dtype or None"),
         ):
-            expect(op, value, types, f"{what} as {name}", where)
+            what = f"{what} as {name}"
+            expect(op, value, types, what, where)
+            if isinstance(value, bool):
+                raise TypeError(f"{op}: expected {what}, but got bool{where}")
         for name, count in (
             ("num_embeddings", num_embeddings),
             ("embedding_dim", embedding_dim),
