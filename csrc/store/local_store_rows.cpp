@@ -199,11 +199,19 @@ void LocalStore::update_own_rows(
     const at::Tensor& ids,
     at::Tensor& input,
     at::Tensor& stored) {
+  const auto write_all = [&] {
+    const c10::InferenceMode normal(false);
+    const at::Tensor dropped = dropped_rows(entry, ids, stored);
+    if (dropped.defined()) {
+      write_rows(entry, dropped);
+    }
+    write_rows(entry, stored);
+  };
   try {
     apply_updater(opaque, entry.key, input, stored, /*is_shared=*/false);
   } catch (...) {
     if (has_form_of(entry.meta, stored) && !first_bad_row(entry, stored)) {
-      write_rows(entry, stored); // what it has written stays
+      write_all(); // what it has written stays
     }
     throw;
   }
@@ -216,12 +224,7 @@ void LocalStore::update_own_rows(
       bad.value_or(0),
       ' ',
       entry.key.context());
-  const c10::InferenceMode normal(false);
-  const at::Tensor dropped = dropped_rows(entry, ids, stored);
-  if (dropped.defined()) {
-    write_rows(entry, dropped);
-  }
-  write_rows(entry, stored);
+  write_all();
 }
 
 // In a new store.

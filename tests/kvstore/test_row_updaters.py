@@ -1,5 +1,6 @@
 """Updaters that take sums of rows as they are: set_updater(..., sparse=True)."""
 
+import contextlib
 import copy
 
 import pytest
@@ -311,21 +312,28 @@ def test_set_inside_torchscript():
     assert calls == 1 and dense_of(kv).sum() == -8
 
 
+def zero_and_raise(key, input, stored):
+    stored.zero_()
+    raise RuntimeError("afterwards")
+
+
 @pytest.mark.parametrize(
-    "updater",
+    "updater, last",
     [
-        lambda key, i, s: s.zero_(),
-        lambda key, i, s: s.copy_(sparse([4], torch.full((1, 4), 7.0), SHAPE)),
+        (lambda key, i, s: s.zero_(), 0.0),
+        (lambda key, i, s: s.copy_(sparse([4], torch.full((1, 4), 7.0), SHAPE)), 7.0),
+        (zero_and_raise, 0.0),
     ],
-    ids=["zero_", "copy_"],
+    ids=["zero_", "copy_", "raises"],
 )
-def test_pushed_rows_that_an_updater_drops_become_zero(kv, updater):
+def test_pushed_rows_that_an_updater_drops_become_zero(kv, updater, last):
     kv.init(3, sparse([1, 2, 4], torch.full((3, 4), 5.0), SHAPE))
     kv.set_updater(updater, sparse=True)
-    kv.push(3, sparse([1, 4], torch.ones(2, 4), SHAPE))
-    rows = dense_of(kv)[:, 0].tolist()
-    assert rows[1:4] == [0.0, 5.0, 0.0] and rows[4] in (0.0, 7.0)
-    assert row_ids_of(kv) == [1, 2, 4]
+    raises = updater is zero_and_raise
+    with pytest.raises(RuntimeError) if raises else contextlib.nullcontext():
+        kv.push(3, sparse([1, 4, 6], torch.ones(3, 4), SHAPE))
+    assert dense_of(kv)[1:7, 0].tolist() == [0.0, 5.0, 0.0, last, 0.0, 0.0]
+    assert row_ids_of(kv) == [1, 2, 4, 6]
 
 
 @pytest.mark.parametrize("row", [-5, 99])

@@ -155,6 +155,48 @@ def test_parameters_of_one_storage_are_shared():
     )
 
 
+def test_views_may_move_in_their_buffer():
+    flat = torch.arange(12.0)
+    a, b, c = (nn.Parameter(flat[i : i + 4]) for i in (0, 4, 8))
+    half = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    parameters = {"a": a, "half": half, "b": b, "c": c}
+    trainer = torchkv.Trainer(parameters, "sgd", {"learning_rate": 0.5})
+
+    def check_step(shared):
+        before = {key: p.detach().clone() for key, p in parameters.items()}
+        for p in parameters.values():
+            p.grad = torch.ones_like(p)
+        trainer.step(1)
+        found = {key for key, p in parameters.items() if shares(trainer, key, p)}
+        assert found == shared
+        for key in shared:
+            assert_same(parameters[key].detach(), before[key] - 0.5)
+
+    check_step({"a", "b", "c"})
+    a.data, b.data = b.data, a.data
+    half.data.add_(1)
+    with torch.no_grad():
+        half.add_(1)
+    check_step({"a", "b", "c"})
+    a.data, b.data = flat[1:5], flat[5:9]  # over c's first number
+    check_step({"a"})
+    b.data = flat[9:12].new_ones(4)
+    check_step({"a", "b"})
+    c.data = flat[8:12].clone()
+    check_step({"a", "b", "c"})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_frozen_nested_tensor_overlaps_with_nothing():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    frozen = nn.Parameter(nested, requires_grad=False)
+    weight = nn.Parameter(torch.ones(2))
+    trainer = torchkv.Trainer({"a": frozen, "b": weight}, "sgd")
+    weight.sum().backward()
+    trainer.step(1)
+    assert shares(trainer, "b", weight)
+
+
 # --- copies ----------------------------------------------------------------------
 
 

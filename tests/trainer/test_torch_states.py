@@ -280,6 +280,26 @@ def test_a_trainer_with_a_class_goes_on_from_torchs_state_and_back(name):
     assert last.optimizer.param_groups[0]["lr"] == OF_CLASSES[name]["lr"]
 
 
+def test_a_learning_rate_in_a_tensor_is_copied():
+    theirs = Theirs("Adam", lr=torch.tensor(0.5))
+    ours = OfClass("Adam", lr=torch.tensor(0.25))
+    ours.optimizer.load_state_dict(theirs.optimizer.state_dict())
+    state = ours.optimizer.torch_state_dict()
+    theirs.optimizer.param_groups[0]["lr"].fill_(7)
+    assert ours.optimizer.param_groups[0]["lr"] == 0.5
+    ours.optimizer.param_groups[0]["lr"].fill_(9)
+    assert state["param_groups"][0]["lr"] == 0.5
+
+
+def test_a_class_keeps_its_own_implementation():
+    theirs = Theirs("Adam", lr=0.5, foreach=True)
+    theirs.step(1.0)
+    ours = OfClass("Adam", lr=0.25, foreach=False)
+    ours.optimizer.load_state_dict(theirs.optimizer.state_dict())
+    assert ours.optimizer.param_groups[0]["foreach"] is False
+    assert ours.optimizer.lr == 0.5
+
+
 def test_a_class_without_a_step_has_no_state_in_torchs_form():
     ours = OfClass("Adam", lr=0.5)
     assert ours.optimizer.torch_state_dict()["state"] == {}

@@ -7,6 +7,7 @@ torch.optim does not.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,6 @@ def from_torch(
             "torch.optim's, which optimizers with its formulas load"
         )
     counts_steps = _is_built_in(own)
-    left_out = ["params", "param_names", *(_OF_IMPLEMENTATIONS if counts_steps else ())]
     optional = (*_OF_IMPLEMENTATIONS, *_OPTIONAL)
     theirs, state = state_dict["param_groups"], state_dict["state"]
     expect(op, theirs, list | tuple, "a list as 'param_groups'")
@@ -81,9 +81,9 @@ def from_torch(
         ours = {
             name: value.item()
             if counts_steps and isinstance(value, torch.Tensor)
-            else value
+            else copy.deepcopy(value)
             for name, value in group.items()
-            if name not in left_out
+            if name not in (*_OF_IMPLEMENTATIONS, "params", "param_names")
         }
         # All keys that no group has are in the first, as the store has them.
         groups.append(
@@ -93,7 +93,8 @@ def from_torch(
             if number in state or key in present:
                 of_key = state.get(number, {})
                 expect(op, of_key, Mapping, "a dict by name as a parameter's state")
-                states[key] = _counted(of_key) if counts_steps else dict(of_key)
+                present_parts = {k: v for k, v in of_key.items() if v is not None}
+                states[key] = _counted(of_key) if counts_steps else present_parts
     names = tuple((key, tuple(state)) for key, state in states.items() if state)
     return {
         "optimizer": optimizer._name(),
@@ -163,7 +164,11 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
         keys = group["params"]
         numbers = list(range(number, number + len(keys)))
         number += len(keys)
-        options = {k: v for k, v in group.items() if k not in ("keys", "params")}
+        options = {
+            name: copy.deepcopy(value)
+            for name, value in group.items()
+            if name not in ("keys", "params")
+        }
         if all(isinstance(key, str) for key in keys):
             options["param_names"] = keys
         groups.append({**options, "params": numbers})

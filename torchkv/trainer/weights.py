@@ -171,18 +171,30 @@ class Weights:
         if of_other_dtypes:
             self._store_again(of_other_dtypes)
         assigned.update(self._with_masters(assigned))
-        shared = self._shareable(keys) if keys else set()
+        shared = self._shareable({*keys} | self._shared) if keys else self._shared
+        # Others that overlap with those now are copies from now on.
+        for key in self._shared - shared - {*keys}:
+            if key in store:
+                assigned[key] = self._parameters[key][0].detach()
         # Memory that was a parameter's is no longer the store's to write.
         own = {
             key: torch.empty_like(value).copy_(value)
             for key, value in assigned.items()
             if key in self._shared and key not in shared
         }
-        for some, share in _split({**assigned, **own}, shared | own.keys()):
-            store.assign(list(some), list(some.values()), share=share)
+        assigned.update(own)
+        # Those that share in one call: keys may exchange their memory.
+        for share in (True, False):
+            some = {
+                key: value
+                for key, value in assigned.items()
+                if (key in shared or key in own) == share
+            }
+            if some:
+                store.assign(list(some), list(some.values()), share=share)
         for some, share in _split(new, shared):
             store.init(list(some), list(some.values()), share=share)
-        self._shared = (self._shared - {*keys}) | shared
+        self._shared = shared
         if keys and store.num_workers > 1:  # rank 0's values count
             store.pull(keys, [self._parameters[key] for key in keys])
         self.note_written(keys)
@@ -255,7 +267,12 @@ class Weights:
 def _overlapping(tensors: Iterable[Tensor]) -> set[int]:
     """The ids of those whose memory overlaps with that of another."""
     result: set[int] = set()
-    spans = sorted((_span(x) for x in tensors if x.numel()), key=lambda span: span[:2])
+    strided = (
+        x
+        for x in tensors
+        if x.layout is torch.strided and not x.is_nested and x.numel()
+    )
+    spans = sorted(map(_span, strided), key=lambda span: span[:2])
     for _, on_device in groupby(spans, lambda span: span[0]):
         (_, _, end, last), *others = on_device  # the greatest end so far, and whose
         for _, begin, other_end, x in others:

@@ -52,7 +52,7 @@ class TORCHKV_API PieceQueue {
   struct Hash {
     size_t operator()(const Piece& piece) const {
       return mixed_bits(
-          static_cast<uint64_t>(piece.first) * 31 +
+          mixed_bits(static_cast<uint64_t>(piece.first)) +
           static_cast<uint64_t>(piece.second));
     }
   };

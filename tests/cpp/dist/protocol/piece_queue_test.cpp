@@ -29,6 +29,30 @@ TEST(PieceQueueTest, HighestPriorityFirstThenInOrder) {
   EXPECT_EQ(queue.pop(small_frames(), 0).pieces, (Pieces{{1, 0}, {3, 0}}));
 }
 
+// Their numbers make a table grow without end that adds them up before it mixes
+// them: (1, 31) and (2, 0) would be one.
+TEST(PieceQueueTest, ManyPiecesOfConsecutiveOperations) {
+  constexpr int64_t kOperations = 64;
+  constexpr int32_t kPieces = 1024;
+  Config config;
+  config.frame_bytes = size_t{1} << 30U;
+  config.frame_pieces = size_t{1} << 30U;
+  PieceQueue queue;
+  for (int64_t opno = 1; opno <= kOperations; ++opno) {
+    for (int32_t i = 0; i < kPieces; ++i) {
+      queue.put({opno, i}, 1, 0);
+      queue.put({opno, i}, 1, 0);
+    }
+  }
+  const auto batch = queue.pop(config, 0);
+  EXPECT_EQ(batch.pieces.size(), size_t{kOperations} * kPieces);
+  for (const auto& piece : batch.pieces) {
+    queue.ack(piece);
+  }
+  queue.put({1, 0}, 1, 0);
+  EXPECT_EQ(queue.pop(config, 0).pieces, (Pieces{{1, 0}}));
+}
+
 TEST(PieceQueueTest, AFrameClosesAtItsBytes) {
   Config config = small_frames();
   config.frame_pieces = 10;
