@@ -35,13 +35,11 @@ class Trainer(States):
             F.cross_entropy(model(images), labels).backward()
             trainer.step()
 
-    A step is one call of the store: it pushes the gradients of all replicas, which are
-    summed and stepped on in one pass, and pulls the new weights. Gradients are not
-    copied into buckets: without that copy, a step is faster for small ones, too.
+    A step is one call of the store: it pushes all replicas' gradients, which are summed
+    and stepped on in one pass, without a copy into buckets, and pulls the new weights.
 
-    :meth:`step` sets every ``.grad`` to None, so the next ``backward`` writes new ones,
-    as in MXNet. :meth:`zero_grad` is only needed to drop gradients without a step.
-    Several calls of ``backward`` before a step accumulate.
+    :meth:`step` sets every ``.grad`` to None, as in MXNet. Several calls of
+    ``backward`` before it accumulate. :meth:`zero_grad` drops gradients without a step.
 
     A parameter's key in the store, and in :attr:`optimizer`, is its name or, if it has
     none, its position. Tied weights have one key. Parameters with
@@ -52,8 +50,7 @@ class Trainer(States):
     them in all of them; rank 0's weights are used. On one device of one machine, a
     weight in fp32 or fp64 that is dense and overlaps with no other is the stored value
     (``KVStore.init(share=True)``): it takes no second memory, and no write is lost.
-    Elsewhere, writes in place through ``.data`` are lost: write
-    ``with torch.no_grad(): p.clamp_(0)`` instead.
+    Elsewhere, those through ``.data`` are: write ``with torch.no_grad(): p.clamp_(0)``.
 
     The tables of :class:`torchkv.nn.StoreEmbedding` modules are keys of the same store:
     pass it as `kvstore`. Each step pushes the rows that have gradients.
@@ -329,15 +326,13 @@ class Trainer(States):
 
     def __repr__(self) -> str:
         """``Trainer(4 parameters, 2 replicas, AdamW(lr=0.001, ...))``."""
-        tables = f"{len(self._embeddings)} embeddings, " * bool(self._embeddings)
+        counts = f"{len(self._parameters)} parameters, "
+        counts += f"{len(self._embeddings)} embeddings, " * bool(self._embeddings)
         try:
-            optimizer = repr(self.optimizer)
+            trained_by = repr(self.optimizer)
         except RuntimeError:  # of a closed store, or one with another updater
-            optimizer = repr(self._store)
-        return (
-            f"Trainer({len(self._parameters)} parameters, {tables}"
-            f"{self._num_replicas} replicas, {optimizer})"
-        )
+            trained_by = repr(self._store)
+        return f"Trainer({counts}{self._num_replicas} replicas, {trained_by})"
 
     # -- the parts of a step
 
