@@ -55,8 +55,8 @@ class TORCHKV_API Key {
 // 3 or 'w'; strings as by `quoted`.
 TORCHKV_API std::ostream& operator<<(std::ostream& out, const Key& key);
 
-// Mixes ids: a table that is half full of numbers with one pattern would grow
-// without end.
+// Mixes ids: a table of c10 grows without end where too many of its numbers
+// share their first place, as those of one pattern may.
 struct KeyHash {
   size_t operator()(const Key& key) const {
     return key.kind() == KeyKind::kInt

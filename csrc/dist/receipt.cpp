@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../core/errors.h"
 #include "../memory/layout.h"
 #include "byte_counts.h"
 #include "errors.h"
@@ -40,54 +41,21 @@ bool are_distinct(c10::ArrayRef<Outs::TensorsOfKey> outs) {
   return true;
 }
 
-// The slices that a call has brought, by key.
-class SlicesOfKeys {
- public:
-  explicit SlicesOfKeys(const std::vector<SliceResult>& results)
-      : results_(results) {}
-
-  // In the order of the slices; valid until the next call. Fast if keys are
-  // asked for in the order of the results.
-  c10::ArrayRef<Blob> pieces_of(const Key& key) {
-    if (next_ == results_.size() || !(results_[next_].slice.key == key)) {
-      next_ = begin_of(key);
-    }
-    const size_t begin = next_;
-    while (next_ < results_.size() && results_[next_].slice.key == key) {
-      ++next_;
-    }
-    if (next_ == begin + 1) {
-      return results_[begin].pieces;
-    }
-    c10::SmallVector<const SliceResult*, 8> slices;
-    for (size_t i = begin; i < next_; ++i) {
-      slices.push_back(&results_[i]);
-    }
-    std::sort(slices.begin(), slices.end(), [](auto* a, auto* b) {
-      return a->slice.index < b->slice.index;
-    });
-    pieces_.clear();
-    for (const auto* slice : slices) {
-      pieces_.append(slice->pieces.begin(), slice->pieces.end());
-    }
-    return pieces_;
+// The pieces of the key whose slices begin at `next`, which moves behind them:
+// results are in the order of the keys of a call, and of the slices of each.
+Blobs pieces_of(
+    const Key& key,
+    const std::vector<SliceResult>& results,
+    size_t& next) {
+  TORCHKV_INTERNAL_ASSERT(
+      next < results.size() && results[next].slice.key == key);
+  Blobs pieces = results[next++].pieces;
+  for (; next < results.size() && results[next].slice.key == key; ++next) {
+    const Blobs& more = results[next].pieces;
+    pieces.append(more.begin(), more.end());
   }
-
- private:
-  size_t begin_of(const Key& key) {
-    if (begins_.empty()) {
-      for (size_t i = 0; i < results_.size(); ++i) {
-        begins_.try_emplace(results_[i].slice.key, i);
-      }
-    }
-    return begins_.at(key);
-  }
-
-  const std::vector<SliceResult>& results_; // those of a key are neighbors
-  size_t next_ = 0;
-  std::unordered_map<Key, size_t, KeyHash> begins_; // if the order differs
-  Blobs pieces_; // of several slices
-};
+  return pieces;
+}
 
 } // namespace
 
@@ -174,14 +142,14 @@ void Receipt::write(const Return& result) {
   if (outs_.tensors.empty()) {
     return;
   }
-  SlicesOfKeys slices(result.results);
+  size_t next = 0; // of the results
   // Together, but for outs that may share memory: the last key wins.
   const bool together = are_distinct(outs_.tensors);
   kernels::cpu::CopyBatch batch;
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
     write_key(
         batch,
-        slices.pieces_of(outs_.keys.list[i]),
+        pieces_of(outs_.keys.list[i], result.results, next),
         outs_.metas[i],
         outs_.tensors[i]);
     if (!together) {

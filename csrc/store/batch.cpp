@@ -99,15 +99,6 @@ Batch::Batch(const Groups& groups, size_t begin, size_t end)
   }
 }
 
-int64_t Batch::bytes_pushed(size_t i) const {
-  int64_t bytes = 0;
-  for (const auto& tensor :
-       groups_.tensors().of(static_cast<int64_t>(begin_ + i))) {
-    bytes += static_cast<int64_t>(tensor.nbytes());
-  }
-  return bytes;
-}
-
 void Batch::compress(Slices& slices) {
   if (compression_ == nullptr) {
     return;

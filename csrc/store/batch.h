@@ -90,8 +90,10 @@ class TORCHKV_API Batch {
   // and keeps what was not sent.
   void count_compressed(c10::ArrayRef<Item> summed);
 
-  // Of the values of item `i` as they were pushed.
-  int64_t bytes_pushed(size_t i) const;
+  // The tensors of item `i` as they were pushed.
+  c10::ArrayRef<at::Tensor> pushed(size_t i) const {
+    return groups_.tensors().of(static_cast<int64_t>(begin_ + i));
+  }
 
   c10::SmallVector<Item, 1> items;
   std::vector<RuleStep> steps; // of all items

@@ -56,7 +56,7 @@ void count_push(const Batch& batch, double KeyStats::* member, double seconds) {
   for (size_t i = 0; i < batch.items.size(); ++i) {
     KeyStats& stats = batch.items[i].entry->stats;
     ++stats.pushes;
-    stats.bytes_pushed += batch.bytes_pushed(i);
+    stats.bytes_pushed += bytes_of(batch.pushed(i));
   }
 }
 

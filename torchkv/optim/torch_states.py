@@ -79,9 +79,7 @@ def from_torch(
         theirs, _keys_of(op, optimizer, theirs, present), strict=True
     ):
         ours = {
-            name: value.item()
-            if counts_steps and isinstance(value, torch.Tensor)
-            else copy.deepcopy(value)
+            name: _option(value, as_number=counts_steps)
             for name, value in group.items()
             if name not in (*_OF_IMPLEMENTATIONS, "params", "param_names")
         }
@@ -93,8 +91,8 @@ def from_torch(
             if number in state or key in present:
                 of_key = state.get(number, {})
                 expect(op, of_key, Mapping, "a dict by name as a parameter's state")
-                present_parts = {k: v for k, v in of_key.items() if v is not None}
-                states[key] = _counted(of_key) if counts_steps else present_parts
+                parts = {k: x for k, x in of_key.items() if x is not None}
+                states[key] = _counted(parts) if counts_steps else parts
     names = tuple((key, tuple(state)) for key, state in states.items() if state)
     return {
         "optimizer": optimizer._name(),
@@ -129,13 +127,15 @@ def _keys_of(
     )
 
 
+def _option(value: Any, as_number: bool) -> Any:
+    """A copy: schedulers write into tensors."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return value.item() if as_number and is_tensor else copy.deepcopy(value)
+
+
 def _counted(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a built-in optimizer."""
-    tensors = {
-        name: value
-        for name, value in state.items()
-        if name != "step" and value is not None
-    }
+    tensors = {name: value for name, value in state.items() if name != "step"}
     # SGD counts no steps: its first one makes the momentum.
     step = int(state.get("step", 1 if tensors else 0))
     return {"step": step, "num_accumulated": 0, **tensors}
@@ -165,7 +165,7 @@ def to_torch(op: str, optimizer: StoreOptimizer) -> dict[str, Any]:
         numbers = list(range(number, number + len(keys)))
         number += len(keys)
         options = {
-            name: copy.deepcopy(value)
+            name: _option(value, as_number=False)
             for name, value in group.items()
             if name not in ("keys", "params")
         }

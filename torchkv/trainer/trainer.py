@@ -50,7 +50,7 @@ class Trainer(States):
     them in all of them; rank 0's weights are used. On one device of one machine, a
     weight in fp32 or fp64 that is dense and overlaps with no other is the stored value
     (``KVStore.init(share=True)``): it takes no second memory, and no write is lost.
-    Elsewhere, those through ``.data`` are: write ``with torch.no_grad(): p.clamp_(0)``.
+    Elsewhere, one through ``.data`` is: use ``with torch.no_grad(): p.clamp_(0)``.
 
     The tables of :class:`torchkv.nn.StoreEmbedding` modules are keys of the same store:
     pass it as `kvstore`. Each step pushes the rows that have gradients.

@@ -25,7 +25,7 @@ void Core::act(Action action) {
   out_.push_back(std::move(action));
 }
 
-void Core::send(const Address& to, Message message, size_t num_messages) {
+void Core::send(const Address& to, Message message) {
   if (!shares_frames(message.kind)) {
     Send action{to, {}};
     action.frame.push_back(std::move(message));
@@ -36,7 +36,6 @@ void Core::send(const Address& to, Message message, size_t num_messages) {
       {static_cast<int>(to.role), to.number, message.frame}, out_.size());
   if (is_new) {
     out_.emplace_back(Send{to, {}});
-    std::get<Send>(out_.back()).frame.reserve(num_messages);
   }
   std::get<Send>(out_[at->second]).frame.push_back(std::move(message));
 }

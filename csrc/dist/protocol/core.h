@@ -29,8 +29,8 @@ class TORCHKV_API Core {
   // Called by take(): what is sent as late as this shares frames.
   virtual void flush() {}
   void act(Action action);
-  // act(Send) of one message, in a frame that has about so many.
-  void send(const Address& to, Message message, size_t num_messages = 1);
+  // act(Send) of one message.
+  void send(const Address& to, Message message);
   // How long this process was stopped, 0 if it was not: that silence must not
   // be blamed on the peers. Called at each on_timer.
   Time tick(Time now);

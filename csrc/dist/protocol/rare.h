@@ -61,9 +61,6 @@ class Rare {
   void reset() {
     value_.reset();
   }
-  T value_or(T other) const {
-    return value_ ? *value_ : std::move(other);
-  }
 
   friend bool operator==(const Rare& a, const Rare& b) {
     return a.has_value() == b.has_value() && (!a || *a == *b);

@@ -332,8 +332,8 @@ Message Server::make(Kind kind, int32_t rank) const {
   return message;
 }
 
-void Server::answer_to(int32_t rank, Message message, size_t num_messages) {
-  send({Address::Role::kWorker, rank}, std::move(message), num_messages);
+void Server::answer_to(int32_t rank, Message message) {
+  send({Address::Role::kWorker, rank}, std::move(message));
 }
 
 } // namespace torchkv::dist

@@ -105,7 +105,7 @@ class TORCHKV_API Server final : public Core {
   void fail(const Error& error);
   void expire(const Message& message);
   Message make(Kind kind, int32_t rank) const;
-  void answer_to(int32_t rank, Message message, size_t num_messages = 1);
+  void answer_to(int32_t rank, Message message);
   Peer& peer(int32_t rank) {
     return *peers_[static_cast<size_t>(rank)];
   }

@@ -198,7 +198,7 @@ void Server::send_pieces(Peer& to) {
       message.kid = reply->kid;
       message.round = reply->round;
       message.frame = batch.frame;
-      answer_to(to.rank, std::move(message), batch.pieces.size());
+      answer_to(to.rank, std::move(message));
     }
   }
 }

@@ -34,25 +34,20 @@ void Server::advance(const SlicePtr& slice, Time now) {
 Server::Take Server::close_round(Slice& slice, Time now) {
   const Policy& policy = config().policy;
   Take ready;
-  if (sync_) {
-    if (slice.pending.num_ranks() < peers_.size()) {
-      return {};
-    }
-    ready.reserve(peers_.size());
+  if (sync_ && slice.pending.num_ranks() < peers_.size()) {
+    return {};
   }
   for (const auto* push = slice.pending.first_from(0); push != nullptr;
        push = slice.pending.first_from(push->rank + 1)) {
     if (is_admitted(slice, *push)) {
       ready.push_back(push->rank);
-      if (!sync_ && one_is_enough()) {
+      if (one_is_enough()) {
         return ready;
       }
-    } else if (sync_) {
-      return {};
     }
   }
   if (sync_) {
-    return ready;
+    return ready.size() == peers_.size() ? ready : Take();
   }
   if (ready.empty()) {
     slice.first_at = slice.quorum_at = std::nullopt;

@@ -104,28 +104,26 @@ Server::OperationPtr Server::stage(
       op->prev != message.prev || op->num_pieces != message.pieces) {
     return nullptr;
   }
-  if (op->num_pieces == 1) {
-    if (message.index < 0) {
-      return nullptr;
-    }
+  const auto num_pieces = static_cast<size_t>(op->num_pieces);
+  if (num_pieces == 1 && message.index == 0) {
     op->pieces.assign(1, message.payload);
   } else if (message.index >= 0) {
     op->staged[message.index] = message.payload;
+    if (op->staged.size() == num_pieces) {
+      for (auto& [index, piece] : std::exchange(op->staged, {})) {
+        op->pieces.push_back(std::move(piece));
+      }
+    }
   }
-  if (op->num_pieces > 1) {
-    if (op->staged.size() < static_cast<size_t>(op->num_pieces)) {
-      return nullptr;
-    }
-    for (auto& [index, piece] : std::exchange(op->staged, {})) {
-      op->pieces.push_back(std::move(piece));
-    }
+  if (op->pieces.size() < num_pieces) {
+    return nullptr;
+  }
+  if (op->region) {
+    op->pieces.clear();
+    op->num_bytes = op->region->size;
   }
   for (const auto& piece : op->pieces) {
     op->num_bytes += piece.size();
-  }
-  if (op->region) {
-    op->num_bytes = op->region->size;
-    op->pieces.clear();
   }
   return op;
 }

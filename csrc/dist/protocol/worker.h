@@ -153,10 +153,9 @@ class TORCHKV_API Worker final : public Core {
   void send_operation(
       const WorkerOperation& operation,
       int32_t index,
-      int64_t frame,
-      size_t num_messages = 1);
+      int64_t frame);
   void pump(int32_t server);
-  void send_to(int32_t server, Message message, size_t num_messages = 1);
+  void send_to(int32_t server, Message message);
   void beat(int32_t server);
   void free_leases(int32_t server);
   void finish(int64_t opno, WorkerAnswer answer);

@@ -128,8 +128,7 @@ void Worker::transmit(WorkerOperation& operation) {
 void Worker::send_operation(
     const WorkerOperation& operation,
     int32_t index,
-    int64_t frame,
-    size_t num_messages) {
+    int64_t frame) {
   Message message = operation.request;
   message.index = index;
   message.frame = frame;
@@ -141,7 +140,7 @@ void Worker::send_operation(
         static_cast<size_t>(index) * config().piece_bytes,
         piece_size(operation.value.size(), index));
   }
-  send_to(operation.table->server, std::move(message), num_messages);
+  send_to(operation.table->server, std::move(message));
 }
 
 void Worker::pump(int32_t server) {
@@ -157,13 +156,13 @@ void Worker::pump(int32_t server) {
         link.queue.ack({opno, index});
       } else {
         at->second.sent_at = now_;
-        send_operation(at->second, index, batch.frame, batch.pieces.size());
+        send_operation(at->second, index, batch.frame);
       }
     }
   }
 }
 
-void Worker::send_to(int32_t server, Message message, size_t num_messages) {
+void Worker::send_to(int32_t server, Message message) {
   const WorkerLink& link = link_of(server);
   Header& header = message.header;
   header.job = config().job;
@@ -177,7 +176,7 @@ void Worker::send_to(int32_t server, Message message, size_t num_messages) {
       link.outstanding.empty() ? opno_ + 1 : link.outstanding.front();
   header.phase = phase_;
   header.digest = config().digest;
-  send({Address::Role::kServer, server}, std::move(message), num_messages);
+  send({Address::Role::kServer, server}, std::move(message));
 }
 
 void Worker::beat(int32_t server) {

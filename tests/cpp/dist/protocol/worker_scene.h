@@ -68,7 +68,7 @@ inline Request request(
 // Of a call that must have failed.
 inline Error error_in(const Return& end) {
   EXPECT_TRUE(end.error);
-  return end.error.value_or(Error());
+  return std::optional<Error>(end.error).value_or(Error());
 }
 
 struct WorkerScene {
