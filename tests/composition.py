@@ -76,7 +76,7 @@ UPDATERS = {**OF_STORED_DTYPE, **dict(_optimizers())}
 
 
 # Those that need whole values.
-_WHOLE = ("LAMB", "DCASGD", "LARS", "LBSGD", "SGLD", "GroupAdaGrad", "torch.optim.SGD")
+_WHOLE = ("LAMB", "DCASGD", "LARS", "LBSGD", "SGLD", "torch.optim.SGD")
 
 
 def takes_rows(updater):

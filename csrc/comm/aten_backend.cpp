@@ -13,8 +13,8 @@
 namespace torchkv {
 
 bool AtenBackend::add(const Job& job) {
-  if ((job.is_norm || (job.is_step() && has_kernel(job.step->rule))) &&
-      job.result->device().is_cpu()) {
+  if (job.is_norm ? job.result->device().is_cpu()
+                  : job.is_step() && CpuBackend::can_step(job)) {
     const Value total(&totals_.emplace_back(sum_of(job, job.values)));
     Job summed = job;
     summed.values = total;

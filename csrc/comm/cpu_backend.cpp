@@ -6,6 +6,20 @@
 
 namespace torchkv {
 
+namespace {
+
+bool steps_rows(const RuleSpec& rule) {
+  return can_step_rows(rule) && !is_elementwise(rule);
+}
+
+} // namespace
+
+bool CpuBackend::can_step(const Job& job) {
+  const RuleSpec& rule = job.step->rule;
+  return job.result->device().is_cpu() && has_kernel(rule) &&
+      (!steps_rows(rule) || job.result->is_contiguous());
+}
+
 bool CpuBackend::add(const Job& job) {
   const auto all = [&](auto is) {
     return std::all_of(job.values.begin(), job.values.end(), is);
@@ -16,7 +30,7 @@ bool CpuBackend::add(const Job& job) {
       })) {
     return false;
   }
-  if (!job.is_norm && !has_kernel(job.step->rule)) {
+  if (!job.is_norm && !can_step(job)) {
     return false;
   }
   kernels::cpu::StateLine state;
@@ -26,6 +40,9 @@ bool CpuBackend::add(const Job& job) {
   if (all([&](const Value& value) {
         return same_layout(*value.data, result);
       })) {
+    if (!job.is_norm && steps_rows(job.step->rule)) {
+      return add_rows(sum);
+    }
     sums_.add(sum);
     return true;
   }
@@ -41,6 +58,30 @@ bool CpuBackend::add(const Job& job) {
   return true;
 }
 
+bool CpuBackend::add_rows(const kernels::cpu::Sum& sum) {
+  const c10::ScalarType dtype = sum.values[0].dtype();
+  c10::SmallVector<kernels::cpu::RowSource, 4> sources;
+  for (const auto& value : sum.values) {
+    if (value.dtype() != dtype) {
+      return false;
+    }
+    auto& source = sources.emplace_back();
+    source.data = static_cast<const char*>(value.data->const_data_ptr());
+    source.is_dense = true;
+  }
+  const int64_t num_rows = sum.stored.dim() == 0 ? 1 : sum.stored.size(0);
+  rows_.add(
+      {sources,
+       dtype,
+       sum.stored.numel() / num_rows,
+       /*begin=*/0,
+       sum.stored,
+       sum.accumulation,
+       sum.step,
+       sum.state});
+  return true;
+}
+
 bool CpuBackend::add_copy(const Slice& source, const at::Tensor& out) {
   if (!is_plain_cpu_copy(source.value, out)) {
     return false;
@@ -52,6 +93,7 @@ bool CpuBackend::add_copy(const Slice& source, const at::Tensor& out) {
 void CpuBackend::run() {
   strided_.run(scratch_);
   sums_.run();
+  rows_.run();
   copies_.run();
 }
 

@@ -4,6 +4,7 @@
 
 #include "../core/export.h"
 #include "../device/runtime.h"
+#include "../kernels/cpu/row_sums.h"
 #include "../kernels/cpu/sum.h"
 #include "backend.h"
 
@@ -11,11 +12,14 @@ namespace torchkv {
 
 // The kernels of kernels/cpu: all that is in CPU memory, of any dtypes and
 // strides. Norms and rules that are not elementwise, of values with another
-// memory layout than the result, are left to AtenBackend, which adds up the
-// values first.
+// memory layout than the result (or, for rules of rows, of several dtypes), are
+// left to AtenBackend, which adds up the values first.
 class TORCHKV_API CpuBackend final : public Backend {
  public:
   explicit CpuBackend(Runtime& runtime) : runtime_(runtime) {}
+
+  // Whether there is a kernel for the step of a contiguous value.
+  static bool can_step(const Job& job);
 
   bool add(const Job& job) override;
   bool add_copy(const Slice& source, const at::Tensor& out) override;
@@ -25,8 +29,11 @@ class TORCHKV_API CpuBackend final : public Backend {
   }
 
  private:
+  bool add_rows(const kernels::cpu::Sum& sum);
+
   Runtime& runtime_;
   kernels::cpu::SumBatch sums_;
+  kernels::cpu::RowSumBatch rows_; // of rules that step rows
   kernels::cpu::StridedSums strided_;
   at::Tensor scratch_; // of strided_, if needed
   kernels::cpu::CopyBatch copies_;

@@ -17,11 +17,13 @@ bool RowSparseBackend::add(const Job& job) {
   if (!is_supported) {
     return false;
   }
-  const bool takes_rows =
-      job.is_norm || (job.step->is_lazy && can_step_rows(job.step->rule));
+  const bool is_cpu = job.result->device().is_cpu();
+  const RuleSpec& rule = job.step->rule;
+  const bool takes_rows = job.is_norm ||
+      (job.step->is_lazy && can_step_rows(rule) &&
+       (is_cpu || is_elementwise(rule)));
   // Elsewhere, lists with dense values have kernels for the sum's step.
-  const bool takes_dense =
-      job.result->device().is_cpu() || (!job.is_norm && !job.is_step());
+  const bool takes_dense = is_cpu || (!job.is_norm && !job.is_step());
   if (takes_rows && (takes_dense || has_rows_only(job.values))) {
     add_sum(job);
   } else {

@@ -39,7 +39,8 @@ struct RuleSpec {
     kMxnetFtml = 17,
     kMxnetDcasgd = 18,
     kMxnetTest = 19,
-    // By ATen on whole values: they need norms or random numbers.
+    // On whole values, as they need norms or random numbers: by ATen, but for
+    // GroupAdaGrad on CPUs.
     kMxnetLamb = 20,
     kMxnetLars = 21,
     kMxnetLbsgd = 22,
@@ -84,19 +85,21 @@ TORCHKV_API std::array<const char*, kMaxStates> state_names(
 
 // Whether there are kernels for the rule, on CPUs at least.
 inline bool has_kernel(const RuleSpec& rule) {
-  return rule.id < RuleSpec::Id::kMxnetLamb;
+  return rule.id < RuleSpec::Id::kMxnetLamb ||
+      rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
 }
 
 // Whether the rule can be applied to shards of a value: LAMB, for example,
 // needs the norms of the whole.
 inline bool is_elementwise(const RuleSpec& rule) {
-  return rule.id != RuleSpec::Id::kLamb && has_kernel(rule);
+  return rule.id != RuleSpec::Id::kLamb && rule.id < RuleSpec::Id::kMxnetLamb;
 }
 
 // Whether the rule can step the rows of a sparse gradient alone. DCASGD cannot:
 // it takes a weight without a previous one for the first of its key.
 inline bool can_step_rows(const RuleSpec& rule) {
-  return is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd;
+  return (is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd) ||
+      rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
 }
 
 // Whether it is one of MXNet's.

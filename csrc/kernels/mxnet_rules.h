@@ -139,6 +139,17 @@ TORCHKV_HOST_DEVICE inline T mxnet_adagrad(
   return w - n.lr * decayed(w, g / std::sqrt(history + n.eps), n.weight_decay);
 }
 
+// One history for each row, to which the mean of the squares of its gradient
+// has been added.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T mxnet_group_adagrad(
+    T w,
+    T g,
+    T history,
+    const RuleNumbers<T>& n) {
+  return w - n.lr * (limited(g, n.clip) / std::sqrt(history + n.eps));
+}
+
 // Without a learning rate.
 template <typename T>
 TORCHKV_HOST_DEVICE inline T mxnet_adadelta(

@@ -6,6 +6,7 @@
 #include "../../core/errors.h"
 #include "../mxnet_rules.h"
 #include "clones.h"
+#include "squares.h"
 
 namespace torchkv::kernels::cpu {
 namespace {
@@ -41,30 +42,27 @@ TORCHKV_CLONES void scale_and_clip(
   }
 }
 
-// In lanes, which the compiler vectorizes without reordering additions.
+// The gradient that the formulas have.
 template <typename T>
-TORCHKV_CLONES double sum_of_squares(
+void make_gradient(const RuleStep& step, T* g, int64_t num_numbers) {
+  const T last_scale =
+      static_cast<T>(step.rule.maximize ? -step.last_scale : step.last_scale);
+  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
+    scale_and_clip(
+        g,
+        static_cast<T>(step.scale),
+        static_cast<T>(step.clip_value),
+        last_scale,
+        num_numbers);
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES double scaled_squares(
     const T* numbers,
     int64_t count,
     double scale) {
-  constexpr int64_t kLanes = 8;
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double number = numbers[i + lane] * scale;
-      lanes[lane] += number * number;
-    }
-  }
-  double sum = 0;
-  for (; i < count; ++i) {
-    const double number = numbers[i] * scale;
-    sum += number * number;
-  }
-  for (const double lane : lanes) {
-    sum += lane;
-  }
-  return sum;
+  return sum_of_squares(numbers, count, scale);
 }
 
 // Calls `update` with Adam's formula and the states that it has. The formulas
@@ -237,6 +235,14 @@ void mxnet_each(
             s[0]);
       }
       break;
+    case RuleSpec::Id::kMxnetGroupAdagrad:
+      // The second of two passes; the first has updated the history.
+      update(
+          [n](T w, T g, T history) {
+            return mxnet_group_adagrad(w, g, history, n);
+          },
+          s[0]);
+      break;
     case RuleSpec::Id::kMxnetTest:
       update([](T w, T g) { return w + g; });
       break;
@@ -253,16 +259,7 @@ void apply_rule(
     const RuleNumbers<T>& n,
     const RuleBlock<T>& block) {
   const RuleSpec& rule = step.rule;
-  const T last_scale =
-      static_cast<T>(rule.maximize ? -step.last_scale : step.last_scale);
-  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
-    scale_and_clip(
-        block.gradients,
-        static_cast<T>(step.scale),
-        static_cast<T>(step.clip_value),
-        last_scale,
-        block.num_numbers);
-  }
+  make_gradient(step, block.gradients, block.num_numbers);
   const auto update = [&](auto formula, auto*... used) {
     update_each<T>(
         formula, block.gradients, block.weights, block.num_numbers, used...);
@@ -322,7 +319,16 @@ double squared_norm(
       static_cast<T>(step.clip_value),
       T(1),
       num_numbers);
-  return sum_of_squares(g, num_numbers, scale);
+  return scaled_squares(g, num_numbers, scale);
+}
+
+template <typename T>
+void make_limited_gradient(const RuleStep& step, T* g, int64_t num_numbers) {
+  make_gradient(step, g, num_numbers);
+  if (step.rule.clip_gradient > 0) {
+    const auto limit = static_cast<T>(step.rule.clip_gradient);
+    scale_and_clip(g, T(1), limit, T(1), num_numbers);
+  }
 }
 
 template void apply_rule(
@@ -335,5 +341,7 @@ template void apply_rule(
     const RuleBlock<double>& block);
 template double squared_norm(const RuleStep&, float*, int64_t, double);
 template double squared_norm(const RuleStep&, double*, int64_t, double);
+template void make_limited_gradient(const RuleStep&, float*, int64_t);
+template void make_limited_gradient(const RuleStep&, double*, int64_t);
 
 } // namespace torchkv::kernels::cpu

@@ -31,4 +31,9 @@ double squared_norm(
     int64_t num_numbers,
     double scale);
 
+// The gradients as rules of MXNet see them that apply clip_gradient before all
+// else. In place.
+template <typename T>
+void make_limited_gradient(const RuleStep& step, T* g, int64_t num_numbers);
+
 } // namespace torchkv::kernels::cpu

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cache_line.h"
+#include "group_adagrad.h"
 #include "parallel.h"
 #include "row_merge.h"
 
@@ -28,7 +29,10 @@ bool is_assign(const RowJob& job) {
 // Lines for any number of values, each made when it is first used.
 class LinesByCount {
  public:
-  explicit LinesByCount(const RowJob& job) : job_(job) {}
+  explicit LinesByCount(const RowJob& job)
+      : LinesByCount(job, job.dtype, *job.step) {}
+  LinesByCount(const RowJob& job, c10::ScalarType dtype, const RuleStep& step)
+      : job_(job), dtype_(dtype), step_(step) {}
 
   const SumLine& of(size_t num_values) {
     const bool is_kept = num_values < kept_.size();
@@ -37,17 +41,15 @@ class LinesByCount {
       const c10::SmallVector<c10::ScalarType, 8> dtypes(
           num_values, job_.source_dtype);
       line.emplace(
-          dtypes,
-          job_.dtype,
-          job_.accumulation,
-          *job_.step,
-          SumLine::Layout::kDense);
+          dtypes, dtype_, job_.accumulation, step_, SumLine::Layout::kDense);
     }
     return *line;
   }
 
  private:
   const RowJob& job_;
+  const c10::ScalarType dtype_; // of the results
+  const RuleStep& step_;
   std::array<std::optional<SumLine>, 9> kept_;
   std::optional<SumLine> other_;
 };
@@ -59,7 +61,15 @@ class StepRows {
       : job_(job),
         lines_(job),
         is_assign_(is_assign(job)),
-        stream_(stream && is_assign_) {}
+        stream_(stream && is_assign_) {
+    if (job.step->rule.id == RuleSpec::Id::kMxnetGroupAdagrad) {
+      const auto arithmetic = at::toOpMathType(job.dtype);
+      first_pass_.emplace(
+          FirstPass{
+              LinesByCount(job, arithmetic, kAssignStep),
+              GroupHistories(*job.step, arithmetic, job.row_size)});
+    }
+  }
   ~StepRows() {
     if (stream_) {
       end_stream();
@@ -92,11 +102,20 @@ class StepRows {
       std::memset(stored, 0, size * job_.stored_size);
     } else if (
         !is_assign_ || line.sources.size() != 1 || line.sources[0] != stored) {
+      const StateLine state = job_.state.at(first * job_.bytes_of_state);
+      if (first_pass_) {
+        first_pass_->histories.add(
+            first_pass_->gradients.of(line.sources.size()),
+            line.sources,
+            job_.source_size,
+            state.states[0],
+            size);
+      }
       lines_.of(line.sources.size())
           .dense(
               line.sources.data(),
               stored,
-              job_.state.at(first * job_.bytes_of_state),
+              state,
               size,
               stream_ && size * job_.stored_size >= kLongBytes);
     }
@@ -114,6 +133,11 @@ class StepRows {
 
   const RowJob& job_;
   LinesByCount lines_;
+  struct FirstPass {
+    LinesByCount gradients;
+    GroupHistories histories;
+  };
+  std::optional<FirstPass> first_pass_; // of GroupAdaGrad
   const bool is_assign_;
   const bool stream_;
 };

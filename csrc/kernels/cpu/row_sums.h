@@ -48,7 +48,8 @@ struct RowSum {
 
 // Sums of rows, executed together by run(), as SumBatch: one pass merges the
 // rows by id, steps and writes, without a sum in memory.
-// REQUIRES: not LAMB, which needs the sum of the whole value; except for norms.
+// REQUIRES: a rule that can_step_rows(), and whole rows for one that is not
+// elementwise; except for norms.
 class TORCHKV_API RowSumBatch {
  public:
   void add(const RowSum& sum);
