@@ -91,7 +91,7 @@ int64_t whole_number(
     const std::string& name,
     double value,
     int64_t least) {
-  constexpr double kMost = 9007199254740992; // 2^53: exact in a double
+  constexpr double kMost = 9007199254740991; // 2^53 may be a rounded number
   TORCH_CHECK_VALUE(
       value >= static_cast<double>(least) && value <= kMost &&
           value == std::floor(value),
@@ -100,7 +100,7 @@ int64_t whole_number(
       name,
       " to be a whole number of at least ",
       least,
-      ", but got ",
+      " and less than 2**53, but got ",
       value);
   return static_cast<int64_t>(value);
 }

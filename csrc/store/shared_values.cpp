@@ -114,7 +114,10 @@ void check_shareable(
   }
 }
 
-void check_shared(const Call& call, const Entries& entries) {
+void check_shared(
+    const Call& call,
+    const Entries& entries,
+    bool takes_itself) {
   SharedValues values;
   for (const auto& entry : entries) {
     add_shared_value_of(*entry, values);
@@ -138,7 +141,7 @@ void check_shared(const Call& call, const Entries& entries) {
         const Where where{call.op, entries[i]->key};
         TORCHKV_CHECK_VALUE(
             shared == nullptr ||
-                (shared->entry == entries[i].get() &&
+                (takes_itself && shared->entry == entries[i].get() &&
                  is_same(tensor, shared->value)),
             where,
             "expected a tensor outside of the memory that key ",

@@ -26,9 +26,12 @@ void check_shareable(
 
 // For a call of entries, some of which may be shared: ValueError for a shared
 // value whose storage was shrunk, and for a tensor of the call that has
-// elements of a shared value, but is not that tensor under its own key.
-// REQUIRES: as above.
-void check_shared(const Call& call, const Entries& entries);
+// elements of a shared value, but is not, where `takes_itself`, that tensor
+// under its own key. REQUIRES: as above.
+void check_shared(
+    const Call& call,
+    const Entries& entries,
+    bool takes_itself = true);
 
 // NotImplementedError for a call that asks to share, for stores that cannot.
 void refuse_sharing(const Call& call);

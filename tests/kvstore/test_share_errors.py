@@ -75,6 +75,20 @@ def test_a_tensor_that_overlaps_otherwise_is_refused(kv, op, keys, tensors):
     assert_same(kv.pull("x"), flat[4:8])
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=str)
+def test_rows_are_not_pulled_into_the_shared_value(kv, part):
+    table = torch.arange(12.0).view(4, 3)
+    before = table.clone()
+    kv.init("w", table, share=True)
+    out = table[part]
+    with pytest.raises(
+        ValueError,
+        match="^row_sparse_pull: expected a tensor outside of the memory that key 'w'",
+    ):
+        kv.row_sparse_pull("w", out=out, row_ids=torch.arange(len(out)))
+    assert_same(table, before)
+
+
 @pytest.mark.parametrize(
     "call",
     [
