@@ -15,7 +15,7 @@ from compression_model import (
     some,
 )
 from helpers import assert_same, bits, full, stored
-from torchkv.compression import BF16, FP8, FP16, Int4, TopK
+from torchkv.compression import BF16, FP8, FP16, Int4, OneBit, TopK, TwoBit
 
 SHAPES = [(), (1,), (5,), (2, 3), (1025,), (37, 83), (0, 3)]
 
@@ -153,8 +153,11 @@ def test_nothing_is_lost(kv, codec):
 
 @pytest.mark.parametrize(
     ("codec", "most"),
-    # Of a normal distribution: the error of rounding, relative to the values.
+    # Of a normal distribution: the error of rounding, relative to the values. That of
+    # a sign is 2 - 2 * sqrt(2 / pi).
     [
+        (OneBit(threshold=0), 0.41),
+        (TwoBit(threshold=1), 0.36),
         (FP16(), 1e-7),
         (BF16(), 4e-6),
         (FP8(), 1e-3),
