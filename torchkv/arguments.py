@@ -8,7 +8,7 @@ import numbers
 import operator
 import reprlib
 from collections.abc import Iterable, Set
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, TypeGuard
 
 import torch
 
@@ -64,14 +64,19 @@ def as_number(op: str, name: str, value: Any) -> float:
         ) from None
 
 
+def is_int(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether it is an int, or has ``__index__`` as NumPy's, and is no bool."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
 def as_size(op: str, name: str, value: Any) -> int:
-    """An int of 64 bits, or what has ``__index__``, except a bool.
+    """What :func:`is_int` accepts, of 64 bits.
 
     Raises:
         TypeError: another object.
         ValueError: a larger number.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not is_int(value):
         raise TypeError(
             f"{op}: expected an int in {name}, but got {type(value).__name__}"
         )

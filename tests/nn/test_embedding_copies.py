@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -95,6 +96,15 @@ def test_an_int_key_and_an_unknown_number_of_rows():
     embedding = torchkv.nn.StoreEmbedding(None, DIM, store, 7)
     assert embedding.num_embeddings == ROWS and embedding.key == 7
     assert_same(embedding(torch.tensor([11])), table()[[11]])
+
+
+def test_ints_of_numpy():
+    store = torchkv.create("local")
+    rows, dim = np.int64(ROWS), np.int32(DIM)
+    padding = np.array(-1)
+    embedding = torchkv.nn.StoreEmbedding(rows, dim, store, 7, padding_idx=padding)
+    assert repr(embedding) == "StoreEmbedding(12, 5, key=7, padding_idx=11)"
+    assert store.shape(7) == (ROWS, DIM)
 
 
 @pytest.mark.parametrize(

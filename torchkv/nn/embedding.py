@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Self
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchkv import _C
-from torchkv.arguments import StoreKey, as_batch_size, expect, shown
+from torchkv.arguments import StoreKey, as_batch_size, expect, is_int, shown
 from torchkv.initializers import Initializer, Normal
 from torchkv.kvstore import Key, KVStore
 from torchkv.nn.row_gradients import RowGradients, gradient_of, sparse_rows
@@ -102,16 +103,13 @@ class StoreEmbedding(nn.Module):
         self.store = store
         self.key: StoreKey = _C.KVStore.key_of(op, key)
         where = f" (key {shown(self.key)})"
-        for name, value, types, what in (
-            ("num_embeddings", num_embeddings, int | None, "an int or None"),
-            ("embedding_dim", embedding_dim, int, "an int"),
-            ("padding_idx", padding_idx, int | None, "an int or None"),
-            ("dtype", dtype, torch.dtype | None, "a torch.dtype or None"),
-        ):
-            what = f"{what} as {name}"
-            expect(op, value, types, what, where)
-            if isinstance(value, bool):
-                raise TypeError(f"{op}: expected {what}, but got bool{where}")
+        embedding_dim = _as_int("an int as embedding_dim", embedding_dim, where)
+        if num_embeddings is not None:
+            what = "an int or None as num_embeddings"
+            num_embeddings = _as_int(what, num_embeddings, where)
+        if padding_idx is not None:
+            padding_idx = _as_int("an int or None as padding_idx", padding_idx, where)
+        expect(op, dtype, torch.dtype | None, "a torch.dtype or None as dtype", where)
         for name, count in (
             ("num_embeddings", num_embeddings),
             ("embedding_dim", embedding_dim),
@@ -371,6 +369,13 @@ class StoreEmbedding(nn.Module):
         if self.mode is not None:
             parts.append(f"mode={self.mode!r}")
         return ", ".join(parts)
+
+
+def _as_int(what: str, value: object, where: str) -> int:
+    if not is_int(value):
+        kind = type(value).__name__
+        raise TypeError(f"StoreEmbedding: expected {what}, but got {kind}{where}")
+    return operator.index(value)
 
 
 def embeddings_of(module: nn.Module) -> list[StoreEmbedding]:
