@@ -19,8 +19,8 @@ inline void PrintTo(const RuleCase& rule, std::ostream* out) {
   *out << rule.name;
 }
 
-// Every rule that has kernels with every option, and hyperparameters other than
-// the defaults.
+// Every rule that has kernels, also on GPUs, with every option, and
+// hyperparameters other than the defaults.
 inline const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = [] {
     std::vector<RuleCase> cases;
