@@ -93,14 +93,20 @@ int64_t whole_number(
     int64_t least) {
   constexpr double kMost = 9007199254740991; // 2^53 may be a rounded number
   TORCH_CHECK_VALUE(
-      value >= static_cast<double>(least) && value <= kMost &&
-          value == std::floor(value),
+      value >= static_cast<double>(least) && value == std::floor(value),
       op,
       ": expected ",
       name,
       " to be a whole number of at least ",
       least,
-      " and less than 2**53, but got ",
+      ", but got ",
+      value);
+  TORCH_CHECK_VALUE(
+      value <= kMost,
+      op,
+      ": expected ",
+      name,
+      " to be less than 2**53, but got ",
       value);
   return static_cast<int64_t>(value);
 }

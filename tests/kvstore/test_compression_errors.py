@@ -30,7 +30,7 @@ ERRORS = [
     ({"type": "2bit", "threshold": 1e-60}, ValueError, "greater than 0"),
     ({"type": "2bit", "threshold": "high"}, TypeError, "number as threshold"),
     ({"type": "topk", "k": 0}, ValueError, "k to be a whole number of at least 1"),
-    ({"type": "topk", "k": -3}, ValueError, "at least 1 and less than .*, but got -3"),
+    ({"type": "topk", "k": -3}, ValueError, "at least 1, but got -3"),
     ({"type": "topk", "k": 1.5}, ValueError, "whole number"),
     ({"type": "topk", "ratio": 0}, ValueError, "ratio to be greater than 0"),
     ({"type": "topk", "ratio": 1.5}, ValueError, "at most 1"),
