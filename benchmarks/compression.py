@@ -146,7 +146,7 @@ def measure_all(num_elements: int, plan: Plan) -> dict[str, Times]:
         {
             OURS: push_of(Int4(), [value]),
             TORCH: contestant(
-                lambda: torch.add(value, value, out=out), lambda: out, value
+                lambda: torch.add(value, values[1], out=out), lambda: out, value
             ),
         },
         plan,

@@ -113,7 +113,6 @@ at::Tensor random_from_8(at::Tensor bits) {
       bits.bitwise_xor(shifted_right(bits, 16)).mul_(int64_t{0x7FEB352D}));
   bits = low_32_bits(
       bits.bitwise_xor(shifted_right(bits, 15)).mul_(int64_t{0x846CA68B}));
-  bits = bits.bitwise_xor(shifted_right(bits, 16));
   return shifted_right(bits, 12).to(at::kFloat).mul_(0x1p-20).add_(8);
 }
 

@@ -159,12 +159,11 @@ TORCHKV_CODEC T sent_fp8(T value, Scale<T> scale) {
   return either(is_finite(value), sent, kNan<T>);
 }
 
-// A permutation of 32-bit numbers whose bits look random (Chris Wellons'
-// "lowbias32").
+// 32-bit numbers whose high bits look random: Chris Wellons' "lowbias32" without
+// its last step, which mixes the low ones.
 TORCHKV_CODEC uint32_t mixed(uint32_t bits) {
   bits = (bits ^ (bits >> 16U)) * 0x7FEB352DU;
-  bits = (bits ^ (bits >> 15U)) * 0x846CA68BU;
-  return bits ^ (bits >> 16U);
+  return (bits ^ (bits >> 15U)) * 0x846CA68BU;
 }
 // 8 plus a random number in [0, 1) of 20 bits: floats from 8 to 16 are
 // multiples of 2^-20.
