@@ -159,8 +159,8 @@ TORCHKV_CODEC T sent_fp8(T value, Scale<T> scale) {
   return either(is_finite(value), sent, kNan<T>);
 }
 
-// 32-bit numbers whose high bits look random: Chris Wellons' "lowbias32" without
-// its last step, which mixes the low ones.
+// 32-bit numbers whose high bits look random: Chris Wellons' "lowbias32"
+// without its last step, which mixes the low ones.
 TORCHKV_CODEC uint32_t mixed(uint32_t bits) {
   bits = (bits ^ (bits >> 16U)) * 0x7FEB352DU;
   return (bits ^ (bits >> 15U)) * 0x846CA68BU;

@@ -251,8 +251,7 @@ void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
     check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
   }
   if (has_shared_) {
-    check_shared(
-        {op, keys, nullptr, &outs}, entries, /*takes_itself=*/false);
+    check_shared({op, keys, nullptr, &outs}, entries, /*takes_itself=*/false);
   }
   for (size_t i = 0; i < pulls.size(); ++i) {
     Entry& entry = *entries[i];

@@ -114,10 +114,7 @@ void check_shareable(
   }
 }
 
-void check_shared(
-    const Call& call,
-    const Entries& entries,
-    bool takes_itself) {
+void check_shared(const Call& call, const Entries& entries, bool takes_itself) {
   SharedValues values;
   for (const auto& entry : entries) {
     add_shared_value_of(*entry, values);
