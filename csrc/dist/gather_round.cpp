@@ -156,7 +156,14 @@ void GatherRound::wait(
     if (Node::now() >= end) {
       throw_error(op_, error, ranks_.rank, ranks_.timeout);
     }
-    check_();
+    try {
+      check_();
+    } catch (...) {
+      if (missing().empty()) { // what has failed since is not of this round
+        return;
+      }
+      throw;
+    }
     check_signals();
     std::this_thread::sleep_for(kPause);
   }

@@ -30,7 +30,8 @@ class TORCHKV_API GatherRound {
     int32_t num_ranks = 1;
     double timeout = 0; // in seconds, of the constructor and of meet() each
   };
-  // Throws where waiting is in vain: called often, in a round as well.
+  // Throws where waiting is in vain: called often, in a round as well. What it
+  // throws does not count once there is nothing to wait for.
   using Check = std::function<void()>;
 
   // Waits until all ranks begin one; StoreTimeoutError names those that do not.

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -129,6 +130,31 @@ TEST_F(GatherRoundTest, AnErrorOfTheCheckEndsTheWait) {
   EXPECT_THROW(begin(1, 2, kLong, 0, fail), std::runtime_error);
   EXPECT_THROW(begin(0, 2, kLong, 0, fail), std::runtime_error);
   on_ranks(2, [&](int32_t rank) { begin(rank, 2, kLong)->meet(); });
+}
+
+// Rank 0 meets, leaves the round and fails while rank 1 looks for failures.
+TEST_F(GatherRoundTest, AFailureAfterAllHaveMetIsNotOfTheRound) {
+  std::promise<void> waits;
+  std::promise<void> met;
+  on_ranks(2, [&](int32_t rank) {
+    if (rank == 0) {
+      const auto round = begin(0, 2, kLong);
+      waits.get_future().wait();
+      round->meet();
+      met.set_value();
+      return;
+    }
+    bool is_in_round = false;
+    const auto round = begin(1, 2, kLong, 0, [&] {
+      if (is_in_round) {
+        waits.set_value();
+        met.get_future().wait();
+        throw std::runtime_error("rank 0 has failed");
+      }
+    });
+    is_in_round = true;
+    EXPECT_NO_THROW(round->meet());
+  });
 }
 
 TEST_F(GatherRoundTest, WhoIsAtALaterStageHearsOfARankThatBeginsAgain) {
