@@ -48,9 +48,12 @@ Blobs pieces_of(
     const std::vector<SliceResult>& results,
     size_t& next) {
   TORCHKV_INTERNAL_ASSERT(
-      next < results.size() && results[next].slice.key == key);
+      next < results.size() && results[next].slice == (SliceId{key, 0}));
   Blobs pieces = results[next++].pieces;
-  for (; next < results.size() && results[next].slice.key == key; ++next) {
+  for (int32_t index = 1;
+       next < results.size() && results[next].slice.key == key;
+       ++index, ++next) {
+    TORCHKV_INTERNAL_ASSERT(results[next].slice.index == index);
     const Blobs& more = results[next].pieces;
     pieces.append(more.begin(), more.end());
   }
