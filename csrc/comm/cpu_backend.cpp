@@ -6,18 +6,10 @@
 
 namespace torchkv {
 
-namespace {
-
-bool steps_rows(const RuleSpec& rule) {
-  return can_step_rows(rule) && !is_elementwise(rule);
-}
-
-} // namespace
-
 bool CpuBackend::can_step(const Job& job) {
   const RuleSpec& rule = job.step->rule;
   return job.result->device().is_cpu() && has_kernel(rule) &&
-      (!steps_rows(rule) || job.result->is_contiguous());
+      (!is_row_wise(rule) || job.result->is_contiguous());
 }
 
 bool CpuBackend::add(const Job& job) {
@@ -40,7 +32,7 @@ bool CpuBackend::add(const Job& job) {
   if (all([&](const Value& value) {
         return same_layout(*value.data, result);
       })) {
-    if (!job.is_norm && steps_rows(job.step->rule)) {
+    if (!job.is_norm && is_row_wise(job.step->rule)) {
       return add_rows(sum);
     }
     sums_.add(sum);

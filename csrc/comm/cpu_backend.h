@@ -12,8 +12,8 @@ namespace torchkv {
 
 // The kernels of kernels/cpu: all that is in CPU memory, of any dtypes and
 // strides. Norms and rules that are not elementwise, of values with another
-// memory layout than the result (or, for rules of rows, of several dtypes), are
-// left to AtenBackend, which adds up the values first.
+// memory layout than the result (or, for row-wise rules, of several dtypes),
+// are left to AtenBackend, which adds up the values first.
 class TORCHKV_API CpuBackend final : public Backend {
  public:
   explicit CpuBackend(Runtime& runtime) : runtime_(runtime) {}
@@ -33,7 +33,7 @@ class TORCHKV_API CpuBackend final : public Backend {
 
   Runtime& runtime_;
   kernels::cpu::SumBatch sums_;
-  kernels::cpu::RowSumBatch rows_; // of rules that step rows
+  kernels::cpu::RowSumBatch rows_; // of row-wise rules
   kernels::cpu::StridedSums strided_;
   at::Tensor scratch_; // of strided_, if needed
   kernels::cpu::CopyBatch copies_;

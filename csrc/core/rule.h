@@ -83,10 +83,15 @@ constexpr size_t kMaxStates = 3;
 TORCHKV_API std::array<const char*, kMaxStates> state_names(
     const RuleSpec& rule);
 
+// Whether the rule steps each row, along the first dimension, by itself, but
+// not each element.
+inline bool is_row_wise(const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
+}
+
 // Whether there are kernels for the rule, on CPUs at least.
 inline bool has_kernel(const RuleSpec& rule) {
-  return rule.id < RuleSpec::Id::kMxnetLamb ||
-      rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
+  return rule.id < RuleSpec::Id::kMxnetLamb || is_row_wise(rule);
 }
 
 // Whether the rule can be applied to shards of a value: LAMB, for example,
@@ -98,8 +103,8 @@ inline bool is_elementwise(const RuleSpec& rule) {
 // Whether the rule can step the rows of a sparse gradient alone. DCASGD cannot:
 // it takes a weight without a previous one for the first of its key.
 inline bool can_step_rows(const RuleSpec& rule) {
-  return (is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd) ||
-      rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
+  return is_row_wise(rule) ||
+      (is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd);
 }
 
 // Whether it is one of MXNet's.

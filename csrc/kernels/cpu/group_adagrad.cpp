@@ -47,13 +47,33 @@ TORCHKV_CLONES void add_to_rows(
   }
 }
 
-} // namespace
+// `read(to, count)` gives the gradient's next numbers.
+template <typename T, class Read>
+void add_mean_squares(T* history, T* end, int64_t row_size, Read read) {
+  constexpr int64_t kNumbers = 2048;
+  alignas(kCacheLine) std::array<T, kNumbers> gradients;
+  if (row_size <= kNumbers) {
+    const int64_t most = kNumbers / row_size * row_size;
+    for (int64_t size = 0; history != end; history += size) {
+      size = std::min<int64_t>(most, end - history);
+      read(gradients.data(), size);
+      add_to_rows(history, gradients.data(), size / row_size, row_size);
+    }
+    return;
+  }
+  for (; history != end; history += row_size) {
+    double squares = 0;
+    for (int64_t first = 0, size = 0; first < row_size; first += size) {
+      size = std::min(kNumbers, row_size - first);
+      read(gradients.data(), size);
+      squares += squares_of(gradients.data(), size);
+    }
+    const double mean = squares / static_cast<double>(row_size);
+    add_to_row(history, static_cast<T>(mean), row_size);
+  }
+}
 
-GroupHistories::GroupHistories(
-    const RuleStep& step,
-    c10::ScalarType dtype,
-    int64_t row_size)
-    : step_(step), dtype_(dtype), row_size_(row_size) {}
+} // namespace
 
 void GroupHistories::add(
     const SumLine& sum,
@@ -61,63 +81,31 @@ void GroupHistories::add(
     int64_t value_size,
     char* history,
     int64_t num_elements) const {
-  if (c10::toRealValueType(dtype_) == c10::kDouble) {
-    add(sum,
-        values,
-        value_size,
-        reinterpret_cast<double*>(history),
-        num_elements);
-  } else {
-    add(sum,
-        values,
-        value_size,
-        reinterpret_cast<float*>(history),
-        num_elements);
-  }
-}
-
-// In blocks of several rows, or of a part of one.
-template <typename T>
-void GroupHistories::add(
-    const SumLine& sum,
-    c10::ArrayRef<const char*> values,
-    int64_t value_size,
-    T* history,
-    int64_t num_elements) const {
-  constexpr int64_t kNumbers = 2048;
-  alignas(kCacheLine) std::array<T, kNumbers> gradients;
-  const int64_t per_element = c10::isComplexType(dtype_) ? 2 : 1;
-  const int64_t row = row_size_ * per_element; // numbers
+  const int64_t per_element = c10::isComplexType(dtype_) ? 2 : 1; // numbers
   c10::SmallVector<const char*, 8> from(values.begin(), values.end());
-  const auto read = [&](int64_t num_numbers) {
-    const int64_t size = num_numbers / per_element;
-    auto* const to = reinterpret_cast<char*>(gradients.data());
-    sum.dense(from.data(), to, {}, size, /*stream=*/false);
-    for (auto& value : from) {
-      value += size * value_size;
-    }
-    make_limited_gradient(step_, gradients.data(), num_numbers);
+  const auto add_as = [&](auto zero) {
+    using T = decltype(zero);
+    auto* const first = reinterpret_cast<T*>(history);
+    add_mean_squares(
+        first,
+        first + num_elements * per_element,
+        row_size_ * per_element,
+        [&](T* to, int64_t num_numbers) {
+          const int64_t size = num_numbers / per_element;
+          sum.dense(
+              from.data(),
+              reinterpret_cast<char*>(to),
+              {},
+              size,
+              /*stream=*/false);
+          for (auto& value : from) {
+            value += size * value_size;
+          }
+          make_limited_gradient(step_, to, num_numbers);
+        });
   };
-  T* const end = history + num_elements * per_element;
-  if (row <= kNumbers) {
-    const int64_t most = kNumbers / row * row;
-    for (int64_t size = 0; history != end; history += size) {
-      size = std::min<int64_t>(most, end - history);
-      read(size);
-      add_to_rows(history, gradients.data(), size / row, row);
-    }
-    return;
-  }
-  for (; history != end; history += row) {
-    double squares = 0;
-    for (int64_t first = 0, size = 0; first < row; first += size) {
-      size = std::min(kNumbers, row - first);
-      read(size);
-      squares += squares_of(gradients.data(), size);
-    }
-    const double mean = squares / static_cast<double>(row);
-    add_to_row(history, static_cast<T>(mean), row);
-  }
+  c10::toRealValueType(dtype_) == c10::kDouble ? add_as(double())
+                                               : add_as(float());
 }
 
 } // namespace torchkv::kernels::cpu

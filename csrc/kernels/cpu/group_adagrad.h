@@ -14,11 +14,12 @@ namespace torchkv::kernels::cpu {
 // element of the row has. The second is that of SumLine.
 class GroupHistories {
  public:
-  // REQUIRES: the dtype of the arithmetic, to which the lines given add up
-  // values; a step that outlives this.
-  GroupHistories(const RuleStep& step, c10::ScalarType dtype, int64_t row_size);
+  // REQUIRES: the dtype of the arithmetic, which sums have; a step that
+  // outlives this.
+  GroupHistories(const RuleStep& step, c10::ScalarType dtype, int64_t row_size)
+      : step_(step), dtype_(dtype), row_size_(row_size) {}
 
-  // `value_size`: bytes of an element.
+  // `sum` adds up the values; `value_size`: bytes of an element of one.
   void add(
       const SumLine& sum,
       c10::ArrayRef<const char*> values,
@@ -27,14 +28,6 @@ class GroupHistories {
       int64_t num_elements) const;
 
  private:
-  template <typename T>
-  void add(
-      const SumLine& sum,
-      c10::ArrayRef<const char*> values,
-      int64_t value_size,
-      T* history,
-      int64_t num_elements) const;
-
   const RuleStep& step_;
   c10::ScalarType dtype_;
   int64_t row_size_; // elements

@@ -62,7 +62,7 @@ class StepRows {
         lines_(job),
         is_assign_(is_assign(job)),
         stream_(stream && is_assign_) {
-    if (job.step->rule.id == RuleSpec::Id::kMxnetGroupAdagrad) {
+    if (is_row_wise(job.step->rule)) {
       const auto arithmetic = at::toOpMathType(job.dtype);
       first_pass_.emplace(
           FirstPass{
@@ -137,7 +137,7 @@ class StepRows {
     LinesByCount gradients;
     GroupHistories histories;
   };
-  std::optional<FirstPass> first_pass_; // of GroupAdaGrad
+  std::optional<FirstPass> first_pass_; // of row-wise rules
   const bool is_assign_;
   const bool stream_;
 };
