@@ -288,8 +288,8 @@ A row-sparse key refuses updaters that need the whole value:
 Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
 `device` store; in stores of several processes both are a NotImplementedError. Of
 `device` and `nccl` stores on GPUs, a test compares the combinations without Python
-updaters with those in CPU memory; so far, it has run on fake GPUs
-(`tests/cpp/mock_cuda/composition_test.cpp`).
+updaters with those in CPU memory; so far, it has run only on GPUs simulated in CPU
+memory (`tests/cpp/mock_cuda/composition_test.cpp`).
 """
 
 

@@ -209,13 +209,15 @@ def in_group(**changes):
     return lambda state: state["param_groups"][0].update(changes)
 
 
+def with_moment(size):
+    return lambda state: state["state"][0].update(exp_avg=torch.ones(size))
+
+
 REFUSED = [
     (without("betas"), "expected the state of torch.optim.Adam.*'betas'"),
     (without("params"), "expected numbers in param_groups"),
     (in_group(params=[0]), "expected groups of 4 parameters.*groups of 1"),
-    (in_group(lr=-1.0), "lr|learning rate"),
     (lambda s: s["state"].update({0: 3}), "expected a dict by name"),
-    (lambda s: s["state"][0].update(exp_avg=torch.ones(7)), "expected .*shape"),
     (lambda s: s.update(param_groups=3), "expected a list as 'param_groups'"),
     (lambda s: s.update(state=3), "expected a dict as 'state'"),
 ]
@@ -225,6 +227,10 @@ REFUSED = [
     "make, change, expected",
     [
         *((make, *case) for make in (Ours, OfClass) for case in REFUSED),
+        (Ours, in_group(lr=-1.0), "lr"),
+        (OfClass, in_group(lr=-1.0), "learning rate"),
+        (Ours, with_moment(7), "expected shape"),
+        (OfClass, with_moment(7), "expected 'exp_avg'"),
         (Ours, lambda s: s["state"][0].pop("exp_avg"), "exp_avg"),
     ],
 )
