@@ -8,8 +8,12 @@
 namespace torchkv {
 namespace {
 
-const Compressed* codes_of(const Value& value) {
+const Compressed* compressed(const Value& value) {
   return dynamic_cast<const Compressed*>(value.encoding);
+}
+
+bool is_packed(const Value& value) {
+  return dynamic_cast<const Packed*>(value.encoding) != nullptr;
 }
 
 } // namespace
@@ -21,7 +25,8 @@ bool CompressedBackend::add(const Job& job) {
       is_real && job.result->device().is_cpu() &&
       std::all_of(job.values.begin(), job.values.end(), [](const Value& value) {
         return is_plain_cpu(*value.data) &&
-            (value.dense() != nullptr || codes_of(value) != nullptr);
+            (value.dense() != nullptr || compressed(value) != nullptr ||
+             (is_packed(value) && value.begin == 0));
       });
   if (!is_supported) {
     return false;
@@ -39,26 +44,32 @@ void CompressedBackend::add_sum(const Job& job) {
   c10::SmallVector<kernels::cpu::CompressedSource, 4> sources;
   for (const auto& value : job.values) {
     auto& source = sources.emplace_back();
+    if (is_packed(value)) {
+      source.codes = &codes_.emplace_back(
+          static_cast<const char*>(value.data->const_data_ptr()),
+          value.data->numel(),
+          job.result->numel());
+      continue;
+    }
     source.data = static_cast<const char*>(value.data->const_data_ptr());
     source.dtype = value.data->scalar_type();
-    const Compressed* const codes = codes_of(value);
-    if (codes == nullptr) {
+    const Compressed* const sent = compressed(value);
+    if (sent == nullptr) {
       continue;
     }
     first = value.begin;
     source.data += first * static_cast<int64_t>(value.data->element_size());
-    source.codec = codes->codec;
-    if (codes->residual.defined()) {
-      source.residual = static_cast<char*>(codes->residual.mutable_data_ptr()) +
-          first * static_cast<int64_t>(codes->residual.element_size());
+    source.codec = sent->codec;
+    if (sent->residual.defined()) {
+      source.residual = static_cast<char*>(sent->residual.mutable_data_ptr()) +
+          first * static_cast<int64_t>(sent->residual.element_size());
     }
-    source.stream = codes->stream;
-    if (codes->largest.defined()) {
-      source.largest =
-          static_cast<const char*>(codes->largest.const_data_ptr());
+    source.stream = sent->stream;
+    if (sent->largest.defined()) {
+      source.largest = static_cast<const char*>(sent->largest.const_data_ptr());
     }
-    source.least_bits = codes->least_bits;
-    source.ties_end = codes->ties_end;
+    source.least_bits = sent->least_bits;
+    source.ties_end = sent->ties_end;
   }
   kernels::cpu::StateLine state;
   job.get_state(state.master, state.states);

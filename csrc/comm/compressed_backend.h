@@ -1,13 +1,15 @@
 #pragma once
 
+#include <list>
 #include <memory>
 
 #include "../kernels/cpu/compressed_sums.h"
+#include "../kernels/cpu/packed_codes.h"
 #include "encoded_backend.h"
 
 namespace torchkv {
 
-// Compressed values (core/compressed.h), after dense ones or none, in CPU
+// Compressed values (core/compressed.h), and dense ones between them, in CPU
 // memory. Rules without a kernel, and those that are not elementwise, get a
 // dense sum.
 class CompressedBackend final
@@ -22,6 +24,8 @@ class CompressedBackend final
 
  private:
   void add_sum(const Job& job) override;
+
+  std::list<kernels::cpu::PackedCodes> codes_; // that sums_ points to
 };
 
 } // namespace torchkv

@@ -34,4 +34,12 @@ struct Compressed final : Encoding {
   int64_t ties_end = 0;
 };
 
+// What a codec has sent of a value, in CPU memory: the payload is the packed
+// codes of all its elements (kernels/cpu/packed_codes.h), as bytes.
+struct Packed final : Encoding {
+  Packed() {
+    form = kCompressed;
+  }
+};
+
 } // namespace torchkv

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../core/export.h"
@@ -73,7 +74,14 @@ struct TORCHKV_API Tensors {
         encodings.empty() ? nullptr
                           : encodings[static_cast<size_t>(index)].get()};
   }
-  void append(const at::Tensor& tensor) {
+  // The elements of a value or, with an encoding, its payload.
+  void append(
+      const at::Tensor& tensor,
+      std::shared_ptr<const Encoding> encoding = nullptr) {
+    if (encoding != nullptr || !encodings.empty()) {
+      encodings.resize(flat.size());
+      encodings.push_back(std::move(encoding));
+    }
     flat.push_back(tensor);
   }
   void end_group() {

@@ -67,10 +67,11 @@ void Groups::merge() {
   Tensors& merged = merged_.emplace();
   for (const auto& group : groups) {
     for (const int64_t j : group) {
-      merged.append(tensors_.flat[j]);
-      if (!tensors_.encodings.empty()) {
-        merged.encodings.push_back(tensors_.encodings[static_cast<size_t>(j)]);
-      }
+      merged.append(
+          tensors_.flat[j],
+          tensors_.encodings.empty()
+              ? nullptr
+              : tensors_.encodings[static_cast<size_t>(j)]);
     }
     merged.end_group();
   }
@@ -110,11 +111,7 @@ void Batch::compress(Slices& slices) {
     Value* const own = value;
     value += item.values.size();
     const Codec& codec = compression_->get().codec_of(entry.key);
-    // Not those of a later compression, which this call does not know.
-    if (entry.residual_generation < compression_->since(entry.key) ||
-        (!codec.has_feedback() && entry.residual_generation <= generation)) {
-      entry.residuals.clear();
-    }
+    renew_residuals(entry, *compression_);
     if (codec.id == Codec::Id::kNone ||
         std::any_of(own, value, [](const Value& pushed) {
           return pushed.dense() == nullptr;

@@ -20,7 +20,35 @@
 namespace torchkv {
 namespace {
 
-// The random numbers of one compressed value: the same on every run.
+// The residual of a position, of zeros where there is none yet. REQUIRES:
+// called for the positions before it.
+Residual& residual_at(Entry& entry, size_t position, Slices& slices) {
+  if (entry.residuals.size() == position) {
+    at::Tensor zeros =
+        slices.empty_like(entry, residual_dtype(entry.meta), c10::kCPU);
+    std::memset(zeros.mutable_data_ptr(), 0, zeros.nbytes());
+    entry.residuals.push_back({std::move(zeros), {}});
+  }
+  return entry.residuals.at(position);
+}
+
+} // namespace
+
+c10::ScalarType residual_dtype(const Meta& meta) {
+  return meta.dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
+}
+
+void renew_residuals(Entry& entry, const StoreCompression& compression) {
+  const uint64_t generation = compression.generation();
+  const bool has_feedback =
+      compression.get().codec_of(entry.key).has_feedback();
+  // Not those of a later compression, which this call does not know.
+  if (entry.residual_generation < compression.since(entry.key) ||
+      (!has_feedback && entry.residual_generation <= generation)) {
+    entry.residuals.clear();
+  }
+}
+
 uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position) {
   const Key& key = entry.key;
   const uint64_t of_key = key.kind() == KeyKind::kInt
@@ -35,25 +63,6 @@ uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position) {
   }
   return result;
 }
-
-// The dtype in which codecs compute for a key, and of its residuals.
-c10::ScalarType residual_dtype(const Meta& meta) {
-  return meta.dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
-}
-
-// The residual of a position, of zeros where there is none yet. REQUIRES:
-// called for the positions before it.
-Residual& residual_at(Entry& entry, size_t position, Slices& slices) {
-  if (entry.residuals.size() == position) {
-    at::Tensor zeros =
-        slices.empty_like(entry, residual_dtype(entry.meta), c10::kCPU);
-    std::memset(zeros.mutable_data_ptr(), 0, zeros.nbytes());
-    entry.residuals.push_back({std::move(zeros), {}});
-  }
-  return entry.residuals.at(position);
-}
-
-} // namespace
 
 void check_compressible(
     const Call& call,
@@ -104,21 +113,37 @@ Compressed compress(
     size_t position,
     const at::Tensor& value,
     Slices& slices) {
-  Compressed result;
-  result.sizes = entry.meta.sizes;
-  result.dtype = residual_dtype(entry.meta);
-  result.codec = codec;
+  at::Tensor kept;
   if (codec.has_feedback()) {
-    result.residual = residual_at(entry, position, slices).tensor;
-    if (!result.residual.is_cpu()) {
-      Residual& residual = entry.residuals[position];
-      result.residual = residual.tensor =
-          residual_on_cpu(entry, residual, slices);
+    Residual& residual = residual_at(entry, position, slices);
+    if (!residual.tensor.is_cpu()) {
+      residual.tensor = residual_on_cpu(entry, residual, slices);
     }
-  } else {
-    result.stream = stream_of(codec, entry, position);
+    kept = residual.tensor;
   }
-  const int64_t num_elements = entry.meta.num_elements;
+  return compress(
+      codec,
+      entry.meta,
+      value,
+      std::move(kept),
+      stream_of(codec, entry, position),
+      entry.slices.size() > 1);
+}
+
+Compressed compress(
+    const Codec& codec,
+    const Meta& meta,
+    const at::Tensor& value,
+    at::Tensor kept,
+    uint64_t stream,
+    bool is_divided) {
+  Compressed result;
+  result.sizes = meta.sizes;
+  result.dtype = residual_dtype(meta);
+  result.codec = codec;
+  result.residual = std::move(kept);
+  result.stream = stream;
+  const int64_t num_elements = meta.num_elements;
   if (num_elements == 0) {
     return result;
   }
@@ -127,7 +152,7 @@ Compressed compress(
       ? static_cast<const char*>(result.residual.const_data_ptr())
       : nullptr;
   const int64_t block_size = codec.block_size();
-  if (block_size != 0 && entry.slices.size() > 1) {
+  if (block_size != 0 && is_divided) {
     const PlainDispatch plain;
     result.largest = at::empty(
         {(num_elements + block_size - 1) / block_size},

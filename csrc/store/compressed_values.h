@@ -25,6 +25,28 @@ void check_compressible(
 // kernels that sum values compute what is sent. REQUIRES: the entry's mutex.
 bool are_in_cpu_memory(const Entry& entry, c10::ArrayRef<Value> values);
 
+// The dtype in which codecs compute for a key, and of its residuals.
+c10::ScalarType residual_dtype(const Meta& meta);
+
+// Of a key that a call compresses: drops residuals of a compression that ended
+// before this one began. REQUIRES: the entry's mutex.
+void renew_residuals(Entry& entry, const StoreCompression& compression);
+
+// The random numbers of a value at a position in its list: the same on every
+// run. REQUIRES: the entry's mutex.
+uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position);
+
+// What the codec sends of a value and its residual, undefined for one without
+// error feedback, both in CPU memory and with the memory layout of the stored
+// value. `is_divided`: parts of the value are sent by themselves.
+Compressed compress(
+    const Codec& codec,
+    const Meta& meta,
+    const at::Tensor& value,
+    at::Tensor residual,
+    uint64_t stream,
+    bool is_divided);
+
 // What the codec sends of a key's value at a position in its list; makes the
 // residual where there is none yet, of zeros. REQUIRES: the entry's mutex,
 // check_compressible; the value has the memory layout of the stored one; called

@@ -8,6 +8,7 @@
 #include "access.h"
 #include "cache_line.h"
 #include "chunks.h"
+#include "packed_codes.h"
 #include "parallel.h"
 
 namespace torchkv::kernels::cpu {
@@ -33,7 +34,9 @@ class Tiles {
     for (const auto& source : sources) {
       const int64_t stride = num_bytes_of(source.dtype);
       const char* const data = source.data + first * stride;
-      if (source.codec.id == Codec::Id::kNone) {
+      if (source.codes != nullptr) {
+        source.codes->add(first, size, is_add, codes_, total_);
+      } else if (source.codec.id == Codec::Id::kNone) {
         access<T>(source.dtype).load(data, stride, is_add, total_, size);
       } else {
         T* const residual = source.residual == nullptr
@@ -54,6 +57,7 @@ class Tiles {
   alignas(kCacheLine) T values_[kTile];
   alignas(kCacheLine) T kept_[kTile];
   alignas(kCacheLine) T total_[kTile];
+  alignas(kCacheLine) double codes_[kTile]; // of a dtype of their own
 };
 
 template <class Job>
@@ -87,8 +91,11 @@ void CompressedSumBatch::add(const CompressedSum& sum) {
   }
   job.bytes_per_element = 2 * job.stored_size;
   for (const auto& source : job.sources) {
-    job.bytes_per_element += num_bytes_of(source.dtype) +
-        (source.residual != nullptr ? 2 * num_bytes_of(job.accumulation) : 0);
+    job.bytes_per_element += source.codes != nullptr
+        ? source.codes->bytes_per_element()
+        : num_bytes_of(source.dtype) +
+            (source.residual != nullptr ? 2 * num_bytes_of(job.accumulation)
+                                        : 0);
   }
   for (const char* state : job.state.states) {
     job.bytes_per_element += state != nullptr ? 2 * job.bytes_of_state : 0;

@@ -11,9 +11,12 @@
 
 namespace torchkv::kernels::cpu {
 
+class PackedCodes;
+
 // What one replica pushes: a dense value if the codec is none, or what the
-// codec sends of it (core/compressed.h).
+// codec sends of it (core/compressed.h), or what one has sent.
 struct CompressedSource {
+  const PackedCodes* codes = nullptr; // not null: there is nothing else
   const char* data = nullptr; // from the first element of a sum
   c10::ScalarType dtype = c10::kFloat;
   Codec codec;

@@ -177,8 +177,7 @@ inline Tensors encoded(const std::vector<std::vector<Pushed>>& groups) {
   Tensors result;
   for (const auto& group : groups) {
     for (const auto& value : group) {
-      result.append(value.data);
-      result.encodings.push_back(value.code);
+      result.append(value.data, value.code);
     }
     result.end_group();
   }

@@ -14,8 +14,8 @@
 
 #include "core/mixed_bits.h"
 #include "kernels/codecs.h"
-#include "kernels/cpu/select_top.h"
 #include "kernels/cpu/sum.h"
+#include "pushed.h"
 #include "rule_cases.h"
 #include "state_line.h"
 
@@ -26,72 +26,6 @@ using kernels::cpu::CompressedSource;
 using kernels::cpu::CompressedSumBatch;
 using kernels::cpu::SumBatch;
 using Id = Codec::Id;
-
-// What a replica pushes, with what it left before; dense if the codec is none.
-struct Pushed {
-  Codec codec;
-  at::Tensor value;
-  at::Tensor residual;
-  at::Tensor largest;
-  CompressedSource source;
-};
-
-const char* bytes_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const char*>(tensor.const_data_ptr())
-                          : nullptr;
-}
-
-Codec codec_of(Id id) {
-  Codec codec;
-  codec.id = id;
-  codec.threshold = 0.375;
-  codec.ratio = 0.1;
-  return codec;
-}
-
-Pushed pushed(
-    Id id,
-    int64_t size,
-    at::ScalarType dtype,
-    at::ScalarType arithmetic,
-    bool in_parts) {
-  Pushed result;
-  result.codec = codec_of(id);
-  result.value = at::randn({size}, at::kDouble).to(dtype);
-  auto& source = result.source;
-  if (result.codec.has_feedback()) {
-    result.residual = at::randn({size}, arithmetic).mul_(0.25);
-    source.residual = static_cast<char*>(result.residual.mutable_data_ptr());
-  }
-  source.data = bytes_of(result.value);
-  source.dtype = dtype;
-  source.codec = result.codec;
-  source.stream = 12345;
-  if (id == Id::kTopK) {
-    const auto top = kernels::cpu::select_top(
-        source.data,
-        dtype,
-        source.residual,
-        arithmetic,
-        size,
-        result.codec.num_sent(size));
-    source.least_bits = top.least_bits;
-    source.ties_end = top.ties_end;
-  }
-  if (const int64_t block = result.codec.block_size(); in_parts && block != 0) {
-    result.largest = at::empty({(size + block - 1) / block}, arithmetic);
-    kernels::cpu::block_magnitudes(
-        source.data,
-        dtype,
-        source.residual,
-        arithmetic,
-        size,
-        block,
-        static_cast<char*>(result.largest.mutable_data_ptr()));
-    source.largest = bytes_of(result.largest);
-  }
-  return result;
-}
 
 template <typename T>
 T plain_sent(
@@ -175,25 +109,6 @@ at::Tensor plain_sum(const std::vector<Pushed>& all) {
   return total;
 }
 
-void expect_same_bits(const at::Tensor& actual, const at::Tensor& expected) {
-  ASSERT_EQ(actual.defined(), expected.defined());
-  if (expected.defined()) {
-    // Not equal(): the signs of zeros count.
-    EXPECT_TRUE(actual.view(at::kByte).equal(expected.view(at::kByte)));
-  }
-}
-
-std::vector<Pushed> clone(const std::vector<Pushed>& all) {
-  std::vector<Pushed> result = all;
-  for (auto& one : result) {
-    if (one.residual.defined()) {
-      one.residual = one.residual.clone();
-      one.source.residual = static_cast<char*>(one.residual.mutable_data_ptr());
-    }
-  }
-  return result;
-}
-
 // The elements [begin, end) of the values in one job.
 void add_part(
     CompressedSumBatch& batch,
@@ -216,14 +131,6 @@ void add_part(
   batch.add({sources, begin, stored, arithmetic, step, state});
 }
 
-constexpr std::array<Id, 7> kCodecs{
-    Id::k1Bit,
-    Id::k2Bit,
-    Id::kFp16,
-    Id::kBf16,
-    Id::kFp8,
-    Id::kInt4,
-    Id::kTopK};
 constexpr std::array<int64_t, 6> kSizes{1, 127, 128, 1025, 4096, 100'003};
 
 template <typename T>

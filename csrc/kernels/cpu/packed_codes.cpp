@@ -1,0 +1,236 @@
+#include "packed_codes.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/Float8_e4m3fn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "../codecs.h"
+#include "access.h"
+#include "cache_line.h"
+#include "clones.h"
+#include "packed_format.h"
+
+namespace torchkv::kernels::cpu {
+namespace {
+
+using namespace packed;
+
+template <int Bits>
+TORCHKV_CLONES void unpack_words(
+    const uint32_t* words,
+    int64_t size,
+    uint32_t* codes) {
+  constexpr uint32_t kMask = (uint32_t{1} << uint32_t{Bits}) - 1;
+  const int64_t count = (size + 32 / Bits - 1) / (32 / Bits);
+  uint32_t shift = 0;
+  for (int64_t begin = 0; begin < size; begin += count, shift += Bits) {
+    const int64_t line = std::min(count, size - begin);
+    for (int64_t i = 0; i < line; ++i) {
+      codes[begin + i] = (words[i] >> shift) & kMask;
+    }
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES void value_1bit(const uint32_t* codes, int64_t size, T* sent) {
+  for (int64_t i = 0; i < size; ++i) {
+    sent[i] = codes[i] != 0 ? T(1) : T(-1);
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES void value_2bit(
+    const uint32_t* codes,
+    T threshold,
+    int64_t size,
+    T* sent) {
+  for (int64_t i = 0; i < size; ++i) {
+    const T low = codes[i] == 2 ? -threshold : T(0);
+    sent[i] = codes[i] == 1 ? threshold : low;
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES void value_int4(
+    const uint32_t* codes,
+    T scale,
+    int64_t size,
+    T* sent) {
+  for (int64_t i = 0; i < size; ++i) {
+    const T value = T(static_cast<int32_t>(codes[i]) - 8) * scale;
+    sent[i] = codes[i] != 0 ? value : codecs::kNan<T>;
+  }
+}
+
+template <typename T>
+void value_fp8(const char* codes, T scale, int64_t size, T* sent) {
+  for (int64_t i = 0; i < size; ++i) {
+    c10::Float8_e4m3fn code;
+    std::memcpy(&code.x, codes + i, 1);
+    const auto value = static_cast<float>(code);
+    sent[i] = std::isnan(value) ? codecs::kNan<T> : T(value) * scale;
+  }
+}
+
+template <typename Total, typename T>
+TORCHKV_CLONES void add_tile(
+    const T* sent,
+    int64_t size,
+    bool is_add,
+    Total* total) {
+  for (int64_t i = 0; i < size; ++i) {
+    const auto value = static_cast<Total>(sent[i]);
+    total[i] = is_add ? total[i] + value : value;
+  }
+}
+
+} // namespace
+
+PackedCodes::PackedCodes(
+    const char* data,
+    int64_t num_bytes,
+    int64_t num_elements) {
+  Header header;
+  const auto expect = [&](bool condition) {
+    TORCH_CHECK_VALUE(
+        condition,
+        "push: expected the codes of ",
+        num_elements,
+        " compressed elements, but got ",
+        num_bytes,
+        " bytes that cannot be");
+  };
+  expect(num_bytes >= kHeaderSize);
+  std::memcpy(&header, data, sizeof(header));
+  expect(
+      header.codec > static_cast<uint8_t>(Id::kNone) &&
+      header.codec <= static_cast<uint8_t>(Id::kTopK) &&
+      (header.size == sizeof(float) || header.size == sizeof(double)) &&
+      header.zero == 0 && header.num_elements == num_elements);
+  codec_.id = static_cast<Id>(header.codec);
+  codec_.threshold = header.threshold;
+  dtype_ = header.size == sizeof(float) ? c10::kFloat : c10::kDouble;
+  num_elements_ = num_elements;
+  block_begin_ = header.block_begin;
+  scales_ = data + kHeaderSize;
+  const int64_t block_size = codec_.block_size();
+  expect(block_begin_ < std::max<int64_t>(block_size, 1));
+  if (codec_.id != Id::kTopK) {
+    expect(header.num_sent == 0);
+    codes_ = scales_ +
+        num_blocks(block_begin_, num_elements, block_size) * header.size;
+    expect(
+        num_bytes == codes_ - data + bytes_of_codes(codec_.id, num_elements));
+    return;
+  }
+  expect(header.num_sent >= 0 && header.num_sent <= num_elements);
+  codes_ = scales_ + 8 * num_tiles(num_elements);
+  indices_ = codes_ + header.num_sent * header.size;
+  expect(
+      num_bytes ==
+      indices_ - data +
+          header.num_sent * static_cast<int64_t>(sizeof(uint16_t)));
+  int64_t begin = 0;
+  for (int64_t tile = 0; tile < num_tiles(num_elements); ++tile) {
+    const auto end = read<int64_t>(scales_, tile);
+    expect(end >= begin && end <= header.num_sent);
+    begin = end;
+  }
+  expect(begin == header.num_sent);
+}
+
+int64_t PackedCodes::bytes_per_element() const {
+  return codec_.id == Id::kFp16 || codec_.id == Id::kBf16 ? 2 : 1;
+}
+
+template <typename T>
+void PackedCodes::read_top(int64_t first, int64_t size, T* sent) const {
+  std::fill(sent, sent + size, T(0));
+  const int64_t tile = first / kTile;
+  const int64_t end = read<int64_t>(scales_, tile);
+  for (int64_t i = tile == 0 ? 0 : read<int64_t>(scales_, tile - 1); i < end;
+       ++i) {
+    const auto index = read<uint16_t>(indices_, i);
+    if (index < size) { // as it always is, unless a peer sends nonsense
+      sent[index] = read<T>(codes_, i);
+    }
+  }
+}
+
+template <typename T>
+void PackedCodes::read_tile(int64_t first, int64_t size, T* sent) const {
+  const Id id = codec_.id;
+  if (id == Id::kTopK) {
+    read_top(first, size, sent);
+    return;
+  }
+  const char* const codes = codes_ + bytes_of_codes(id, first);
+  if (id == Id::kFp16 || id == Id::kBf16) {
+    access<T>(half_type(id)).load(codes, 2, /*is_add=*/false, sent, size);
+    return;
+  }
+  alignas(kCacheLine) uint32_t numbers[kTile];
+  alignas(kCacheLine) uint32_t words[kTile];
+  if (id != Id::kFp8) {
+    std::memcpy(words, codes, bytes_of_codes(id, size));
+  }
+  if (id == Id::k1Bit) {
+    unpack_words<1>(words, size, numbers);
+    value_1bit(numbers, size, sent);
+  } else if (id == Id::k2Bit) {
+    unpack_words<2>(words, size, numbers);
+    value_2bit(numbers, static_cast<T>(codec_.threshold), size, sent);
+  } else {
+    if (id == Id::kInt4) {
+      unpack_words<4>(words, size, numbers);
+    }
+    for_each_block(
+        block_begin_ + first,
+        size,
+        codec_.block_size(),
+        [&](int64_t i, int64_t count, int64_t block) {
+          const T scale = read<T>(scales_, block);
+          if (id == Id::kFp8) {
+            value_fp8(codes + i, scale, count, sent + i);
+          } else {
+            value_int4(numbers + i, scale, count, sent + i);
+          }
+        });
+  }
+}
+
+template <typename Total>
+void PackedCodes::add(
+    int64_t first,
+    int64_t size,
+    bool is_add,
+    void* buffer,
+    Total* total) const {
+  const auto add_as = [&](auto* sent) {
+    read_tile(first, size, sent);
+    add_tile(sent, size, is_add, total);
+  };
+  if (dtype_ == c10::kDouble) {
+    add_as(static_cast<double*>(buffer));
+  } else {
+    add_as(static_cast<float*>(buffer));
+  }
+}
+
+template void PackedCodes::add<float>(
+    int64_t first,
+    int64_t size,
+    bool is_add,
+    void* buffer,
+    float* total) const;
+template void PackedCodes::add<double>(
+    int64_t first,
+    int64_t size,
+    bool is_add,
+    void* buffer,
+    double* total) const;
+
+} // namespace torchkv::kernels::cpu
