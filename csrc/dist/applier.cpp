@@ -7,8 +7,10 @@
 #include <future>
 #include <utility>
 
+#include "../core/compressed.h"
 #include "../core/in_progress.h"
 #include "../core/signals.h"
+#include "../kernels/cpu/packed_codes.h"
 #include "errors.h"
 #include "within.h"
 
@@ -19,6 +21,28 @@ c10::IntArrayRef sizes_of(const Round& round) {
   return round.num_elements == round.spec->total
       ? c10::IntArrayRef(round.spec->sizes)
       : c10::IntArrayRef(round.num_elements);
+}
+
+// ValueError for codes that cannot be those of the slice.
+void append_codes(
+    const Push& push,
+    const Round& round,
+    const Buffers& buffers,
+    Tensors& values) {
+  int64_t num_bytes = 0;
+  for (const auto& piece : push.pieces) {
+    num_bytes += static_cast<int64_t>(piece.size());
+  }
+  const at::Tensor bytes =
+      tensor_of(push.pieces, {num_bytes}, c10::kByte, buffers);
+  const kernels::cpu::PackedCodes codes(
+      static_cast<const char*>(bytes.const_data_ptr()),
+      num_bytes,
+      round.num_elements);
+  auto encoding = std::make_shared<Packed>();
+  encoding->sizes = sizes_of(round);
+  encoding->dtype = codes.dtype();
+  values.append(bytes, std::move(encoding));
 }
 
 } // namespace
@@ -290,6 +314,10 @@ void Applier::append_values(
   keys.list.push_back(round.slice.key);
   for (size_t i = 0; i < num_pushes; ++i) {
     const Push& push = round.pushes[i];
+    if (push.is_encoded) {
+      append_codes(push, round, buffers_, values);
+      continue;
+    }
     values.append(tensor_of(
         push.pieces,
         sizes_of(round),

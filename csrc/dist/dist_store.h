@@ -58,6 +58,9 @@ class DistStore final : public Store {
   StoreStatus status() const override;
   Updater updater() const override;
 
+  // Of what this rank sends: each rank has its own.
+  void set_compression(const Compression& compression) override;
+  CompressionPtr compression() const override;
   void set_updater(std::shared_ptr<OpaqueUpdater> updater) override;
   uint64_t set_optimizer(Optimizer optimizer, bool keep_state, bool check_keys)
       override;
@@ -108,6 +111,8 @@ class DistStore final : public Store {
   Entries find(const Call& call) const;
   void check_updater_fits(const char* op, const Updater& next) const;
   void check_expected_keys(const char* op);
+  CompressionPtr compression_of(const Call& call, const Entries& entries) const;
+  static void check_skips(const char* op, const GradientSpec& gradient);
   void raise_deferred(const char* op, const Keys* keys) const;
   KeySpec spec_of(const Meta& meta, bool whole) const;
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
@@ -209,7 +214,9 @@ class DistStore final : public Store {
   UpdateSpec spec_; // without an archive on ranks other than 0
   PendingPtr sent_spec_; // rank 0's latest
   std::unordered_set<Key, KeyHash> split_keys_; // over several servers
-  std::vector<Key> expected_keys_;
+  CompressionPtr compression_; // null: none
+  std::vector<Key> expected_keys_; // of the updater
+  std::vector<Key> compression_keys_; // the same of the compression
   int64_t settled_epoch_ = 0; // of the updater at the last barrier
 };
 

@@ -13,17 +13,23 @@
 #include "capture.h"
 #include "dist_store.h"
 #include "errors.h"
+#include "pack_value.h"
 
 namespace torchkv::dist {
 namespace {
 
+// Makes the value of an item in CPU memory what is sent.
+using Fill = std::function<void(Request::Item& item, const at::Tensor& value)>;
+
 // For a call of which some values are on devices: those of the items named.
-Session::Complete completion(HostCopy copy, std::vector<size_t> items) {
+Session::Complete completion(
+    HostCopy copy,
+    std::vector<std::pair<size_t, Fill>> items) {
   return [copy = std::make_shared<HostCopy>(std::move(copy)),
           items = std::move(items)](Request& request) {
     const auto values = copy->wait();
     for (size_t i = 0; i < items.size(); ++i) {
-      request.items[items[i]].value = blob_of(values[i]);
+      items[i].second(request.items[items[i].first], values[i]);
     }
   };
 }
@@ -100,6 +106,8 @@ Entries DistStore::find(const Call& call) const {
 WorkPtr DistStore::merge(const Call& call) {
   const Entries entries = find(call);
   check_expected_keys(call.op);
+  const Updater updater = this->updater();
+  const CompressionPtr compression = compression_of(call, entries);
   count_call(call, entries);
   c10::SmallVector<c10::ScalarType, 4> dtypes;
   for (const auto& entry : entries) {
@@ -114,8 +122,25 @@ WorkPtr DistStore::merge(const Call& call) {
       session_->applier().callers(), staging_.buffers());
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
   std::vector<at::Tensor> on_devices;
-  std::vector<size_t> items_on_devices;
-  const Updater updater = this->updater();
+  std::vector<std::pair<size_t, Fill>> items_on_devices;
+  const auto is_compressed = [&](size_t i) {
+    return compression != nullptr &&
+        compression->get().codec_of(entries[i]->key).id != Codec::Id::kNone;
+  };
+  const auto fill_of = [&](size_t i) -> Fill {
+    if (!is_compressed(i)) {
+      return [](auto& item, const auto& value) { item.value = blob_of(value); };
+    }
+    // A queued call may outlive the store.
+    return [compression,
+            entry = entries[i],
+            rank = rank(),
+            places = places_of(*entries[i]),
+            buffers = staging_.buffers()](auto& item, const auto& value) {
+      item.codes =
+          pack_value(*compression, *entry, rank, value, places, buffers);
+    };
+  };
   const bool is_waited = pulls || call.options.async_op;
   // Python may hold up an update for as long as it likes.
   const bool in_place = pulls && !call.options.async_op &&
@@ -123,17 +148,19 @@ WorkPtr DistStore::merge(const Call& call) {
   const auto elsewhere = [&](size_t i) {
     return places_elsewhere(*entries[i]);
   };
-  const Staging::InPlace reads{values, elsewhere};
-  for (auto& sum : staging_.sum(call, dtypes, in_place ? &reads : nullptr)) {
+  const Staging::InPlace reads{
+      is_compressed, in_place ? &values : nullptr, elsewhere};
+  for (auto& sum : staging_.sum(call, dtypes, reads)) {
     Request::Item item;
     item.key = sum.key;
     item.own = std::move(sum.own);
-    if (sum.value.device().is_cpu()) {
-      const bool is_own = item.own.data() == sum.value.const_data_ptr();
-      item.value = is_own ? item.own : blob_of(sum.value);
-    } else {
+    if (!sum.value.device().is_cpu()) {
       on_devices.push_back(sum.value);
-      items_on_devices.push_back(request.items.size());
+      items_on_devices.emplace_back(request.items.size(), fill_of(sum.number));
+    } else if (item.own.data() == sum.value.const_data_ptr()) {
+      item.value = item.own;
+    } else {
+      fill_of(sum.number)(item, sum.value);
     }
     item.dtype = static_cast<int32_t>(sum.value.scalar_type());
     item.item_bytes = static_cast<int32_t>(sum.value.element_size());

@@ -207,6 +207,9 @@ void DistStore::check_gradient(const char* op, const GradientSpec& gradient)
       op,
       ": max_norm and skip_nonfinite need the gradients of all ranks, which "
       "dist_async does not wait for; use dist_sync");
+  if (compression() != nullptr) {
+    check_skips(op, gradient);
+  }
 }
 
 uint64_t DistStore::set_optimizer(
@@ -248,9 +251,11 @@ void DistStore::expect_keys(const Keys& keys) {
 
 void DistStore::check_expected_keys(const char* op) {
   const std::lock_guard lock(updater_mutex_);
-  if (!expected_keys_.empty()) {
-    check_known(op, table_, expected_keys_);
-    expected_keys_.clear();
+  for (auto* keys : {&expected_keys_, &compression_keys_}) {
+    if (!keys->empty()) {
+      check_known(op, table_, *keys);
+      keys->clear();
+    }
   }
 }
 

@@ -86,7 +86,7 @@ Staging::Staging(Runtime& runtime, const std::shared_ptr<SharedMemory>& memory)
 std::vector<Staging::Sum> Staging::sum(
     const Call& call,
     c10::ArrayRef<c10::ScalarType> dtypes,
-    const InPlace* in_place) {
+    const InPlace& in_place) {
   std::vector<Sum> sums;
   Groups groups;
   groups.reserve(call.keys.list.size());
@@ -97,7 +97,7 @@ std::vector<Staging::Sum> Staging::sum(
     Group& group = groups[key];
     if (group.num_values == 0) {
       group.index = sums.size();
-      sums.push_back({key, {}, {}});
+      sums.push_back({key, i, {}, {}});
       group.stored = dtypes[i];
     }
     for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
@@ -105,12 +105,15 @@ std::vector<Staging::Sum> Staging::sum(
     }
     are_on_cpu = are_on_cpu && group.device.is_cpu();
   }
-  const bool may_be_in_place = in_place != nullptr && are_on_cpu &&
+  bool may_be_in_place = in_place.values != nullptr && are_on_cpu &&
       std::any_of(call.values->flat.begin(), call.values->flat.end(), is_large);
+  for (size_t i = 0; i < call.keys.list.size() && are_on_cpu; ++i) {
+    may_be_in_place = may_be_in_place || in_place.is_compressed(i);
+  }
   std::unordered_map<Key, at::Tensor, KeyHash> on_devices;
   const std::lock_guard lock(mutex_);
   if (may_be_in_place) {
-    PartOfCall rest = read_in_place(call, groups, *in_place, sums);
+    PartOfCall rest = read_in_place(call, groups, in_place, sums);
     if (!rest.keys.list.empty()) {
       sum_in(store_, {call.op, rest.keys, &rest.values}, groups);
     }
@@ -120,7 +123,7 @@ std::vector<Staging::Sum> Staging::sum(
     sum_on_devices(call, groups, on_devices);
   }
   for (auto& sum : sums) {
-    if (sum.own.size() != 0) {
+    if (sum.value.defined()) {
       continue;
     }
     const auto found = on_devices.find(sum.key);
@@ -157,15 +160,22 @@ Staging::PartOfCall Staging::read_in_place(
     const Key& key = call.keys.list[i];
     const Group& group = groups.at(key);
     const auto values = call.values->of(static_cast<int64_t>(i));
-    const bool is_single = group.num_values == 1 && values.size() == 1;
-    if (!is_single || !is_large(values[0]) || !is_plain_cpu(values[0]) ||
-        !values[0].is_contiguous()) {
+    const bool is_compressed = in_place.is_compressed(i);
+    const bool is_read = is_compressed ||
+        (in_place.values != nullptr && group.num_values == 1 &&
+         values.size() == 1 && is_large(values[0]));
+    if (!is_read || group.num_values != 1 || values.size() != 1 ||
+        !is_plain_cpu(values[0]) || !values[0].is_contiguous()) {
       rest.add(key, values);
       continue;
     }
     const at::Tensor& value = values[0];
     Sum& sum = sums[group.index];
-    sum.own = in_place.values.add(value);
+    if (is_compressed) {
+      sum.value = value;
+      continue;
+    }
+    sum.own = in_place.values->add(value);
     const std::vector<Place> elsewhere = in_place.elsewhere(i);
     sum.value = elsewhere.empty() ? value : copy_of(key, group);
     const size_t item = value.element_size();

@@ -24,16 +24,21 @@ class TORCHKV_API Staging {
  public:
   struct Sum {
     Key key;
-    // Contiguous; not written while it exists. On an accelerator if a value is:
-    // then copy_to_host() brings it.
+    size_t number; // of the key in the call, where it first appears
+    // Contiguous; not written while it exists, unless it is the caller's. On an
+    // accelerator if a value is: then copy_to_host() brings it.
     at::Tensor value;
     // If not empty: the value where the caller has it. Then `value` has only
     // what other servers need.
     Blob own;
   };
-  // For calls that wait until their values are merged.
+  // Of single contiguous values on the CPU, which need no copy.
   struct InPlace {
-    CallerValues::OfCall& values;
+    // Of a key of the call: whether its sum is read before the call returns,
+    // to compress it; then the sum may be the caller's tensor.
+    c10::function_ref<bool(size_t)> is_compressed;
+    // If the call waits until its values are merged; else null.
+    CallerValues::OfCall* values;
     // The slices on other servers of a key of the call.
     c10::function_ref<std::vector<Place>(size_t)> elsewhere;
   };
@@ -44,12 +49,12 @@ class TORCHKV_API Staging {
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the
   // accumulation type of theirs and the stored dtype. `dtypes` has the stored
-  // dtype of each key of the call. With `in_place`, this rank's server reads
-  // large single values on the CPU where they are. REQUIRES: a checked call.
+  // dtype of each key of the call. This rank's server may read
+  // large single values where they are. REQUIRES: a checked call.
   std::vector<Sum> sum(
       const Call& call,
       c10::ArrayRef<c10::ScalarType> dtypes,
-      const InPlace* in_place = nullptr);
+      const InPlace& in_place);
   // Of sums on accelerators, by the thread that has summed them.
   HostCopy copy_to_host(std::vector<at::Tensor> sums) const;
   void erase(const Keys& keys);

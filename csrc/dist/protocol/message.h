@@ -159,6 +159,8 @@ struct Message {
   int64_t snap = 0; // number of the latest snapshot; kWelcome: likewise
   KeySpec spec; // kInit
   int64_t total = 0; // kPush, kPushPull: elements of the whole key
+  // kPush, kPushPull: the payload is codes, of whatever size, and not elements.
+  bool is_encoded = false;
   // kPush, kPushPull: of the pushed elements, which travel as they are.
   int32_t dtype = 0; // c10::ScalarType
   int32_t item_bytes = 0; // 0: as the key's

@@ -35,6 +35,9 @@ struct Request {
     // kPush, kPushPull: if not empty, the same, for slices on this rank's
     // server; those of `value` need not be there.
     Blob own;
+    // kPush, kPushPull: if not empty, instead of the value, what is sent of
+    // each slice, in an encoding that the core does not know.
+    std::vector<Blob> codes;
     // kPush, kPushPull: of the value's elements, which travel as they are.
     int32_t dtype = 0; // c10::ScalarType
     int32_t item_bytes = 0; // 0: as the key's

@@ -41,9 +41,10 @@ struct Push {
   int64_t snap = 0;
   Rare<Group> group;
   Kind kind = Kind::kPush;
+  bool is_encoded = false; // the pieces are codes, and not elements
   int32_t dtype = 0; // of the pushed elements, c10::ScalarType
   int32_t item_bytes = 0; // 0: as the key's
-  Blobs pieces; // in order; their sizes add up to the slice's
+  Blobs pieces; // in order; sizes of elements add up to the slice's
   std::optional<Region> region; // instead of pieces
   int64_t number = 0; // of the operation, unique in the server; for the core
 };

@@ -19,6 +19,7 @@ ServerOperation::ServerOperation(const Message& message)
       num_pieces(message.pieces),
       region(message.region),
       total(message.total),
+      is_encoded(message.is_encoded),
       dtype(message.dtype),
       item_bytes(message.item_bytes),
       round(message.round),

@@ -134,6 +134,7 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
     push.snap = op->snap;
     push.group = op->group;
     push.kind = op->kind;
+    push.is_encoded = op->is_encoded;
     push.dtype = op->dtype;
     push.item_bytes = op->item_bytes;
     push.pieces = std::move(op->pieces);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../../core/codec.h"
 #include "server.h"
 
 namespace torchkv::dist {
@@ -161,9 +162,11 @@ void Server::do_push(const OperationPtr& op, Time now) {
   }
   const int64_t item_bytes =
       op->item_bytes == 0 ? slice->spec->item_bytes : op->item_bytes;
+  const int64_t most = op->is_encoded ? max_packed_bytes(slice->num_elements)
+                                      : slice->num_elements * item_bytes;
   if (op->total != slice->spec->total ||
-      op->num_bytes !=
-          static_cast<uint64_t>(slice->num_elements * item_bytes)) {
+      op->num_bytes > static_cast<uint64_t>(most) ||
+      (!op->is_encoded && op->num_bytes != static_cast<uint64_t>(most))) {
     reject(op, ErrorCode::kShape);
     return;
   }

@@ -48,6 +48,7 @@ struct ServerOperation {
 
   std::shared_ptr<const KeySpec> spec; // kInit
   int64_t total;
+  bool is_encoded;
   int32_t dtype;
   int32_t item_bytes;
   int64_t round;

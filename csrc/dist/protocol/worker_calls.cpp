@@ -23,11 +23,6 @@ Kind operation_kind(Request::Kind kind) {
   }
 }
 
-size_t item_bytes(const Request::Item& item, const KeySpec& spec) {
-  return static_cast<size_t>(
-      item.item_bytes > 0 ? item.item_bytes : spec.item_bytes);
-}
-
 } // namespace
 
 CallId Worker::call(Request request, Time now, Time timeout) {
@@ -175,10 +170,7 @@ std::optional<Error> Worker::refusal(const Request& request) const {
         return Error{ErrorCode::kServerLost, at.server, slice, {}, {}};
       }
     }
-    if (has_value &&
-        item.value.size() !=
-            static_cast<size_t>(key->spec.total) *
-                item_bytes(item, key->spec)) {
+    if (has_value && !key->is_value(item)) {
       return Error{ErrorCode::kShape, rank_, SliceId{item.key, 0}, {}, {}};
     }
   }
@@ -245,6 +237,7 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
   for (auto& item : call.request.items) {
     WorkerKey& key = *keys_.find(item.key);
     key.deleted = call.request.kind == Request::Kind::kDelete;
+    auto codes = item.codes.begin();
     for (const auto& table : key.tables) {
       Message request;
       request.kind = operation_kind(call.request.kind);
@@ -257,9 +250,12 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
         request.dtype = item.dtype;
         request.item_bytes = item.item_bytes;
         request.group = group;
+        request.is_encoded = !item.codes.empty();
         const bool is_own = item.own.size() != 0 && table->server == rank_;
-        value = table->part_of(
-            is_own ? item.own : item.value, item_bytes(item, key.spec));
+        value = request.is_encoded
+            ? std::move(*codes++)
+            : table->part_of(
+                  is_own ? item.own : item.value, key.item_bytes(item));
       } else {
         request.min_version = item.min_version;
       }
@@ -271,6 +267,7 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
     }
     item.value = Blob();
     item.own = Blob();
+    item.codes.clear();
   }
   for (size_t i = 0; step && i < step->parts.size(); ++i) {
     Message request;

@@ -102,6 +102,18 @@ struct WorkerKey {
   std::vector<Place> places;
   std::vector<WorkerTablePtr> tables; // in the order of places
   bool deleted = false; // its delete has been sent; unknown to other calls
+
+  // Of what an item pushes.
+  size_t item_bytes(const Request::Item& item) const {
+    return static_cast<size_t>(
+        item.item_bytes > 0 ? item.item_bytes : spec.item_bytes);
+  }
+  // Whether that has the size of the key, or is codes for each slice.
+  bool is_value(const Request::Item& item) const {
+    return item.codes.empty() ? item.value.size() ==
+            static_cast<size_t>(spec.total) * item_bytes(item)
+                              : item.codes.size() == places.size();
+  }
 };
 
 // Rank 0's part of a step in two phases: it belongs to no call, and goes on

@@ -153,6 +153,7 @@ void code_push(Coder& coder, M& message) {
   code_piece(coder, message);
   coder.counter(message.total);
   coder.expect(message.total <= kMaxElements);
+  coder.flag(message.is_encoded);
   coder.ranged(message.dtype, 0, kEndDtype);
   coder.ranged(message.item_bytes, 0, kEndItemBytes);
   coder.counter(message.round);

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/codec.h"
 #include "server_script.h"
 
 namespace torchkv::dist {
@@ -432,6 +435,35 @@ TEST(ServerTest, RegionsAreNamedInTheRound) {
   wrong.region = Region{3, 64, 24};
   s.send(wrong);
   EXPECT_EQ(s.last(2, Kind::kError).error->code, ErrorCode::kShape);
+}
+
+TEST(ServerTest, CodesMayHaveAnySizeUpToALimit) {
+  const Config config = ServerScript::config(1);
+  ServerScript s(config);
+  const auto push = [&](int64_t round, size_t num_bytes) {
+    const auto bytes = std::make_shared<const std::string>(num_bytes, 'x');
+    Message message = s.operation(1, Kind::kPush, ServerScript::slice());
+    message.round = round;
+    message.is_encoded = true;
+    const size_t size = config.piece_bytes;
+    message.pieces = static_cast<int32_t>((num_bytes + size - 1) / size);
+    for (int32_t i = 0; i < message.pieces; ++i) {
+      message.index = i;
+      const size_t begin = static_cast<size_t>(i) * size;
+      message.payload = Blob(bytes, bytes->data(), num_bytes)
+                            .slice(begin, std::min(size, num_bytes - begin));
+      s.send(message);
+    }
+  };
+  push(1, 5);
+  ASSERT_EQ(s.begun().size(), 1);
+  EXPECT_TRUE(s.begun()[0]->pushes[0].is_encoded);
+  const auto most =
+      static_cast<size_t>(max_packed_bytes(s.begun()[0]->num_elements));
+  push(2, most);
+  EXPECT_TRUE(s.messages(1, Kind::kError).empty());
+  push(3, most + 1);
+  EXPECT_EQ(s.last(1, Kind::kError).error->code, ErrorCode::kShape);
 }
 
 TEST(ServerTest, PushesMayHaveAnotherTypeThanTheKey) {

@@ -461,26 +461,5 @@ TEST(WorkerTest, ACallOnNothingEndsAtOnce) {
   EXPECT_EQ(scene.log(), Lines{});
 }
 
-TEST(WorkerTest, APushInAnotherTypeIsCutByItsOwnSize) {
-  Config config = test_config(2, std::nullopt);
-  config.split_bytes = 64;
-  WorkerScene scene(config);
-  scene.start();
-  scene.init({"w"}, 40);
-  Request push = request(RK::kPush, {"w"}, 40);
-  push.items[0].value = bytes(80);
-  push.items[0].item_bytes = 2;
-  push.items[0].dtype = 5;
-  scene.call(push);
-  size_t total = 0;
-  for (const auto& message : scene.sent) {
-    total += message.payload.size();
-    EXPECT_EQ(message.item_bytes, 2);
-    EXPECT_EQ(message.dtype, 5);
-    EXPECT_EQ(message.total, 40);
-  }
-  EXPECT_EQ(total, 80);
-}
-
 } // namespace
 } // namespace torchkv::dist

@@ -300,6 +300,10 @@ class FrameMutator {
       case 12:
         return mutate(m.spec);
       case 13:
+        if (random_.chance(4)) {
+          m.is_encoded = !m.is_encoded;
+          return;
+        }
         return random_.chance(2)
             ? mutate(m.total)
             : mutate(random_.chance(2) ? m.dtype : m.item_bytes);

@@ -56,8 +56,9 @@ inline bool same(const Message& a, const Message& b) {
       a.pieces == b.pieces && a.index == b.index &&
       same_bytes(a.payload, b.payload) && a.region == b.region &&
       a.priority == b.priority && a.gen == b.gen && a.snap == b.snap &&
-      a.spec == b.spec && a.total == b.total && a.dtype == b.dtype &&
-      a.item_bytes == b.item_bytes && a.round == b.round && a.base == b.base &&
+      a.spec == b.spec && a.total == b.total && a.is_encoded == b.is_encoded &&
+      a.dtype == b.dtype && a.item_bytes == b.item_bytes &&
+      a.round == b.round && a.base == b.base &&
       a.min_version == b.min_version && a.have == b.have &&
       a.group == b.group && same_bits(a.factor, b.factor) &&
       a.retire == b.retire && a.counts == b.counts && a.step == b.step &&
@@ -294,6 +295,7 @@ class RandomFrames {
       case Kind::kPushPull:
         piece(result);
         result.total = counter(0, kMaxElements + 1);
+        result.is_encoded = chance(4);
         result.dtype = from(0, 128);
         result.item_bytes = from(0, 17);
         result.round = counter();
