@@ -1,5 +1,3 @@
-#include <c10/util/Float8_e4m3fn.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -64,15 +62,47 @@ TORCHKV_CLONES void code_int4(
     codes[i] = codecs::is_finite(sent[i]) ? code : 0;
   }
 }
+// What is sent is a number of e4m3 times the scale, rounded. A number has the
+// bits of a float but for the exponent's bias, if it is normal; else it is a
+// multiple of 2^-9.
 template <typename T>
-void code_fp8(const T* sent, T inverse, int64_t size, char* codes) {
+TORCHKV_CLONES void code_fp8(
+    const T* sent,
+    T inverse,
+    int64_t size,
+    uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
-    const c10::Float8_e4m3fn code(static_cast<float>(sent[i] * inverse));
-    std::memcpy(codes + i, &code.x, 1);
+    const bool is_finite = codecs::is_finite(sent[i]);
+    const T finite = codecs::either(is_finite, sent[i], T(0));
+    const float number =
+        codecs::rounded<20, -6>(static_cast<float>(finite * inverse));
+    const uint32_t bits = codecs::magnitude_bits(number);
+    const uint32_t normal = (bits >> 20U) - kFp8Bias;
+    const auto subnormal = static_cast<uint32_t>(
+        static_cast<int32_t>(codecs::from_bits<float>(bits) * kFp8PerUnit));
+    const uint32_t code = bits < kFp8Normal ? subnormal : normal;
+    uint32_t sign;
+    std::memcpy(&sign, &number, sizeof(sign));
+    codes[i] = is_finite ? ((sign >> 24U) & 0x80U) | code : kFp8Nan;
   }
 }
 float most_of(Id id) {
   return id == Id::kFp8 ? codecs::kFp8Max : codecs::kInt4Max;
+}
+
+// Elements that are looked at together, because most of them are not sent.
+constexpr int64_t kLine = 32;
+
+// Whether not all are 0; a zero with a sign is sent.
+template <typename T>
+bool any_sent(const T* sent, int64_t begin, int64_t end) {
+  codecs::bits_t<T> any = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    codecs::bits_t<T> bits;
+    std::memcpy(&bits, sent + i, sizeof(bits));
+    any |= bits;
+  }
+  return any != 0;
 }
 
 // Packs the tiles of one source.
@@ -172,12 +202,13 @@ class Packer {
           [&](int64_t i, int64_t count, int64_t block) {
             const T inverse = scale_at(block).inverse;
             if (id == Id::kFp8) {
-              code_fp8(sent + i, inverse, count, codes + i);
+              code_fp8(sent + i, inverse, count, numbers + i);
             } else {
               code_int4(sent + i, inverse, count, numbers + i);
             }
           });
       if (id == Id::kFp8) {
+        std::copy(numbers, numbers + size, codes);
         return;
       }
       pack_words<4>(numbers, size, words);
@@ -190,12 +221,14 @@ class Packer {
     std::vector<Top> tops(static_cast<size_t>(num_tiles(num_elements_)));
     for_each_tile([&](int64_t first, int64_t size, const T* sent) {
       Top& top = tops[static_cast<size_t>(first / kTile)];
-      for (int64_t i = 0; i < size; ++i) {
-        codecs::bits_t<T> bits;
-        std::memcpy(&bits, sent + i, sizeof(bits));
-        if (bits != 0) { // a zero with a sign is sent
-          top.numbers.push_back(sent[i]);
-          top.indices.push_back(static_cast<uint16_t>(i));
+      for (int64_t begin = 0; begin < size; begin += kLine) {
+        const int64_t end = std::min(begin + kLine, size);
+        for (int64_t i = any_sent(sent, begin, end) ? begin : end; i < end;
+             ++i) {
+          if (any_sent(sent, i, i + 1)) {
+            top.numbers.push_back(sent[i]);
+            top.indices.push_back(static_cast<uint16_t>(i));
+          }
         }
       }
     });

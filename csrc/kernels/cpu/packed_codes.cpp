@@ -1,10 +1,8 @@
 #include "packed_codes.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/Float8_e4m3fn.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "../codecs.h"
@@ -66,12 +64,23 @@ TORCHKV_CLONES void value_int4(
 }
 
 template <typename T>
-void value_fp8(const char* codes, T scale, int64_t size, T* sent) {
+TORCHKV_CLONES void value_fp8(
+    const unsigned char* codes,
+    T scale,
+    int64_t size,
+    T* sent) {
   for (int64_t i = 0; i < size; ++i) {
-    c10::Float8_e4m3fn code;
-    std::memcpy(&code.x, codes + i, 1);
-    const auto value = static_cast<float>(code);
-    sent[i] = std::isnan(value) ? codecs::kNan<T> : T(value) * scale;
+    const uint32_t code = codes[i];
+    const uint32_t magnitude = code & 0x7FU;
+    const auto normal = codecs::from_bits<float>((magnitude + kFp8Bias) << 20U);
+    const float subnormal =
+        static_cast<float>(static_cast<int32_t>(magnitude)) / kFp8PerUnit;
+    const float number = codecs::either(magnitude < 8, subnormal, normal);
+    uint32_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    const auto value = codecs::from_bits<float>(bits | ((code & 0x80U) << 24U));
+    sent[i] =
+        codecs::either(magnitude == kFp8Nan, codecs::kNan<T>, T(value) * scale);
   }
 }
 
@@ -194,7 +203,11 @@ void PackedCodes::read_tile(int64_t first, int64_t size, T* sent) const {
         [&](int64_t i, int64_t count, int64_t block) {
           const T scale = read<T>(scales_, block);
           if (id == Id::kFp8) {
-            value_fp8(codes + i, scale, count, sent + i);
+            value_fp8(
+                reinterpret_cast<const unsigned char*>(codes) + i,
+                scale,
+                count,
+                sent + i);
           } else {
             value_int4(numbers + i, scale, count, sent + i);
           }

@@ -51,6 +51,12 @@ inline int64_t bytes_of_codes(Id id, int64_t num_elements) {
   return id == Id::kFp8 ? num_elements : 2 * num_elements;
 }
 
+// Of the numbers of fp8.
+constexpr uint32_t kFp8Bias = (127 - 7) * 8; // in units of the mantissa
+constexpr uint32_t kFp8Normal = (127 - 6) << 23U; // 2^-6, as a float's bits
+constexpr float kFp8PerUnit = 512; // subnormal ones
+constexpr uint32_t kFp8Nan = 0x7F;
+
 template <typename T>
 T read(const char* from, int64_t index) {
   T value;
