@@ -12,6 +12,7 @@
 #include "../store/key_table.h"
 #include "../store/options.h"
 #include "../store/store.h"
+#include "held_parts.h"
 #include "node.h"
 #include "norm_report.h"
 #include "receipt.h"
@@ -181,6 +182,9 @@ class DistStore final : public Store {
   }
   StoreState begin_state(bool with_updater);
   Keys all_keys() const;
+  UnsentByKey unsent(const Keys& keys) const;
+  void add_unsent(OwnState& own, const Keys& keys) const;
+  void load_compression(const StoreState& state, const Keys& keys);
   std::vector<at::Tensor> gather_scripts();
   std::shared_ptr<OpaqueUpdater> own_script(
       const char* op,

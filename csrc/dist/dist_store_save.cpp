@@ -1,7 +1,9 @@
 // What a DistStore hands out to be saved. All ranks make these calls.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "../core/plain_dispatch.h"
@@ -28,6 +30,30 @@ void append(
   state.versions.push_back(parts[0].version);
   if (state.optimizer) {
     state.states.push_back(join_states(parts, sizes));
+  }
+}
+
+// As the residuals of replicas: position i is rank i's.
+void append_unsent(
+    StoreState& state,
+    const Entry& entry,
+    const std::vector<UnsentByKey>& of_ranks) {
+  auto& residuals = state.residuals.emplace_back();
+  int64_t& count = state.num_compressed.emplace_back();
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const auto found = of_ranks[rank].find(entry.key);
+    if (found == of_ranks[rank].end()) {
+      continue; // this rank does not compress
+    }
+    count = std::max(count, found->second.num_compressed);
+    if (found->second.residual.defined()) {
+      const PlainDispatch plain;
+      const at::Tensor own = found->second.residual.view(entry.meta.sizes);
+      while (residuals.size() < rank) {
+        residuals.push_back(at::zeros_like(own));
+      }
+      residuals.push_back(own);
+    }
   }
 }
 
@@ -60,6 +86,9 @@ StoreState DistStore::state(bool with_keys, bool with_updater) const {
   if (const auto kind = table_.summary().kind) {
     state.key_kind = name(*kind);
   }
+  if (const CompressionPtr compression = this->compression()) {
+    state.compression = compression->get();
+  }
   return state;
 }
 
@@ -85,7 +114,7 @@ Keys DistStore::all_keys() const {
 OwnState DistStore::own_state() {
   const auto calls = hold(kSave, gather_mutex_);
   return guarded([&] {
-    OwnState own{begin_state(/*with_updater=*/true), {}};
+    OwnState own{begin_state(/*with_updater=*/true), {}, {}};
     const Keys keys = all_keys();
     const PartsByKey parts = parts_of(session_->held(kSave, keys, timeout_));
     for (const auto& entry :
@@ -105,6 +134,9 @@ OwnState DistStore::own_state() {
                    : c10::IntArrayRef(place.end - place.begin));
       own.begins.push_back(is_whole ? -1 : place.begin);
     }
+    if (own.state.compression) {
+      add_unsent(own, keys);
+    }
     return own;
   });
 }
@@ -117,14 +149,17 @@ StoreState DistStore::gather_state(bool with_updater) {
     if (keys.list.empty()) {
       return state;
     }
-    const PartsByKey parts = read_parts(exchanged(
+    const auto [parts, unsent] = read_parts(exchanged(
         kSave,
         kParts,
-        write_parts(session_->held(kSave, keys, timeout_)),
+        write_parts(session_->held(kSave, keys, timeout_), this->unsent(keys)),
         /*to_all=*/false));
     for (const auto& entry :
          parts.empty() ? Entries() : table_.find(kSave, keys)) {
       append(state, *entry, parts.at(entry->key), entry->meta.sizes);
+      if (state.compression) {
+        append_unsent(state, *entry, unsent);
+      }
     }
     return state;
   });
@@ -140,11 +175,13 @@ std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
   const Entries entries = table_.find(op, keys);
   begin_rounds(op);
   return guarded([&] {
-    const PartsByKey parts = read_parts(exchanged(
-        op,
-        kParts,
-        write_parts(session_->held(op, keys, timeout_)),
-        /*to_all=*/true));
+    const PartsByKey parts =
+        read_parts(exchanged(
+                       op,
+                       kParts,
+                       write_parts(session_->held(op, keys, timeout_)),
+                       /*to_all=*/true))
+            .parts;
     std::vector<KeyState> states;
     for (const auto& entry : entries) {
       states.push_back(join_states(parts.at(entry->key), entry->meta.sizes));

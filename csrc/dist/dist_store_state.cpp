@@ -81,8 +81,23 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
   table_.check_open(op);
   const auto kind = state.kind();
   table_.check_same_kind(op, kind);
+  const bool compresses = state.compression && !state.compression->is_none();
   if (state.optimizer) {
     check_gradient(op, state.optimizer->gradient);
+    if (compresses) {
+      check_skips(op, state.optimizer->gradient);
+    }
+  }
+  for (size_t i = 0; i < state.residuals.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        state.residuals[i].size() <= static_cast<size_t>(num_workers()),
+        op,
+        ": expected at least as many ranks as there are residuals of "
+        "compression, ",
+        state.residuals[i].size(),
+        ", but got ",
+        num_workers(),
+        "; saved with set_gradient_compression(None), a store has none");
   }
   for (size_t i = 0; i < state.values.size(); ++i) {
     const bool is_int = !state.int_keys.empty();
@@ -120,6 +135,11 @@ void DistStore::load(StoreState state) {
   if (const auto kind = state.kind()) {
     table_.fix_kind(*kind);
   }
+  {
+    const std::lock_guard lock(updater_mutex_);
+    compression_ = nullptr; // which the next updater need not fit
+    compression_keys_.clear();
+  }
   load_updater(op, state);
   Keys keys;
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
@@ -142,6 +162,7 @@ void DistStore::load(StoreState state) {
       assign({op, run, &values});
     }
   }
+  load_compression(state, keys);
   if (!state.states.empty()) {
     set_optimizer_states(keys, state.states);
   }

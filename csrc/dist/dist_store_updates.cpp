@@ -207,9 +207,6 @@ void DistStore::check_gradient(const char* op, const GradientSpec& gradient)
       op,
       ": max_norm and skip_nonfinite need the gradients of all ranks, which "
       "dist_async does not wait for; use dist_sync");
-  if (compression() != nullptr) {
-    check_skips(op, gradient);
-  }
 }
 
 uint64_t DistStore::set_optimizer(
@@ -219,6 +216,9 @@ uint64_t DistStore::set_optimizer(
   constexpr auto* op = "set_optimizer";
   check_optimizer(op, optimizer);
   check_gradient(op, optimizer.gradient);
+  if (compression() != nullptr) {
+    check_skips(op, optimizer.gradient);
+  }
   const Updater before = updater();
   const auto* current = std::get_if<OptimizerPtr>(&before);
   TORCH_CHECK_VALUE(

@@ -31,7 +31,7 @@ KeyState state_in(const Shot& shot) {
 
 } // namespace
 
-at::Tensor write_parts(const Shard& shard) {
+at::Tensor write_parts(const Shard& shard, const UnsentByKey& unsent) {
   ByteWriter out;
   out.add(static_cast<uint64_t>(shard.slices.size()));
   for (const auto& [slice, shot] : shard.slices) {
@@ -41,6 +41,17 @@ at::Tensor write_parts(const Shard& shard) {
     out.add(shot->value->pieces);
     write_state(out, state_in(*shot));
   }
+  out.add(static_cast<uint64_t>(unsent.size()));
+  for (const auto& [key, kept] : unsent) {
+    out.add(key);
+    out.add(kept.num_compressed);
+    const bool has_residual = kept.residual.defined();
+    out.add(static_cast<uint8_t>(has_residual));
+    if (has_residual) {
+      out.add(static_cast<int8_t>(kept.residual.scalar_type()));
+      out.add(c10::ArrayRef<Blob>(blob_of(kept.residual)));
+    }
+  }
   const std::vector<Blob> bytes = out.take();
   int64_t size = 0;
   for (const auto& blob : bytes) {
@@ -49,12 +60,12 @@ at::Tensor write_parts(const Shard& shard) {
   return joined(bytes, size, at::kByte);
 }
 
-PartsByKey read_parts(const std::vector<at::Tensor>& of_servers) {
-  PartsByKey result;
-  for (const auto& bytes : of_servers) {
+ReadParts read_parts(const std::vector<at::Tensor>& of_ranks) {
+  ReadParts result;
+  for (const auto& bytes : of_ranks) {
     ByteReader in(blob_of(bytes), kSave);
     for (uint64_t i = in.count(); i > 0; --i) {
-      Parts& parts = result[in.key()];
+      Parts& parts = result.parts[in.key()];
       Part part;
       part.index = in.number<int32_t>();
       part.version = in.number<int64_t>();
@@ -62,9 +73,21 @@ PartsByKey read_parts(const std::vector<at::Tensor>& of_servers) {
       part.state = read_state(in);
       parts.push_back(std::move(part));
     }
+    UnsentByKey& unsent = result.unsent.emplace_back();
+    for (uint64_t i = in.count(); i > 0; --i) {
+      Unsent& kept = unsent[in.key()];
+      kept.num_compressed = in.number<int64_t>();
+      if (in.number<uint8_t>() != 0) {
+        const auto dtype = static_cast<c10::ScalarType>(in.number<int8_t>());
+        const Blob blob = in.blob();
+        const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+        kept.residual =
+            joined(blob, static_cast<int64_t>(blob.size()) / item, dtype);
+      }
+    }
     in.end();
   }
-  for (auto& [key, parts] : result) {
+  for (auto& [key, parts] : result.parts) {
     std::sort(parts.begin(), parts.end(), [](auto& a, auto& b) {
       return a.index < b.index;
     });

@@ -25,9 +25,21 @@ struct Part {
 using Parts = std::vector<Part>; // in the order of the value
 using PartsByKey = std::unordered_map<Key, Parts, KeyHash>;
 
-// What a server holds of some keys, as bytes, and what several servers hold.
-at::Tensor write_parts(const Shard& shard);
-PartsByKey read_parts(const std::vector<at::Tensor>& of_servers);
+// What the compression of a rank keeps of a key.
+struct Unsent {
+  int64_t num_compressed = 0;
+  at::Tensor residual; // undefined: zeros, or none
+};
+using UnsentByKey = std::unordered_map<Key, Unsent, KeyHash>;
+
+// What a rank's server holds of some keys, and what its worker has not sent, as
+// bytes; and the same of several ranks.
+at::Tensor write_parts(const Shard& shard, const UnsentByKey& unsent = {});
+struct ReadParts {
+  PartsByKey parts;
+  std::vector<UnsentByKey> unsent; // by rank
+};
+ReadParts read_parts(const std::vector<at::Tensor>& of_ranks);
 // What one server holds.
 PartsByKey parts_of(const Shard& shard);
 

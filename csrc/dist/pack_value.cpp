@@ -10,7 +10,13 @@
 namespace torchkv::dist {
 namespace {
 
-// The residual that an entry has, of zeros where there is none.
+const char* from(const at::Tensor& tensor, int64_t begin) {
+  return static_cast<const char*>(tensor.const_data_ptr()) +
+      begin * static_cast<int64_t>(tensor.element_size());
+}
+
+} // namespace
+
 at::Tensor residual_of(Entry& entry) {
   if (entry.residuals.empty()) {
     at::Tensor zeros =
@@ -20,13 +26,6 @@ at::Tensor residual_of(Entry& entry) {
   }
   return entry.residuals[0].tensor;
 }
-
-const char* from(const at::Tensor& tensor, int64_t begin) {
-  return static_cast<const char*>(tensor.const_data_ptr()) +
-      begin * static_cast<int64_t>(tensor.element_size());
-}
-
-} // namespace
 
 std::vector<Blob> pack_value(
     const StoreCompression& compression,

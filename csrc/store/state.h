@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../core/export.h"
@@ -109,6 +110,10 @@ struct TORCHKV_API StoreState {
 struct OwnState {
   StoreState state;
   std::vector<int64_t> begins; // by key; -1: whole
+  // Of a store on several machines, whose state has none, and which compresses:
+  // of all keys, how many pushes this process has compressed, and the residual,
+  // of the whole value; undefined without error feedback.
+  std::vector<std::tuple<Key, int64_t, at::Tensor>> residuals;
 };
 
 TORCHKV_API NumbersByName from_dict(const StoreState::Numbers& numbers);

@@ -144,7 +144,7 @@ class TORCHKV_API Store {
   // elements from `begin` on, in tensors of one dimension. All ranks make the
   // call. On one machine, the whole state.
   virtual OwnState own_state() {
-    OwnState own{state(/*with_keys=*/true, /*with_updater=*/true), {}};
+    OwnState own{state(/*with_keys=*/true, /*with_updater=*/true), {}, {}};
     own.begins.assign(own.state.values.size(), -1);
     return own;
   }

@@ -167,13 +167,17 @@ class Content:
         return content
 
     @staticmethod
-    def of_process(impl: _C.KVStore) -> tuple[Content, list[int]]:
+    def of_process(
+        impl: _C.KVStore,
+    ) -> tuple[Content, list[int], list[tuple[int | str, int, Tensor | None]]]:
         """What this process holds, and where in its value each key's tensors begin.
 
         All ranks of a ``dist`` store make the call. The position is -1 for whole ones.
+        The last item is what this rank of a ``dist`` store has compressed, of all keys:
+        how many pushes, and the residual; the content then has neither.
         """
-        state, begins = impl.own_state()
-        return Content._of(impl, state), begins
+        state, begins, compressed = impl.own_state()
+        return Content._of(impl, state), begins, compressed
 
     @staticmethod
     def _of(impl: _C.KVStore, state: tuple[Any, ...]) -> Content:
@@ -277,7 +281,7 @@ class Content:
 
         Raises:
             ValueError: the parts are inconsistent.
-            NotImplementedError: a store of several processes does not have such parts.
+            NotImplementedError: row-sparse keys, for a store of several processes.
         """
         if impl.type.startswith("dist"):
             for key, item in self.keys.items():
@@ -286,13 +290,8 @@ class Content:
                         "load: expected a store without row-sparse keys, which those "
                         f"of several processes do not have (key {shown(key)})"
                     )
-            if self.compression is not None:
-                raise NotImplementedError(
-                    "load: expected a store without gradient compression, as those of "
-                    "several processes do not compress; call "
-                    "set_gradient_compression(None) before saving"
-                )
-            return replace(self, updater=None).make("local")
+            compresses = self.compression is not None
+            return replace(self, updater=None).make("device" if compresses else "local")
         return self.make(impl.type)
 
     @property

@@ -3,7 +3,7 @@
     manifest.json                      everything but the tensors, and which files
     data-<save>-00001.safetensors      "value/<key>", "<state>/<key>", "row_ids/<key>",
                                        "residual.<position>/<key>", "updater"
-    data-<save>-1-00001.safetensors    what rank 1 holds
+    data-<save>-1-00001.safetensors    what rank 1 holds, and its residuals
 
 The manifest is JSON that begins with a checksum of what follows, and has the size and
 checksum of each data file. The numbers of the keys are lists in the order of ``keys``.
@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchkv.arguments import shown
@@ -58,6 +59,8 @@ _FORM = {
     "row_sparse": [(int | str, int, str, {str: float}, int)],
     "files": [{"name": str, "size": int, "crc32": int}],
 }
+_RESIDUAL = re.compile(r"residual\.([0-9]{1,9})")
+_MOST_ABSENT = 4096  # residuals of lower positions than the last
 _CHECKSUM = re.compile(rb'\{"crc32": "([0-9a-f]{8})",\n')
 _UNFINISHED = re.compile(r"manifest-[0-9a-f]{16}\.tmp")
 
@@ -207,9 +210,7 @@ def _fill(
         version, step, num_accumulated, num_compressed = numbers
         item = KeyContent(value, version, step, num_accumulated, {}, [], num_compressed)
         content.keys[key] = item
-        while f"residual.{len(item.residuals)}/{key}" in tensors:
-            name = f"residual.{len(item.residuals)}/{key}"
-            item.residuals.append(tensors.pop(name))
+    _fill_residuals(content, tensors)
     for key, *rows in manifest["row_sparse"]:
         ids = tensors.pop(f"row_ids/{key}", None)
         if key not in content.keys or ids is None:
@@ -221,8 +222,23 @@ def _fill(
         role, _, text = name.partition("/")
         if text not in by_text:
             raise ValueError(f"load: unexpected tensor {shown(name)}")
-        if role.startswith("residual."):
-            raise ValueError(f"load: unexpected tensor {shown(name)}")
         if content.optimizer is None:
             raise ValueError("load: unexpected state of a store without an optimizer")
         by_text[text].state[role] = tensor
+
+
+def _fill_residuals(content: Content, tensors: dict[str, Tensor]) -> None:
+    """Moves residuals to their keys; zeros for ranks that have not compressed."""
+    found: dict[str, dict[int, Tensor]] = {}
+    for name in list(tensors):
+        role, _, text = name.partition("/")
+        if position := _RESIDUAL.fullmatch(role):
+            found.setdefault(text, {})[int(position[1])] = tensors.pop(name)
+    by_text = {str(key): item for key, item in content.keys.items()}
+    for text, of_key in found.items():
+        last = max(of_key)
+        if text not in by_text or last - len(of_key) >= _MOST_ABSENT:
+            name = f"residual.{last}/{text}"
+            raise ValueError(f"load: unexpected tensor {shown(name)}")
+        zeros = torch.zeros_like(of_key[last])
+        by_text[text].residuals = [of_key.get(i, zeros) for i in range(last + 1)]

@@ -41,7 +41,8 @@ def save(
     check_path("save", path)
     check_tqdm("save", progress)
     try:
-        content, begins = Content.of_process(impl)  # throws before anything is written
+        # Throws before anything is written.
+        content, begins, compressed = Content.of_process(impl)
     except TypeError as error:
         if not isinstance(updater := impl.optimizer(), TorchOptimizer):
             raise
@@ -51,6 +52,8 @@ def save(
             f"{updater._name()} of torch.optim; save_optimizer_states() writes its "
             "state"
         ) from error
+    counts = {key: item.num_compressed for key, item in content.keys.items()}
+    counts |= {key: count for key, count, _ in compressed}
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]
         for key, item in content.keys.items()
@@ -66,10 +69,17 @@ def save(
             # Others neither save nor load meanwhile.
             lock(stack.enter_context(opened(folder)))
             remove_unused(folder)  # what a killed save has left
-        save_id = gather(impl, "save", 0, secrets.token_hex(8).encode(), to_all=True)[0]
+        begun = (secrets.token_hex(8), content.compression is not None)
+        data = gather(impl, "save", 0, json.dumps(begun).encode(), to_all=True)[0]
+        save_id, compresses = json.loads(data)
+        own = {  # what this rank has not sent, if rank 0 saves the compression
+            tensor_name(f"residual.{impl.rank()}", key, -1): residual
+            for key, _, residual in compressed
+            if compresses and residual is not None
+        }
         shows = progress and is_first
-        with bar("save", _num_bytes(content), shows) as add:
-            written = _write_data(impl, content, begins, folder, save_id.decode(), add)
+        with bar("save", _num_bytes(content, own), shows) as add:
+            written = _write_data(impl, content, begins, own, folder, save_id, add)
         if impl.num_workers() == 1:
             all_written = [written]
         else:
@@ -80,14 +90,15 @@ def save(
             # Without row-sparse keys the form is that of before there were any.
             if row_sparse:
                 fields["row_sparse"] = row_sparse
-            _write_manifest(impl, fields, folder, save_id.decode(), all_written)
+            _write_manifest(impl, fields, counts, folder, save_id, all_written)
             remove_unused(folder)  # the previous store
         gather(impl, "save", 2, b"")  # the store is written
 
 
-def _num_bytes(content: Content) -> int:
+def _num_bytes(content: Content, own: dict[str, Tensor]) -> int:
     """The bytes of the tensors."""
-    tensors = [] if content.updater is None else [content.updater]
+    tensors = [*own.values()]
+    tensors += [] if content.updater is None else [content.updater]
     for item in content.keys.values():
         tensors += [item.value, *item.state.values(), *item.residuals]
         tensors += [] if item.rows is None else [item.rows.ids]
@@ -98,6 +109,7 @@ def _write_data(
     impl: _C.KVStore,
     content: Content,
     begins: list[int],
+    own: dict[str, Tensor],
     folder: Path,
     save_id: str,
     add: Callable[[int], object],
@@ -114,13 +126,11 @@ def _write_data(
             "accumulated": [key.num_accumulated for key in keys],
         },
     )
-    if content.compression is not None:
-        written.numbers["compressed"] = [key.num_compressed for key in keys]
     of_rank = f"{impl.rank()}-" if impl.rank() else ""
     originals = Originals()
     try:
         with tensor_files.Writer() as writer, opened(folder) as folder_fd:
-            for group in _grouped(_drained(content, begins, originals)):
+            for group in _grouped(_drained(content, begins, own, originals)):
                 number = len(written.files) + 1
                 name = f"data-{save_id}-{of_rank}{number:05}.safetensors"
                 written.files.append({"name": name})
@@ -138,6 +148,7 @@ def _write_data(
 def _write_manifest(
     impl: _C.KVStore,
     fields: dict[str, Any],
+    num_compressed: dict[int | str, int],
     folder: Path,
     save_id: str,
     written: list[Written],
@@ -155,6 +166,9 @@ def _write_manifest(
             **fields,
             **join_written(keys, impl.shape, written),
         }
+        if "compression" in fields:
+            counts = [num_compressed.get(key, 0) for key in manifest["keys"]]
+            manifest["compressed"] = counts
         with open(unfinished, "wb") as file:
             file.write(_to_bytes(manifest))
             file.flush()
@@ -189,7 +203,7 @@ def _remove(folder: Path, files: list[dict[str, Any]]) -> None:
 
 
 def _drained(
-    content: Content, begins: list[int], originals: Originals
+    content: Content, begins: list[int], own: dict[str, Tensor], originals: Originals
 ) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by name, as the files hold it; the content releases it."""
     if content.updater is not None:
@@ -202,6 +216,8 @@ def _drained(
         for role, tensor in tensors.items():
             name = tensor_name(role, key, begin)
             yield name, originals.to_stored(name, tensor)
+    for name in list(own):
+        yield name, originals.to_stored(name, own.pop(name))
 
 
 def _grouped(

@@ -54,7 +54,9 @@ class States:
                 objects than tensors, numbers and strings.
         """
         self._weights.store_all(self._gradients.trained())
-        state = with_residuals(self._store.state_dict(), self._num_replicas)
+        is_dist = self._store.type.startswith("dist")  # then a position for each rank
+        positions = self._store.num_workers if is_dist else self._num_replicas
+        state = with_residuals(self._store.state_dict(), positions)
         state = renamed(state, plain_name)
         if (parts := state["torch_optimizer"]) is not None:
             state["torch_optimizer"] = renamed_optimizer(parts, plain_name)

@@ -44,12 +44,15 @@ inline py::object gather_state(
 
 inline py::tuple own_state(const BoundStore& self) {
   std::vector<int64_t> begins;
+  std::vector<std::tuple<Key, int64_t, at::Tensor>> residuals;
   py::object state = torch::jit::toPyObject(PythonCalls::without_gil([&] {
     OwnState own = self->own_state();
     begins = std::move(own.begins);
+    residuals = std::move(own.residuals);
     return c10::IValue(std::move(own.state).to_tuple());
   }));
-  return py::make_tuple(std::move(state), std::move(begins));
+  return py::make_tuple(
+      std::move(state), std::move(begins), std::move(residuals));
 }
 
 inline std::vector<at::Tensor> gather(
