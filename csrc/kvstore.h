@@ -259,13 +259,15 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Compresses pushed values from now on, each value of a key's list by itself:
   // what the codec sends of it, and of the residual that earlier pushes at its
   // position have left, is added up. What init stores and pull returns is not
-  // compressed, nor is a key's list with a row-sparse value. Residuals stay
+  // compressed, nor is a key's list with a row-sparse value. On several
+  // machines, this process's sum is compressed, and sent so. Residuals stay
   // from one codec with error feedback to another, and are freed by others. A
   // push in flight keeps using the old compression. ValueError in a store of
   // type local, unless it is none, and for invalid parts; UnknownKeyError for a
   // key of a group that is not in the store or, in a store without keys, as
   // expect_keys. From then on, by push, TypeError for a key whose dtype is not
-  // floating-point, NotImplementedError in a capture into a CUDA graph.
+  // floating-point, NotImplementedError in a capture into a CUDA graph; and,
+  // on several machines, with an optimizer that skips nonfinite gradients.
   void set_gradient_compression(const Compression& compression);
   // The same for all keys, by name; see make_codec.
   void set_gradient_compression(

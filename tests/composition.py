@@ -286,10 +286,11 @@ A row-sparse key refuses updaters that need the whole value:
 ```
 
 Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
-`device` store; in stores of several processes both are a NotImplementedError. Of
-`device` and `nccl` stores on GPUs, a test compares the combinations without Python
-updaters with those in CPU memory; so far, it has run only on GPUs simulated in CPU
-memory (`tests/cpp/mock_cuda/composition_test.cpp`).
+`device` store. Stores of several processes combine all updaters and schemes
+(`tests/dist/test_dist_composition.py`), but take no row-sparse values. Of `device` and
+`nccl` stores on GPUs, a test compares the combinations without Python updaters with
+those in CPU memory; so far, it has run only on GPUs simulated in CPU memory
+(`tests/cpp/mock_cuda/composition_test.cpp`).
 """
 
 

@@ -545,6 +545,9 @@ class KVStore(Stateful):
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """Compresses what is pushed: each value of a key's list by itself.
 
+        In a ``dist`` store, the sum of a rank's values is compressed before it is sent;
+        each rank sets its own compression, and has a position.
+
         What a scheme sends of a value is added up instead of it. With error feedback it
         is what it sends of the value plus the residual, what earlier pushes at the same
         position of the list have not sent, which is kept by key and position, and saved
@@ -567,8 +570,9 @@ class KVStore(Stateful):
                 first push if the store has no keys yet.
             TypeError: an argument of another type. :meth:`push` raises it for keys
                 whose dtype is not floating-point.
-            NotImplementedError: a ``dist`` store. :meth:`push` raises it while it is
-                captured into a CUDA graph.
+            NotImplementedError: a ``dist`` store with an optimizer that has
+                ``skip_nonfinite=True``; a store of a third party that does not
+                compress. :meth:`push` raises it while it is captured into a CUDA graph.
         """
         self._impl.set_gradient_compression(*compression.parse(compression_params))
 

@@ -220,6 +220,40 @@ TEST_F(DistPushTest, PushesDoNotWaitForDevices) {
   store->close();
 }
 
+// Of what has been summed on devices: the bits of a store on one machine that
+// gets the sums from the CPU.
+TEST_F(DistPushTest, SumsOfDevicesAreCompressed) {
+  for (const char* name : {"1bit", "2bit", "fp16", "fp8", "int4", "topk"}) {
+    const auto store = make_store();
+    const auto plain = c10::make_intrusive<KVStore>("device");
+    const Keys keys{1, 2};
+    for (const auto& each : {store, plain}) {
+      each->init(keys, Tensors::one_each({full(0), many(0)}));
+      each->set_gradient_compression(name);
+    }
+    const at::Tensor some = at::linspace(-1, 1, kMany);
+    for (int step = 1; step <= 3; ++step) {
+      const at::Tensor first = full(0.3 * step, cuda(0));
+      const at::Tensor second = (some * step).to(cuda(1));
+      store->push(
+          keys,
+          Tensors(
+              std::vector<std::vector<at::Tensor>>{
+                  {first}, {second, second.to(cuda(2)), many(0.25)}}));
+      const at::Tensor sum = some * step + some * step + many(0.25);
+      plain->push(keys, Tensors::one_each({full(0.3 * step), sum}));
+      for (const auto& value : {first, second}) {
+        value.fill_(100);
+      }
+      for (const auto& key : keys.list) {
+        EXPECT_TRUE(at::equal(store->pull(key)[0], plain->pull(key)[0]))
+            << name << ' ' << key.context();
+      }
+    }
+    store->close();
+  }
+}
+
 TEST_F(DistPushTest, CloseWaitsForThePushesBeforeIt) {
   runtime_.set_open(false);
   auto store = make_store();
