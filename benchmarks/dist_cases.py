@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torchkv
 from contestants import filled
 from parameter_lists import Shape
-from peers.pattern import replica_pattern, sum_pattern
+from peers.pattern import replica_pattern, sign_pattern, sum_pattern
 
 # Of DistributedDataParallel, by default; its first bucket is smaller.
 BUCKET_BYTES = 25 << 20
@@ -102,9 +102,13 @@ class Case:
         self.steps += 1 + steps
         return {"seconds": seconds}
 
+    def total(self, key: int) -> list[float]:
+        """What the sum of a step's values repeats."""
+        return list(sum_pattern(key, self.task.num_ranks))
+
     def expected(self, key: int) -> list[float]:
         """What an out repeats after all steps of all ranks."""
-        total: list[float] = list(sum_pattern(key, self.task.num_ranks))
+        total = self.total(key)
         if self.task.optimizer is None:
             return total
         weight = torch.zeros(len(total))
@@ -162,6 +166,19 @@ class Torchkv(Case):
     def close(self) -> None:
         """Closes the store."""
         self.kv.close()
+
+
+class TwoBit(Torchkv):
+    """`pushpull` with gradient compression: 2 bits for each number."""
+
+    def __init__(self, task: Task, kv: torchkv.KVStore) -> None:
+        """With a threshold of 1."""
+        super().__init__(task, kv)
+        kv.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+
+    def total(self, key: int) -> list[float]:
+        """That of the signs."""
+        return list(sign_pattern(key, self.task.num_ranks))
 
 
 class TwoCalls(Torchkv):

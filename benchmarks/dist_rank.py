@@ -31,6 +31,7 @@ from dist_cases import (
     Task,
     Torchkv,
     Trainer,
+    TwoBit,
     TwoCalls,
 )
 from parameter_lists import Shape
@@ -42,6 +43,7 @@ TIMEOUT_S = 60.0
 OURS: dict[str, Callable[[Task, torchkv.KVStore], Case]] = {
     "torchkv": Torchkv,
     "two-calls": TwoCalls,
+    "2bit": TwoBit,
     "behind": Behind,
     "trainer": Trainer,
 }

@@ -1,8 +1,8 @@
 """Ranks on one host, of one thread each: torchkv's dist types, MXNet's, Gloo.
 
 ResNet-50's list with an optimizer on the servers, by two ranks or four, over tcp, and
-as a step of the Trainer; 100 MB, 64 bytes, many small keys; a pull behind a large push,
-and what an idle rank costs.
+as a step of the Trainer; 100 MB, also compressed, 64 bytes, many small keys; a pull
+behind a large push, and what an idle rank costs.
 
     python benchmarks/distributed.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -45,10 +45,14 @@ OURS = "torchkv pushpull"
 OURS_TWO_CALLS = "torchkv push, pull"
 OURS_SOCKETS = "torchkv pushpull, sockets"
 OURS_TCP = "torchkv pushpull, tcp"
+OURS_2BIT = "torchkv pushpull, 2bit"
+OURS_2BIT_SOCKETS = "torchkv pushpull, 2bit, sockets"
+OURS_2BIT_TCP = "torchkv pushpull, 2bit, tcp"
 OURS_OF_4 = "torchkv pushpull, 4 ranks"
 TRAINER = "torchkv Trainer"
 MXNET = "MXNet push, pull"
 MXNET_PUSHPULL = "MXNet pushpull"
+MXNET_2BIT = "MXNet push, pull, 2bit"
 GLOO_SUM = "Gloo all_reduce"
 GLOO = "Gloo all_reduce, 25 MB buckets, fused step"
 GLOO_VIEWS = "Gloo all_reduce, gradients in buckets, fused step"
@@ -64,10 +68,14 @@ JOBS = {
     OURS_TWO_CALLS: ("torchkv", "two-calls"),
     OURS_SOCKETS: ("torchkv sockets", "torchkv"),
     OURS_TCP: ("torchkv tcp", "torchkv"),
+    OURS_2BIT: ("torchkv", "2bit"),
+    OURS_2BIT_SOCKETS: ("torchkv sockets", "2bit"),
+    OURS_2BIT_TCP: ("torchkv tcp", "2bit"),
     OURS_OF_4: ("torchkv 4", "torchkv"),
     TRAINER: ("torchkv", "trainer"),
     MXNET: ("MXNet", "push, pull"),
     MXNET_PUSHPULL: ("MXNet", "pushpull"),
+    MXNET_2BIT: ("MXNet 2bit", "2bit"),
     GLOO_SUM: ("Gloo", "gloo-sum"),
     GLOO: ("Gloo", "gloo"),
     GLOO_VIEWS: ("Gloo", "gloo-views"),
@@ -187,6 +195,21 @@ def rows(smoke: bool) -> list[Row]:
             goals(OURS, 2.0, GLOO_FLAT),
         ),
         Row(
+            "100 MB, compressed",
+            "dist_sync",
+            large,
+            "sgd",
+            steps,
+            (
+                *(OURS_2BIT_SOCKETS, OURS_2BIT, OURS_2BIT_TCP),
+                *(OURS, OURS_SOCKETS, OURS_TCP, MXNET_2BIT),
+            ),
+            (
+                *goals(OURS_2BIT_SOCKETS, 4.0, MXNET_2BIT),
+                *goals(OURS_2BIT_TCP, 1.0, OURS_TCP),
+            ),
+        ),
+        Row(
             "ResNet-50",
             "dist_async",
             shapes,
@@ -219,9 +242,9 @@ class Jobs:
             else:
                 print("tcp is skipped: `unshare --mount` fails, so all is one host\n")
             if not options.no_mxnet and options.mxnet.exists():
-                for type in ("dist_sync", "dist_async"):
-                    job = Job.of_mxnet(f"MXNet, {type}", options.mxnet)
-                    self._add(f"MXNet {type}", job)
+                for name in ("dist_sync", "dist_async", "2bit"):
+                    job = Job.of_mxnet(f"MXNet, {name}", options.mxnet)
+                    self._add(f"MXNet {name}", job)
                 self.mxnet = job.ask("versions")[0]
             elif not options.no_mxnet:
                 print(

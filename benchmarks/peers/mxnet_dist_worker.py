@@ -12,7 +12,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from pattern import replica_pattern, sum_pattern
+from pattern import replica_pattern, sign_pattern, sum_pattern
 from serve import serve
 
 
@@ -44,11 +44,18 @@ class Rank:
         """Makes arrays and keys; the optimizer is SGD on the servers, or none.
 
         Both contestants use the same. Keys cannot be deleted, nor can the optimizer be
-        removed: cases without come first.
+        removed: cases without come first. Those with compression have a job of their
+        own.
         """
         assert optimizer in (None, "sgd")
+        self.total = sum_pattern
         if self.kv is None:
             self.kv = mx.kv.create(type)
+            if contestant == "2bit":
+                two_bit = {"type": "2bit", "threshold": 1.0}
+                self.kv.set_gradient_compression(two_bit)
+        if contestant == "2bit":
+            self.total = sign_pattern
         assert optimizer is not None or not self.optimized
         if optimizer is not None and not self.optimized:
             self.kv.set_optimizer(mx.optimizer.SGD(learning_rate=lr))
@@ -92,7 +99,9 @@ class Rank:
             self.kv.pushpull(keys, values, out=outs)
             mx.nd.waitall()
 
-        step = {"push, pull": push_pull, "pushpull": pushpull}[contestant]
+        step = {"push, pull": push_pull, "pushpull": pushpull, "2bit": push_pull}[
+            contestant
+        ]
         self.kv._barrier()
         step(copies[0])
         seconds = []
@@ -110,7 +119,7 @@ class Rank:
         factor = 1.0 if self.optimizer is None else -self.lr * self.steps
         agrees = True
         for i, out in enumerate(self.outs):
-            total = sum_pattern(i, self.kv.num_workers)
+            total = self.total(i, self.kv.num_workers)
             expected = self.pattern(i, [factor * value for value in total])
             agrees = agrees and np.array_equal(out.asnumpy(), expected)
         self.kv._barrier()
