@@ -26,17 +26,22 @@ void DistStore::set_compression(const Compression& compression) {
     check_known(op, table_, keys);
     keys.clear();
   }
-  const std::lock_guard lock(updater_mutex_);
-  const auto* optimizer = std::get_if<OptimizerPtr>(&updater_);
   CompressionPtr next;
-  if (!compression.is_none()) {
-    check_skips(
-        op, optimizer != nullptr ? (*optimizer)->gradient : GradientSpec());
-    next = std::make_shared<const StoreCompression>(
-        compression, compression_.get());
+  uint64_t later = 0;
+  {
+    const std::lock_guard lock(updater_mutex_);
+    const auto* optimizer = std::get_if<OptimizerPtr>(&updater_);
+    if (!compression.is_none()) {
+      check_skips(
+          op, optimizer != nullptr ? (*optimizer)->gradient : GradientSpec());
+      next = std::make_shared<const StoreCompression>(
+          compression, compression_.get());
+    }
+    later = new_generation();
+    compression_ = next;
+    compression_keys_ = std::move(keys);
   }
-  compression_ = std::move(next);
-  compression_keys_ = std::move(keys);
+  free_residuals(table_.entries(op), next.get(), later);
 }
 
 // The ranks do not take back what they have sent of a push that is skipped.

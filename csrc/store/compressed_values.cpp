@@ -49,6 +49,19 @@ void renew_residuals(Entry& entry, const StoreCompression& compression) {
   }
 }
 
+void free_residuals(
+    c10::ArrayRef<EntryPtr> entries,
+    const StoreCompression* next,
+    uint64_t later) {
+  for (const auto& entry : entries) {
+    const std::unique_lock lock(entry->mutex, std::try_to_lock);
+    if (lock.owns_lock() && entry->residual_generation < later &&
+        (next == nullptr || !next->get().codec_of(entry->key).has_feedback())) {
+      entry->residuals.clear();
+    }
+  }
+}
+
 uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position) {
   const Key& key = entry.key;
   const uint64_t of_key = key.kind() == KeyKind::kInt

@@ -32,6 +32,14 @@ c10::ScalarType residual_dtype(const Meta& meta);
 // before this one began. REQUIRES: the entry's mutex.
 void renew_residuals(Entry& entry, const StoreCompression& compression);
 
+// Frees residuals of compressions before the generation `later` that the next
+// one (null: none) does not send. Of keys that a call holds, that is done at
+// their next compressed push. REQUIRES: the thread holds no entry's mutex.
+void free_residuals(
+    c10::ArrayRef<EntryPtr> entries,
+    const StoreCompression* next,
+    uint64_t later);
+
 // The random numbers of a value at a position in its list: the same on every
 // run. REQUIRES: the entry's mutex.
 uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position);

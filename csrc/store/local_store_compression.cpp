@@ -55,14 +55,7 @@ void LocalStore::replace_compression(
     compression_keys_ = std::move(expected);
     expects_keys_ = !expected_keys_.empty() || !compression_keys_.empty();
   }
-  // Memory that a call holds is freed at the key's next compressed push.
-  for (const auto& entry : entries) {
-    const std::unique_lock lock(entry->mutex, std::try_to_lock);
-    if (lock.owns_lock() && entry->residual_generation < later &&
-        (next == nullptr || !next->get().codec_of(entry->key).has_feedback())) {
-      entry->residuals.clear();
-    }
-  }
+  free_residuals(entries, next.get(), later);
 }
 
 void LocalStore::save_residuals(Entry& entry, StoreState& state) const {
