@@ -266,8 +266,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // type local, unless it is none, and for invalid parts; UnknownKeyError for a
   // key of a group that is not in the store or, in a store without keys, as
   // expect_keys. From then on, by push, TypeError for a key whose dtype is not
-  // floating-point, NotImplementedError in a capture into a CUDA graph; and,
-  // on several machines, with an optimizer that skips nonfinite gradients.
+  // floating-point, NotImplementedError in a capture into a CUDA graph. On
+  // several machines, NotImplementedError if the optimizer skips nonfinite
+  // gradients; set_optimizer throws it, too.
   void set_gradient_compression(const Compression& compression);
   // The same for all keys, by name; see make_codec.
   void set_gradient_compression(
@@ -315,6 +316,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // Fills a store without keys. On several machines all ranks make the call,
   // and rank 0's state counts.
   void load(StoreState state);
+  // See Store.
+  void load_compression(const StoreState& state);
   static c10::intrusive_ptr<KVStore> from_state(StoreState state);
 
   // Replaces keys, values and updater by those of another store of the same

@@ -49,6 +49,10 @@ void KVStore::load(StoreState state) {
   usable("load").load(std::move(state));
 }
 
+void KVStore::load_compression(const StoreState& state) {
+  usable("load").load_compression(state);
+}
+
 c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {
   auto result = c10::make_intrusive<KVStore>(state.type);
   result->store_->load(std::move(state));

@@ -7,11 +7,10 @@
 #include <future>
 #include <utility>
 
-#include "../core/compressed.h"
 #include "../core/in_progress.h"
 #include "../core/signals.h"
-#include "../kernels/cpu/packed_codes.h"
 #include "errors.h"
+#include "pushed_codes.h"
 #include "within.h"
 
 namespace torchkv::dist {
@@ -21,28 +20,6 @@ c10::IntArrayRef sizes_of(const Round& round) {
   return round.num_elements == round.spec->total
       ? c10::IntArrayRef(round.spec->sizes)
       : c10::IntArrayRef(round.num_elements);
-}
-
-// ValueError for codes that cannot be those of the slice.
-void append_codes(
-    const Push& push,
-    const Round& round,
-    const Buffers& buffers,
-    Tensors& values) {
-  int64_t num_bytes = 0;
-  for (const auto& piece : push.pieces) {
-    num_bytes += static_cast<int64_t>(piece.size());
-  }
-  const at::Tensor bytes =
-      tensor_of(push.pieces, {num_bytes}, c10::kByte, buffers);
-  const kernels::cpu::PackedCodes codes(
-      static_cast<const char*>(bytes.const_data_ptr()),
-      num_bytes,
-      round.num_elements);
-  auto encoding = std::make_shared<Packed>();
-  encoding->sizes = sizes_of(round);
-  encoding->dtype = codes.dtype();
-  values.append(bytes, std::move(encoding));
 }
 
 } // namespace
@@ -237,13 +214,15 @@ std::vector<Applier::Finished> Applier::apply_all(
     size_t end = begin + 1;
     std::optional<std::string> error;
     try {
+      join_codes(*rounds[begin], buffers_); // a round without any fails alone
       const Updates::Update update = updates_.of(*rounds[begin]);
       if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
                updates_.of(*rounds[end]).replaces == update.replaces &&
                rounds[end]->factor == rounds[begin]->factor &&
-               !rounds[end]->group == !rounds[begin]->group) {
+               !rounds[end]->group == !rounds[begin]->group &&
+               can_join_codes(*rounds[end], buffers_)) {
           ++end;
         }
       }
@@ -315,7 +294,7 @@ void Applier::append_values(
   for (size_t i = 0; i < num_pushes; ++i) {
     const Push& push = round.pushes[i];
     if (push.is_encoded) {
-      append_codes(push, round, buffers_, values);
+      append_codes(push, round.num_elements, sizes_of(round), values);
       continue;
     }
     values.append(tensor_of(
@@ -332,6 +311,7 @@ void Applier::measure_one(const RoundPtr& round) {
   Keys keys;
   Tensors values;
   try {
+    join_codes(*round, buffers_);
     const Updates::Update update = updates_.of(*round);
     prepare(*round, update);
     append_values(*round, round->pushes.size(), keys, values);

@@ -118,6 +118,16 @@ at::Tensor Buffers::empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const {
   return empty(sizes, dtype, std::nullopt);
 }
 
+at::Tensor Buffers::empty_codes(int64_t num_bytes) const {
+  int64_t step = 64; // of sizes: an eighth of them at most
+  while (step * 16 <= num_bytes) {
+    step *= 2;
+  }
+  const PlainDispatch plain;
+  return empty((num_bytes + step - 1) / step * step, c10::kByte)
+      .narrow(0, 0, num_bytes);
+}
+
 at::Tensor Buffers::empty_for(
     c10::Device device,
     c10::IntArrayRef sizes,
@@ -220,6 +230,17 @@ void add_copies(
     }
     begin += piece.size();
   }
+}
+
+at::Tensor joined(c10::ArrayRef<Blob> pieces, const Buffers& buffers) {
+  size_t size = 0;
+  for (const auto& piece : pieces) {
+    size += piece.size();
+  }
+  at::Tensor result = buffers.empty_codes(static_cast<int64_t>(size));
+  copy_pieces(pieces, result.mutable_data_ptr());
+  byte_counts().joined += static_cast<int64_t>(size);
+  return result;
 }
 
 at::Tensor tensor_of(

@@ -27,7 +27,10 @@ class TORCHKV_API Buffers {
   // A contiguous tensor with uninitialised memory, to which nothing else
   // refers.
   at::Tensor empty(c10::IntArrayRef sizes, c10::ScalarType dtype) const;
-  // The same, for copies from an accelerator.
+  // Bytes of codes, whose number varies: a block that is somewhat larger, so
+  // that others can use it afterwards.
+  at::Tensor empty_codes(int64_t num_bytes) const;
+  // The same as empty(), for copies from an accelerator.
   at::Tensor empty_for(
       c10::Device device,
       c10::IntArrayRef sizes,
@@ -63,6 +66,9 @@ TORCHKV_API at::Tensor tensor_of(
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
     const Buffers& buffers);
+
+// A copy of the pieces, in empty_codes().
+at::Tensor joined(c10::ArrayRef<Blob> pieces, const Buffers& buffers);
 
 // Copies the pieces, one after the other, to `destination`.
 void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination);

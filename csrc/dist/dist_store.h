@@ -90,6 +90,7 @@ class DistStore final : public Store {
       bool to_all) override;
   void fail_gather(const std::string& text) override;
   void load(StoreState state) override;
+  void load_compression(const StoreState& state) override;
   void take(Store& other, bool keeps_updater) override;
   void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;
@@ -184,7 +185,6 @@ class DistStore final : public Store {
   Keys all_keys() const;
   UnsentByKey unsent(const Keys& keys) const;
   void add_unsent(OwnState& own, const Keys& keys) const;
-  void load_compression(const StoreState& state, const Keys& keys);
   std::vector<at::Tensor> gather_scripts();
   std::shared_ptr<OpaqueUpdater> own_script(
       const char* op,
@@ -211,7 +211,8 @@ class DistStore final : public Store {
   std::unique_ptr<DistStore> exchange_; // null: none, or the last call failed
   std::atomic<int64_t> last_round_{0}; // of the gatherings
 
-  // Held by calls that change the updater, over the messages to the servers.
+  // Held by calls that change the updater, over the messages to the servers,
+  // and by those that change the compression.
   std::timed_mutex setting_mutex_;
   mutable std::mutex updater_mutex_; // guards the rest
   Updater updater_;

@@ -18,18 +18,26 @@
 namespace torchkv::dist {
 namespace {
 
-// Makes the value of an item in CPU memory what is sent.
-using Fill = std::function<void(Request::Item& item, const at::Tensor& value)>;
+// Makes a sum in CPU memory what an item sends.
+using Fill = std::function<void(Request::Item& item, const at::Tensor& sum)>;
 
-// For a call of which some values are on devices: those of the items named.
-Session::Complete completion(
-    HostCopy copy,
-    std::vector<std::pair<size_t, Fill>> items) {
+// A sum of which an item is filled later.
+struct Late {
+  size_t item;
+  Fill fill;
+  at::Tensor sum;
+};
+
+// For a call of which some sums are on devices, or behind such a call.
+Session::Complete completion(HostCopy copy, std::vector<Late> all) {
   return [copy = std::make_shared<HostCopy>(std::move(copy)),
-          items = std::move(items)](Request& request) {
-    const auto values = copy->wait();
-    for (size_t i = 0; i < items.size(); ++i) {
-      items[i].second(request.items[items[i].first], values[i]);
+          all = std::move(all)](Request& request) {
+    auto copies = copy->wait();
+    auto next = copies.begin();
+    for (const auto& late : all) {
+      late.fill(
+          request.items[late.item],
+          late.sum.is_cpu() ? late.sum : std::move(*next++));
     }
   };
 }
@@ -121,24 +129,25 @@ WorkPtr DistStore::merge(const Call& call) {
   CallerValues::OfCall values(
       session_->applier().callers(), staging_.buffers());
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
-  std::vector<at::Tensor> on_devices;
-  std::vector<std::pair<size_t, Fill>> items_on_devices;
+  std::vector<Late> late;
+  std::vector<at::Tensor> on_devices; // of them
+  // Compressed behind the queued calls, as sent: the bits depend on the order.
+  const bool is_queued = compression != nullptr && session_->has_queued();
   const auto is_compressed = [&](size_t i) {
     return compression != nullptr &&
         compression->get().codec_of(entries[i]->key).id != Codec::Id::kNone;
   };
   const auto fill_of = [&](size_t i) -> Fill {
     if (!is_compressed(i)) {
-      return [](auto& item, const auto& value) { item.value = blob_of(value); };
+      return [](auto& item, const auto& sum) { item.value = blob_of(sum); };
     }
     // A queued call may outlive the store.
     return [compression,
             entry = entries[i],
             rank = rank(),
             places = places_of(*entries[i]),
-            buffers = staging_.buffers()](auto& item, const auto& value) {
-      item.codes =
-          pack_value(*compression, *entry, rank, value, places, buffers);
+            buffers = staging_.buffers()](auto& item, const auto& sum) {
+      item.codes = pack_value(*compression, *entry, rank, sum, places, buffers);
     };
   };
   const bool is_waited = pulls || call.options.async_op;
@@ -148,16 +157,23 @@ WorkPtr DistStore::merge(const Call& call) {
   const auto elsewhere = [&](size_t i) {
     return places_elsewhere(*entries[i]);
   };
+  const auto is_read_now = [&](size_t i) {
+    return !is_queued && is_compressed(i);
+  };
   const Staging::InPlace reads{
-      is_compressed, in_place ? &values : nullptr, elsewhere};
+      is_read_now, in_place && !is_queued ? &values : nullptr, elsewhere};
   for (auto& sum : staging_.sum(call, dtypes, reads)) {
     Request::Item item;
     item.key = sum.key;
     item.own = std::move(sum.own);
-    if (!sum.value.device().is_cpu()) {
+    const bool is_on_device = !sum.value.device().is_cpu();
+    if (is_on_device) {
       on_devices.push_back(sum.value);
-      items_on_devices.emplace_back(request.items.size(), fill_of(sum.number));
-    } else if (item.own.data() == sum.value.const_data_ptr()) {
+    }
+    if (is_on_device || (is_queued && is_compressed(sum.number))) {
+      late.push_back({request.items.size(), fill_of(sum.number), sum.value});
+    } else if (
+        item.own.size() != 0 && item.own.data() == sum.value.const_data_ptr()) {
       item.value = item.own;
     } else {
       fill_of(sum.number)(item, sum.value);
@@ -184,10 +200,10 @@ WorkPtr DistStore::merge(const Call& call) {
       call.op,
       std::move(request),
       /*is_watched=*/!is_waited,
-      on_devices.empty() ? nullptr
-                         : completion(
-                               staging_.copy_to_host(std::move(on_devices)),
-                               std::move(items_on_devices)));
+      late.empty()
+          ? nullptr
+          : completion(
+                staging_.copy_to_host(std::move(on_devices)), std::move(late)));
   if (rank() == 0) {
     take_snapshot(snapshots_.due_after(call.keys));
   }

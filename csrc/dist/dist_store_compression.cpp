@@ -1,12 +1,13 @@
 // DistStore's gradient compression: of what this rank sends.
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
 #include "../store/check.h"
 #include "../store/compressed_values.h"
 #include "dist_store.h"
-#include "pack_value.h"
 
 namespace torchkv::dist {
 CompressionPtr DistStore::compression() const {
@@ -26,6 +27,7 @@ void DistStore::set_compression(const Compression& compression) {
     check_known(op, table_, keys);
     keys.clear();
   }
+  const auto setting = hold(op, setting_mutex_); // the updater stays
   CompressionPtr next;
   uint64_t later = 0;
   {
@@ -53,33 +55,44 @@ void DistStore::check_skips(const char* op, const GradientSpec& gradient) {
       "stores on several machines do not combine");
 }
 
-// Of a call whose values are compressed; null: they are not.
+// Of a call whose values are compressed; null: they are not, also because the
+// call is going to be refused, so that what is not sent stays.
 CompressionPtr DistStore::compression_of(
     const Call& call,
     const Entries& entries) const {
   CompressionPtr result = compression();
-  if (result != nullptr) {
-    check_compressible(call, entries, result->get(), runtime_);
+  if (result == nullptr) {
+    return nullptr;
   }
-  return result;
+  check_compressible(call, entries, result->get(), runtime_);
+  join(call.op);
+  const auto lost = session_->lost_ranks();
+  const auto is_lost = [&](const Place& place) {
+    return std::count(lost.begin(), lost.end(), place.server) != 0;
+  };
+  const bool is_refused = !lost.empty() &&
+      std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+        const auto places = places_of(*entry);
+        return std::any_of(places.begin(), places.end(), is_lost);
+      });
+  return is_refused ? nullptr : result;
 }
 
-// What this rank has not sent, with zeros where it has not pushed yet.
+// What this rank has not sent of keys that it has pushed.
 UnsentByKey DistStore::unsent(const Keys& keys) const {
   UnsentByKey result;
   const CompressionPtr compression = this->compression();
   if (compression == nullptr || keys.list.empty()) {
     return result;
   }
+  const PlainDispatch plain;
   for (const auto& entry : table_.find("save", keys)) {
-    const bool has_residual = c10::isFloatingType(entry->meta.dtype) &&
-        compression->get().codec_of(entry->key).has_feedback();
     const std::lock_guard lock(entry->mutex);
+    renew_residuals(*entry, *compression);
     Unsent& kept = result[entry->key];
     kept.num_compressed = entry->num_compressed;
-    if (has_residual) {
-      renew_residuals(*entry, *compression);
-      kept.residual = residual_of(*entry).clone();
+    if (!entry->residuals.empty()) {
+      kept.residual = entry->residuals[0].tensor.clone();
     }
   }
   return result;
@@ -94,26 +107,36 @@ void DistStore::add_unsent(OwnState& own, const Keys& keys) const {
   }
 }
 
-// In keys that have just been made; check_loads has checked the number.
-void DistStore::load_compression(const StoreState& state, const Keys& keys) {
-  if (!state.compression || state.compression->is_none()) {
-    return;
+// REQUIRES: at most a residual for each rank.
+void DistStore::load_compression(const StoreState& state) {
+  CompressionPtr compression;
+  if (state.compression && !state.compression->is_none()) {
+    compression =
+        std::make_shared<const StoreCompression>(*state.compression, nullptr);
   }
   const auto own = static_cast<size_t>(rank());
-  const auto compression =
-      std::make_shared<const StoreCompression>(*state.compression, nullptr);
-  for (size_t i = 0; i < keys.list.size(); ++i) {
-    const EntryPtr entry = table_.find("load", keys.list[i])[0];
+  for (size_t i = 0; i < state.values.size(); ++i) {
+    const Key key = state.int_keys.empty() ? Key(state.str_keys[i])
+                                           : Key(state.int_keys[i]);
+    const EntryPtr entry = table_.find("load", key)[0];
     const std::lock_guard lock(entry->mutex);
+    entry->residuals.clear();
+    entry->num_compressed = 0;
+    if (compression == nullptr) {
+      continue;
+    }
     entry->num_compressed = state.num_compressed[i];
     entry->residual_generation = compression->generation();
     if (entry->num_compressed != 0 && own < state.residuals[i].size()) {
-      entry->residuals.push_back(
-          {state.residuals[i][own].clone(at::MemoryFormat::Contiguous), {}});
+      const at::Tensor copy =
+          Buffers().empty(entry->meta.sizes, residual_dtype(entry->meta));
+      runtime_.copy(copy, state.residuals[i][own]);
+      entry->residuals.push_back({copy, {}});
     }
   }
   const std::lock_guard lock(updater_mutex_);
   compression_ = compression;
+  compression_keys_.clear();
 }
 
 } // namespace torchkv::dist

@@ -88,17 +88,6 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
       check_skips(op, state.optimizer->gradient);
     }
   }
-  for (size_t i = 0; i < state.residuals.size(); ++i) {
-    TORCH_CHECK_VALUE(
-        state.residuals[i].size() <= static_cast<size_t>(num_workers()),
-        op,
-        ": expected at least as many ranks as there are residuals of "
-        "compression, ",
-        state.residuals[i].size(),
-        ", but got ",
-        num_workers(),
-        "; saved with set_gradient_compression(None), a store has none");
-  }
   for (size_t i = 0; i < state.values.size(); ++i) {
     const bool is_int = !state.int_keys.empty();
     check_fits_messages(
@@ -114,7 +103,8 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
   }
 }
 
-// REQUIRES: a state that a LocalStore takes, but for a packed updater.
+// REQUIRES: a state that a LocalStore takes, but for a packed updater, with at
+// most a residual for each rank.
 void DistStore::load(StoreState state) {
   constexpr auto* op = "load";
   check_together(op, [&] { check_loads(op, state); });
@@ -162,7 +152,7 @@ void DistStore::load(StoreState state) {
       assign({op, run, &values});
     }
   }
-  load_compression(state, keys);
+  load_compression(state);
   if (!state.states.empty()) {
     set_optimizer_states(keys, state.states);
   }

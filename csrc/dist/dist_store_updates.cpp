@@ -165,6 +165,9 @@ void DistStore::set_spec(const char* op, Updater next, bool keep_state) {
     }
   }
   const auto setting = hold(op, setting_mutex_);
+  if (spec.optimizer != nullptr && compression() != nullptr) {
+    check_skips(op, spec.optimizer->gradient);
+  }
   {
     const std::lock_guard lock(updater_mutex_);
     spec.epoch = spec_.epoch + (keep_state ? 0 : 1);
@@ -216,9 +219,6 @@ uint64_t DistStore::set_optimizer(
   constexpr auto* op = "set_optimizer";
   check_optimizer(op, optimizer);
   check_gradient(op, optimizer.gradient);
-  if (compression() != nullptr) {
-    check_skips(op, optimizer.gradient);
-  }
   const Updater before = updater();
   const auto* current = std::get_if<OptimizerPtr>(&before);
   TORCH_CHECK_VALUE(

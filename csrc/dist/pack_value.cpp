@@ -10,13 +10,7 @@
 namespace torchkv::dist {
 namespace {
 
-const char* from(const at::Tensor& tensor, int64_t begin) {
-  return static_cast<const char*>(tensor.const_data_ptr()) +
-      begin * static_cast<int64_t>(tensor.element_size());
-}
-
-} // namespace
-
+// The residual that an entry has, of zeros where there is none.
 at::Tensor residual_of(Entry& entry) {
   if (entry.residuals.empty()) {
     at::Tensor zeros =
@@ -26,6 +20,13 @@ at::Tensor residual_of(Entry& entry) {
   }
   return entry.residuals[0].tensor;
 }
+
+const char* from(const at::Tensor& tensor, int64_t begin) {
+  return static_cast<const char*>(tensor.const_data_ptr()) +
+      begin * static_cast<int64_t>(tensor.element_size());
+}
+
+} // namespace
 
 std::vector<Blob> pack_value(
     const StoreCompression& compression,
@@ -70,7 +71,7 @@ std::vector<Blob> pack_value(
         place.end - place.begin,
         sent.dtype,
         [&](int64_t num_bytes) {
-          bytes = buffers.empty({num_bytes}, c10::kByte);
+          bytes = buffers.empty_codes(num_bytes);
           return static_cast<char*>(bytes.mutable_data_ptr());
         });
     codes.push_back(blob_of(bytes));

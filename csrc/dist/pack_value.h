@@ -14,10 +14,6 @@
 
 namespace torchkv::dist {
 
-// The residual that an entry has, of zeros where there is none. REQUIRES: the
-// entry's mutex; a floating-point key.
-at::Tensor residual_of(Entry& entry);
-
 // What a rank's compression sends of a key's value, in CPU memory and
 // contiguous: the packed codes of each of its slices. What is not sent is kept
 // in the entry, as its first residual. Of int4, the random numbers are those of

@@ -82,6 +82,11 @@ std::vector<PendingPtr> Session::call_all(
   return result;
 }
 
+bool Session::has_queued() {
+  const std::lock_guard lock(node_->mutex());
+  return !queued_.empty();
+}
+
 PendingPtr Session::call_locked(
     Request request,
     double timeout,

@@ -71,6 +71,9 @@ class Session {
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
 
+  // Whether calls wait for others' `complete`. Without the node's mutex.
+  bool has_queued();
+
   // On a thread of the session's, for what callers' futures do.
   void run_later(std::function<void()> function) {
     futures_.run(std::move(function));

@@ -169,6 +169,13 @@ class TORCHKV_API Store {
   // Fills a new store. On several machines all ranks make the call, and rank
   // 0's state counts.
   virtual void load(StoreState state) = 0;
+  // Of a store on several machines: takes the compression of a state with this
+  // store's keys and, of its residuals, which are one for each rank, this
+  // rank's.
+  virtual void load_compression(const StoreState& /*state*/) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "load: expected a store on several machines, but got another");
+  }
   // REQUIRES: a store of the same type, which nobody else uses.
   virtual void take(Store& other, bool keeps_updater) = 0;
 

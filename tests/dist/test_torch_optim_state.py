@@ -166,7 +166,7 @@ def refused_states(rank, folder):
     state["compression"] = {"groups": [[["type", "fp16"]]], "keys": []}
     for item in state["keys"].values():
         residual = torch.zeros_like(item["value"])
-        item |= {"residuals": [residual] * 3, "num_compressed": 1}
+        item |= {"residuals": [residual.float()] * 3, "num_compressed": 1}
     compressed = outcome(lambda: kv.load_state_dict(state))
     unchanged = equal(kv.pull(list(SIZES)), before) and kv.optimizer.lr == 0.2
     kv.barrier()

@@ -276,6 +276,10 @@ class Content:
             impl.take(made)
         return after_load(impl, before, self.extras)
 
+    def replace_compression(self, impl: _C.KVStore) -> None:
+        """Replaces the compression and the residuals of a ``dist`` store by these."""
+        impl.load_compression(self._as_tuple(impl.type))
+
     def made_for(self, impl: _C.KVStore) -> _C.KVStore:
         """A store with the content; of `impl`'s type, if that is one of one machine.
 
@@ -289,6 +293,13 @@ class Content:
                     raise NotImplementedError(
                         "load: expected a store without row-sparse keys, which those "
                         f"of several processes do not have (key {shown(key)})"
+                    )
+                if len(item.residuals) > impl.num_workers():
+                    raise ValueError(
+                        "load: expected at least as many ranks as there are residuals "
+                        f"of compression, {len(item.residuals)}, but got "
+                        f"{impl.num_workers()} (key {shown(key)}); a store that is "
+                        "saved after set_gradient_compression(None) has none"
                     )
             compresses = self.compression is not None
             return replace(self, updater=None).make("device" if compresses else "local")

@@ -38,6 +38,8 @@ class Written:
     strides: dict[str, list[int]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     files: list[dict[str, Any]] = field(default_factory=list)
+    # How many pushes the process has compressed, by str(key).
+    compressed: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """For the process that joins all."""

@@ -52,8 +52,8 @@ def save(
             f"{updater._name()} of torch.optim; save_optimizer_states() writes its "
             "state"
         ) from error
-    counts = {key: item.num_compressed for key, item in content.keys.items()}
-    counts |= {key: count for key, count, _ in compressed}
+    counts = {str(key): item.num_compressed for key, item in content.keys.items()}
+    counts |= {str(key): count for key, count, _ in compressed}
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]
         for key, item in content.keys.items()
@@ -80,6 +80,7 @@ def save(
         shows = progress and is_first
         with bar("save", _num_bytes(content, own), shows) as add:
             written = _write_data(impl, content, begins, own, folder, save_id, add)
+            written.compressed = counts if compresses else {}
         if impl.num_workers() == 1:
             all_written = [written]
         else:
@@ -90,7 +91,7 @@ def save(
             # Without row-sparse keys the form is that of before there were any.
             if row_sparse:
                 fields["row_sparse"] = row_sparse
-            _write_manifest(impl, fields, counts, folder, save_id, all_written)
+            _write_manifest(impl, fields, folder, save_id, all_written)
             remove_unused(folder)  # the previous store
         gather(impl, "save", 2, b"")  # the store is written
 
@@ -148,7 +149,6 @@ def _write_data(
 def _write_manifest(
     impl: _C.KVStore,
     fields: dict[str, Any],
-    num_compressed: dict[int | str, int],
     folder: Path,
     save_id: str,
     written: list[Written],
@@ -167,8 +167,10 @@ def _write_manifest(
             **join_written(keys, impl.shape, written),
         }
         if "compression" in fields:
-            counts = [num_compressed.get(key, 0) for key in manifest["keys"]]
-            manifest["compressed"] = counts
+            manifest["compressed"] = [
+                max(one.compressed.get(str(key), 0) for one in written)
+                for key in manifest["keys"]
+            ]
         with open(unfinished, "wb") as file:
             file.write(_to_bytes(manifest))
             file.flush()

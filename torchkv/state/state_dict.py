@@ -118,6 +118,7 @@ def load_state_dict(
     elif content.keys:
         values = [item.value for item in content.keys.values()]
         impl.assign(list(content.keys), values, False)
+        content.replace_compression(impl)
     return wrapped
 
 

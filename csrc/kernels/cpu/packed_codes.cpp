@@ -110,7 +110,7 @@ PackedCodes::PackedCodes(
         num_elements,
         " compressed elements, but got ",
         num_bytes,
-        " bytes that cannot be");
+        " bytes of another form");
   };
   expect(num_bytes >= kHeaderSize);
   std::memcpy(&header, data, sizeof(header));
@@ -124,31 +124,30 @@ PackedCodes::PackedCodes(
   dtype_ = header.size == sizeof(float) ? c10::kFloat : c10::kDouble;
   num_elements_ = num_elements;
   block_begin_ = header.block_begin;
-  scales_ = data + kHeaderSize;
+  num_sent_ = header.num_sent;
+  const bool is_top = codec_.id == Id::kTopK;
   const int64_t block_size = codec_.block_size();
-  expect(block_begin_ < std::max<int64_t>(block_size, 1));
-  if (codec_.id != Id::kTopK) {
-    expect(header.num_sent == 0);
-    codes_ = scales_ +
-        num_blocks(block_begin_, num_elements, block_size) * header.size;
-    expect(
-        num_bytes == codes_ - data + bytes_of_codes(codec_.id, num_elements));
-    return;
-  }
-  expect(header.num_sent >= 0 && header.num_sent <= num_elements);
-  codes_ = scales_ + 8 * num_tiles(num_elements);
-  indices_ = codes_ + header.num_sent * header.size;
   expect(
-      num_bytes ==
-      indices_ - data +
-          header.num_sent * static_cast<int64_t>(sizeof(uint16_t)));
+      block_begin_ < std::max<int64_t>(block_size, 1) && num_sent_ >= 0 &&
+      num_sent_ <= (is_top ? num_elements : 0));
+  const int64_t before = is_top
+      ? 8 * num_tiles(num_elements)
+      : num_blocks(block_begin_, num_elements, block_size) * header.size;
+  const int64_t size = is_top ? num_sent_ * header.size
+                              : bytes_of_codes(codec_.id, num_elements);
+  const int64_t after =
+      is_top ? num_sent_ * static_cast<int64_t>(sizeof(uint16_t)) : 0;
+  expect(num_bytes == kHeaderSize + before + size + after);
+  scales_ = data + kHeaderSize;
+  codes_ = scales_ + before;
+  indices_ = codes_ + size;
   int64_t begin = 0;
-  for (int64_t tile = 0; tile < num_tiles(num_elements); ++tile) {
+  for (int64_t tile = 0; is_top && tile < num_tiles(num_elements); ++tile) {
     const auto end = read<int64_t>(scales_, tile);
-    expect(end >= begin && end <= header.num_sent);
+    expect(end >= begin && end <= num_sent_);
     begin = end;
   }
-  expect(begin == header.num_sent);
+  expect(begin == num_sent_);
 }
 
 int64_t PackedCodes::bytes_per_element() const {
@@ -158,12 +157,14 @@ int64_t PackedCodes::bytes_per_element() const {
 template <typename T>
 void PackedCodes::read_top(int64_t first, int64_t size, T* sent) const {
   std::fill(sent, sent + size, T(0));
+  // In memory that another process may write, numbers may have changed since
+  // they were checked.
   const int64_t tile = first / kTile;
-  const int64_t end = read<int64_t>(scales_, tile);
-  for (int64_t i = tile == 0 ? 0 : read<int64_t>(scales_, tile - 1); i < end;
-       ++i) {
+  const int64_t end = std::min(read<int64_t>(scales_, tile), num_sent_);
+  const int64_t begin = tile == 0 ? 0 : read<int64_t>(scales_, tile - 1);
+  for (int64_t i = std::max<int64_t>(begin, 0); i < end; ++i) {
     const auto index = read<uint16_t>(indices_, i);
-    if (index < size) { // as it always is, unless a peer sends nonsense
+    if (index < size) {
       sent[index] = read<T>(codes_, i);
     }
   }

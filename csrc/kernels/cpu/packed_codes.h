@@ -16,7 +16,7 @@ namespace torchkv::kernels::cpu {
 // codec computes, a tile has kTile elements but for the last, and a block has
 // the elements with one scale:
 //
-//   header  32 bytes, see packed_codes.cpp
+//   header  32 bytes, see packed_format.h
 //   1bit    a bit of each element: words of 32 bits
 //   2bit    2 bits of each element: likewise
 //   fp16, bf16, fp8
@@ -55,6 +55,7 @@ class TORCHKV_API PackedCodes {
   c10::ScalarType dtype_ = c10::kFloat;
   int64_t num_elements_ = 0;
   int64_t block_begin_ = 0; // of the first element, in its block
+  int64_t num_sent_ = 0; // of topk
   const char* scales_ = nullptr; // or the ends of topk's tiles
   const char* codes_ = nullptr;
   const char* indices_ = nullptr;

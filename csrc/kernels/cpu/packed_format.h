@@ -15,7 +15,6 @@ namespace torchkv::kernels::cpu::packed {
 
 using Id = Codec::Id;
 
-// See packed_codes.h.
 struct Header {
   uint8_t codec = 0; // Codec::Id
   uint8_t size = 0; // of T
