@@ -507,6 +507,8 @@ class KVStore(Stateful):
             TypeError: an option that a class does not take, or of another type.
                 :meth:`push` raises it for keys whose dtype is neither floating-point
                 nor complex.
+            NotImplementedError: ``max_norm`` or ``skip_nonfinite`` in a ``dist_async``
+                store; ``skip_nonfinite`` in a ``dist`` store that compresses.
         """
         made = optim_names.make(optimizer, options)
         made._bind(self._impl)
@@ -545,8 +547,9 @@ class KVStore(Stateful):
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """Compresses what is pushed: each value of a key's list by itself.
 
-        In a ``dist`` store, the sum of a rank's values is compressed before it is sent;
-        each rank sets its own compression, and has a position.
+        In a ``dist`` store, the sum of a rank's values is compressed before it is sent.
+        Each rank sets its own compression; in saved stores, rank i's residual is that
+        of position i.
 
         What a scheme sends of a value is added up instead of it. With error feedback it
         is what it sends of the value plus the residual, what earlier pushes at the same

@@ -167,12 +167,65 @@ def without_compression(rank, path):
         plain.save(path / "store")
         kv.load_state_dict(torch.load(path / "state.pt", weights_only=True))
         kept = kv.gradient_compression
+        residuals = [item["residuals"] for item in kv.state_dict()["keys"].values()]
         kv.load(path / "store")
-        return kept, kv.gradient_compression
+        return kept, kv.gradient_compression, residuals
 
 
 def test_a_state_without_compression(tmp_path):
-    assert ranks.run(without_compression, 2, tmp_path) == [(TwoBit(0.5), None)] * 2
+    for kept, replaced, residuals in ranks.run(without_compression, 2, tmp_path):
+        assert (kept, replaced) == (TwoBit(0.5), None)
+        assert not any(residuals)  # of no key
+
+
+def resume_a_class_of_torch_optim(rank, path):
+    def make():
+        kv = torchkv.create("dist_sync")
+        kv.set_optimizer(torch.optim.SGD, lr=0.5, momentum=0.5)
+        kv.init(KEYS, [torch.zeros(shape) for shape in SHAPES])
+        kv.set_gradient_compression(FP16())
+        return kv
+
+    with make() as kv, make() as other:
+        kv.set_gradient_compression(TwoBit(0.5))
+        go_on(kv, range(3), [rank])
+        state = kv.state_dict()
+        if rank == 0:
+            item = state["keys"]["split"]  # the layout does not matter
+            item["residuals"] = [x.mT.contiguous().mT for x in item["residuals"]]
+            torch.save(state, path / "state.pt")
+        expected = go_on(kv, range(3, 6), [rank])
+        go_on(other, range(2), [rank])  # which the state replaces
+        for loading in (kv, other):
+            loading.load_state_dict(torch.load(path / "state.pt", weights_only=True))
+            assert loading.gradient_compression == TwoBit(0.5)
+            found = go_on(loading, range(3, 6), [rank])
+            for one, two in zip(found, expected, strict=True):
+                assert torch.equal(one, two)
+    return True
+
+
+def test_a_class_of_torch_optim(tmp_path):
+    assert ranks.run(resume_a_class_of_torch_optim, 2, tmp_path) == [True, True]
+
+
+def push_on_rank_1(rank, path):
+    with torchkv.create("dist_async") as kv:
+        kv.init("w", torch.zeros(3))
+        kv.set_gradient_compression(TwoBit(0.5))
+        if rank == 1:
+            kv.push("w", torch.full((3,), 0.375))
+        kv.barrier()
+        kv.save(path)
+        kv.load(path)
+        if rank == 1:
+            kv.push("w", torch.full((3,), 0.125))
+        kv.barrier()
+        return kv.pull("w").tolist()
+
+
+def test_ranks_may_push_differently_often(tmp_path):
+    assert ranks.run(push_on_rank_1, 2, tmp_path) == [[0.5] * 3] * 2
 
 
 def skip(rank, path):

@@ -254,6 +254,23 @@ TEST_F(DistPushTest, SumsOfDevicesAreCompressed) {
   }
 }
 
+TEST_F(DistPushTest, ValuesAreCompressedInTheOrderOfTheCalls) {
+  const auto store = make_store();
+  store->init("w", many(0));
+  store->set_gradient_compression("2bit", {{"threshold", 0.5}});
+  runtime_.set_open(false);
+  store->push("w", many(0.375, cuda(0))); // is queued, and then sends nothing
+  const at::Tensor value = many(0.25);
+  const at::Tensor pulled = many(9);
+  store->push("w", value); // with the rest of that one
+  const auto pull = pull_async(*store, "w", pulled);
+  value.fill_(100);
+  runtime_.set_open(true);
+  pull->wait();
+  EXPECT_TRUE(at::equal(pulled, many(0.5)));
+  store->close();
+}
+
 TEST_F(DistPushTest, CloseWaitsForThePushesBeforeIt) {
   runtime_.set_open(false);
   auto store = make_store();
