@@ -317,7 +317,7 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // and rank 0's state counts.
   void load(StoreState state);
   // See Store.
-  void load_compression(const StoreState& state);
+  void restore_compression(const StoreState& state);
   static c10::intrusive_ptr<KVStore> from_state(StoreState state);
 
   // Replaces keys, values and updater by those of another store of the same

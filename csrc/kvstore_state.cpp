@@ -49,8 +49,8 @@ void KVStore::load(StoreState state) {
   usable("load").load(std::move(state));
 }
 
-void KVStore::load_compression(const StoreState& state) {
-  usable("load").load_compression(state);
+void KVStore::restore_compression(const StoreState& state) {
+  usable("load").restore_compression(state);
 }
 
 c10::intrusive_ptr<KVStore> KVStore::from_state(StoreState state) {

@@ -90,7 +90,7 @@ class DistStore final : public Store {
       bool to_all) override;
   void fail_gather(const std::string& text) override;
   void load(StoreState state) override;
-  void load_compression(const StoreState& state) override;
+  void restore_compression(const StoreState& state) override;
   void take(Store& other, bool keeps_updater) override;
   void visit_sole_updater(
       c10::function_ref<void(const OpaqueUpdater&)> visit) const override;

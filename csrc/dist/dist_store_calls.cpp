@@ -32,12 +32,11 @@ struct Late {
 Session::Complete completion(HostCopy copy, std::vector<Late> all) {
   return [copy = std::make_shared<HostCopy>(std::move(copy)),
           all = std::move(all)](Request& request) {
-    auto copies = copy->wait();
+    const auto copies = copy->wait();
     auto next = copies.begin();
     for (const auto& late : all) {
       late.fill(
-          request.items[late.item],
-          late.sum.is_cpu() ? late.sum : std::move(*next++));
+          request.items[late.item], late.sum.is_cpu() ? late.sum : *next++);
     }
   };
 }

@@ -108,7 +108,7 @@ void DistStore::add_unsent(OwnState& own, const Keys& keys) const {
 }
 
 // REQUIRES: at most a residual for each rank.
-void DistStore::load_compression(const StoreState& state) {
+void DistStore::restore_compression(const StoreState& state) {
   CompressionPtr compression;
   if (state.compression && !state.compression->is_none()) {
     compression =

@@ -152,7 +152,7 @@ void DistStore::load(StoreState state) {
       assign({op, run, &values});
     }
   }
-  load_compression(state);
+  restore_compression(state);
   if (!state.states.empty()) {
     set_optimizer_states(keys, state.states);
   }

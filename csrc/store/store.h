@@ -172,7 +172,7 @@ class TORCHKV_API Store {
   // Of a store on several machines: takes the compression of a state with this
   // store's keys and, of its residuals, which are one for each rank, this
   // rank's.
-  virtual void load_compression(const StoreState& /*state*/) {
+  virtual void restore_compression(const StoreState& /*state*/) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, "load: expected a store on several machines, but got another");
   }

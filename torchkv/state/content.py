@@ -278,7 +278,7 @@ class Content:
 
     def replace_compression(self, impl: _C.KVStore) -> None:
         """Replaces the compression and the residuals of a ``dist`` store by these."""
-        impl.load_compression(self._as_tuple(impl.type))
+        impl.restore_compression(self._as_tuple(impl.type))
 
     def made_for(self, impl: _C.KVStore) -> _C.KVStore:
         """A store with the content; of `impl`'s type, if that is one of one machine.

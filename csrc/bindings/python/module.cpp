@@ -370,7 +370,7 @@ PYBIND11_MODULE(_C, m) {
       .def("gather", &gather)
       .def("fail_gather", &fail_gather)
       .def("load", &load)
-      .def("load_compression", &load_compression)
+      .def("restore_compression", &restore_compression)
       .def_static("from_state", &from_state)
       .def_static(
           "canonical_type",

@@ -89,10 +89,12 @@ inline void load(const BoundStore& self, const py::object& object) {
   self->load(std::move(state));
 }
 
-inline void load_compression(const BoundStore& self, const py::object& object) {
+inline void restore_compression(
+    const BoundStore& self,
+    const py::object& object) {
   const StoreState state = state_of(object);
   const py::gil_scoped_release no_gil;
-  self->load_compression(state);
+  self->restore_compression(state);
 }
 
 inline Self from_state(const py::object& object) {
