@@ -232,7 +232,7 @@ void add_copies(
   }
 }
 
-at::Tensor joined(c10::ArrayRef<Blob> pieces, const Buffers& buffers) {
+at::Tensor joined_codes(c10::ArrayRef<Blob> pieces, const Buffers& buffers) {
   size_t size = 0;
   for (const auto& piece : pieces) {
     size += piece.size();

@@ -68,7 +68,7 @@ TORCHKV_API at::Tensor tensor_of(
     const Buffers& buffers);
 
 // A copy of the pieces, in empty_codes().
-at::Tensor joined(c10::ArrayRef<Blob> pieces, const Buffers& buffers);
+at::Tensor joined_codes(c10::ArrayRef<Blob> pieces, const Buffers& buffers);
 
 // Copies the pieces, one after the other, to `destination`.
 void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination);

@@ -26,7 +26,7 @@ void join_codes(Round& round, const Buffers& buffers) {
       continue;
     }
     if (push.pieces.size() > 1) {
-      push.pieces = {blob_of(joined(push.pieces, buffers))};
+      push.pieces = {blob_of(joined_codes(push.pieces, buffers))};
     }
     codes_in(push.pieces[0], round.num_elements);
   }
