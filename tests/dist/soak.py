@@ -5,8 +5,9 @@
 Three stores: `sgd` and `sum` are dist_sync, with an optimizer and without; of them, the
 ranks predict every pulled value exactly. `async` is dist_async: what a pull returns is
 between the pushes that it must contain and those that it may, and after a barrier it is
-exact. Meanwhile ranks are stopped for up to two heartbeats, and the memory and the open
-files of each must not grow. Exits with 1 on any deviation.
+exact. Most ranks compress what they push to `sgd` and `async`. Meanwhile ranks are
+stopped for up to two heartbeats, and the memory and the open files of each must not
+grow. Exits with 1 on any deviation.
 
 All ranks draw the same plan (which keys are pushed how often in a phase, what is
 deleted, the learning rate) and, from a generator of their own, the order of the pushes,
@@ -36,6 +37,7 @@ import torch
 import ranks
 import torchkv
 import usage
+from torchkv.compression import FP16, TopK
 
 NUM_RANKS = 4
 HEARTBEAT_S = 0.5
@@ -43,6 +45,8 @@ TIMEOUT_S = 60.0
 # Less than 64 KiB is on one server; of the last as fp64, each has more than a piece.
 SIZES = [(), (1,), (3, 5), (0, 2), (1000,), (16_383,), (40_000,), (560_000,)]
 DTYPES = [torch.float32, torch.int64, torch.bfloat16, torch.float64]
+# Of the ranks' gradients in `sgd` and `async`: they send these exactly.
+COMPRESSIONS = [None, FP16(), TopK(ratio=1.0), FP16()]
 RATES = [0.25, 0.5, 1.0, 2.0]
 STORM = 8  # pushes of each key in the first phases, which use the most memory
 PHASES_PER_CHECK = 4  # of whether to stop
@@ -125,6 +129,7 @@ class Checked:
         ]
         if name != "sum":
             self.kv.set_optimizer("sgd", learning_rate=1.0)
+            self.kv.set_gradient_compression(COMPRESSIONS[rank])
 
     def init(self, plan: Random, entries: list[Entry]) -> None:
         """With shuffled sizes; how many bytes the keys have stays the same."""
