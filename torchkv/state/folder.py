@@ -230,7 +230,7 @@ def _fill(
 def _fill_residuals(content: Content, tensors: dict[str, Tensor]) -> None:
     """Moves residuals to their keys; zeros for ranks that have not compressed."""
     found: dict[str, dict[int, Tensor]] = {}
-    for name in list(tensors):
+    for name in [name for name in tensors if name.startswith("residual.")]:
         role, _, text = name.partition("/")
         if position := _RESIDUAL.fullmatch(role):
             found.setdefault(text, {})[int(position[1])] = tensors.pop(name)

@@ -52,8 +52,10 @@ def save(
             f"{updater._name()} of torch.optim; save_optimizer_states() writes its "
             "state"
         ) from error
-    counts = {str(key): item.num_compressed for key, item in content.keys.items()}
-    counts |= {str(key): count for key, count, _ in compressed}
+    counts = {}
+    if content.compression is not None:
+        counts = {str(key): x.num_compressed for key, x in content.keys.items()}
+        counts |= {str(key): count for key, count, _ in compressed}
     row_sparse = [
         [key, *(getattr(item.rows, name) for name in _OF_ROWS)]
         for key, item in content.keys.items()

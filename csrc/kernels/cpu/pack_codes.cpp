@@ -32,12 +32,15 @@ TORCHKV_CLONES void pack_words(
   }
 }
 
+// The integers that stand for what is sent, of each codec.
+
 template <typename T>
 TORCHKV_CLONES void code_1bit(const T* sent, int64_t size, uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
     codes[i] = sent[i] > 0 ? 1 : 0;
   }
 }
+
 // 0, 1: the threshold, 2: its negative.
 template <typename T>
 TORCHKV_CLONES void code_2bit(const T* sent, int64_t size, uint32_t* codes) {
@@ -45,6 +48,7 @@ TORCHKV_CLONES void code_2bit(const T* sent, int64_t size, uint32_t* codes) {
     codes[i] = (sent[i] > 0 ? 1U : 0U) | (sent[i] < 0 ? 2U : 0U);
   }
 }
+
 // 1 to 15: -7 to 7 scales; 0: NaN. What is sent is such a multiple of the
 // scale, rounded, so that multiplying it by the inverse is off by far less than
 // a half.
@@ -62,6 +66,7 @@ TORCHKV_CLONES void code_int4(
     codes[i] = codecs::is_finite(sent[i]) ? code : 0;
   }
 }
+
 // What is sent is a number of e4m3 times the scale, rounded. A number has the
 // bits of a float but for the exponent's bias, if it is normal; else it is a
 // multiple of 2^-9.
@@ -86,6 +91,7 @@ TORCHKV_CLONES void code_fp8(
     codes[i] = is_finite ? ((sign >> 24U) & 0x80U) | code : kFp8Nan;
   }
 }
+
 float most_of(Id id) {
   return id == Id::kFp8 ? codecs::kFp8Max : codecs::kInt4Max;
 }
