@@ -133,7 +133,7 @@ class Packer {
     write_header(data, block_begin, 0);
     char* const scales = data + kHeaderSize;
     for (int64_t i = 0; i < blocks; ++i) {
-      write(scales, i, scale_at(begin_ / block_size + i).scale);
+      set_number(scales, i, scale_at(begin_ / block_size + i).scale);
     }
     char* const codes = scales + size_of_scales;
     for_each_tile([&](int64_t first, int64_t size, const T* sent) {
@@ -160,7 +160,7 @@ class Packer {
 
   codecs::Scale<T> scale_at(int64_t block) const { // of the value
     return codecs::scale_of(
-        read<T>(source_.largest, block), most_of(source_.codec.id));
+        number_at<T>(source_.largest, block), most_of(source_.codec.id));
   }
 
   // Calls `visit(first, size, sent)` for each tile, in parallel.
@@ -201,7 +201,7 @@ class Packer {
       code_2bit(sent, size, numbers);
       pack_words<2>(numbers, size, words);
     } else {
-      for_each_block(
+      for_each_scale(
           begin_ + first,
           size,
           source_.codec.block_size(),
@@ -255,7 +255,7 @@ class Packer {
       const Top& top = tops[static_cast<size_t>(i)];
       const size_t count = top.numbers.size();
       end += static_cast<int64_t>(count);
-      write(ends, i, end);
+      set_number(ends, i, end);
       if (count != 0) {
         std::memcpy(number, top.numbers.data(), count * sizeof(T));
         std::memcpy(index, top.indices.data(), count * sizeof(uint16_t));

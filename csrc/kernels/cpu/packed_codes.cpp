@@ -143,7 +143,7 @@ PackedCodes::PackedCodes(
   indices_ = codes_ + size;
   int64_t begin = 0;
   for (int64_t tile = 0; is_top && tile < num_tiles(num_elements); ++tile) {
-    const auto end = read<int64_t>(scales_, tile);
+    const auto end = number_at<int64_t>(scales_, tile);
     expect(end >= begin && end <= num_sent_);
     begin = end;
   }
@@ -160,12 +160,12 @@ void PackedCodes::read_top(int64_t first, int64_t size, T* sent) const {
   // In memory that another process may write, numbers may have changed since
   // they were checked.
   const int64_t tile = first / kTile;
-  const int64_t end = std::min(read<int64_t>(scales_, tile), num_sent_);
-  const int64_t begin = tile == 0 ? 0 : read<int64_t>(scales_, tile - 1);
+  const int64_t end = std::min(number_at<int64_t>(scales_, tile), num_sent_);
+  const int64_t begin = tile == 0 ? 0 : number_at<int64_t>(scales_, tile - 1);
   for (int64_t i = std::max<int64_t>(begin, 0); i < end; ++i) {
-    const auto index = read<uint16_t>(indices_, i);
+    const auto index = number_at<uint16_t>(indices_, i);
     if (index < size) {
-      sent[index] = read<T>(codes_, i);
+      sent[index] = number_at<T>(codes_, i);
     }
   }
 }
@@ -197,12 +197,12 @@ void PackedCodes::read_tile(int64_t first, int64_t size, T* sent) const {
     if (id == Id::kInt4) {
       unpack_words<4>(words, size, numbers);
     }
-    for_each_block(
+    for_each_scale(
         block_begin_ + first,
         size,
         codec_.block_size(),
         [&](int64_t i, int64_t count, int64_t block) {
-          const T scale = read<T>(scales_, block);
+          const T scale = number_at<T>(scales_, block);
           if (id == Id::kFp8) {
             value_fp8(
                 reinterpret_cast<const unsigned char*>(codes) + i,

@@ -58,14 +58,14 @@ constexpr float kFp8PerUnit = 512; // subnormal ones
 constexpr uint32_t kFp8Nan = 0x7F;
 
 template <typename T>
-T read(const char* from, int64_t index) {
+T number_at(const char* from, int64_t index) {
   T value;
   std::memcpy(
       &value, from + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return value;
 }
 template <typename T>
-void write(char* to, int64_t index, T value) {
+void set_number(char* to, int64_t index, T value) {
   std::memcpy(to + index * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
 }
 
@@ -76,7 +76,7 @@ inline c10::ScalarType half_type(Id id) {
 // Calls `visit(i, size, block)` for the elements [i, i + size) of [0, size)
 // that are in one block of the codes, where `first` is element 0's index in it.
 template <class Visit>
-void for_each_block(
+void for_each_scale(
     int64_t first,
     int64_t num_elements,
     int64_t block_size,
