@@ -25,7 +25,6 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ import torch
 import ranks
 import torchkv
 import usage
+from soak_values import PERIOD, pair, tensor
 from torchkv.compression import FP16, TopK
 
 NUM_RANKS = 4
@@ -51,7 +51,6 @@ RATES = [0.25, 0.5, 1.0, 2.0]
 STORM = 8  # pushes of each key in the first phases, which use the most memory
 PHASES_PER_CHECK = 4  # of whether to stop
 NUM_PHASES_OF_EXTRA = 16  # between stores that live for a moment
-PERIOD = 7  # of the values' pattern
 LIMIT = 1 << 20  # of a value, so that fp32 is exact
 # How much more of each a rank may use in the last quarter than in the third. Shared
 # memory is kept for the next values, and grows to what the most values in flight have
@@ -61,25 +60,6 @@ USES = {
     "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 12 << 20),
     "open files": (usage.num_files, 8),
 }
-
-
-def pair(*name: Any) -> tuple[int, int]:
-    """Two numbers from -4 to 4 that all ranks know."""
-    number = zlib.crc32("/".join(map(str, name)).encode())
-    return number % 9 - 4, (number >> 8) % 9 - 4
-
-
-_patterns: dict[tuple[int, ...], torch.Tensor] = {}
-
-
-def tensor(
-    size: tuple[int, ...], a: float, b: float, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """a + b * 0, a + b * 1, ... a + b * 6, a + b * 0, ..."""
-    if size not in _patterns:
-        count = torch.Size(size).numel()
-        _patterns[size] = (torch.arange(count) % PERIOD).float().reshape(size)
-    return (_patterns[size] * b).add_(a).to(dtype)
 
 
 @dataclass
