@@ -21,5 +21,8 @@ def test_loads_without_gpu_and_driver():
     library = ctypes.CDLL(path)
     library.torchkv_cuda_table.restype = ctypes.POINTER(ctypes.c_uint32)
     header = ROOT / "csrc" / "kernels" / "cuda" / "params.h"
-    abi = re.search(r"kAbi = (\d+);", header.read_text())
-    assert library.torchkv_cuda_table()[0] == int(abi[1])
+    found = library.torchkv_cuda_table()[0]
+    assert found > 0
+    if header.exists():  # the tests of a wheel are without the sources
+        abi = re.search(r"kAbi = (\d+);", header.read_text())
+        assert found == int(abi[1])
