@@ -22,21 +22,22 @@ namespace {
 using Fill = std::function<void(Request::Item& item, const at::Tensor& sum)>;
 
 // A sum of which an item is filled later.
-struct Late {
+struct Deferred {
   size_t item;
   Fill fill;
   at::Tensor sum;
 };
 
 // For a call of which some sums are on devices, or behind such a call.
-Session::Complete completion(HostCopy copy, std::vector<Late> all) {
+Session::Complete completion(HostCopy copy, std::vector<Deferred> all) {
   return [copy = std::make_shared<HostCopy>(std::move(copy)),
           all = std::move(all)](Request& request) {
     const auto copies = copy->wait();
     auto next = copies.begin();
-    for (const auto& late : all) {
-      late.fill(
-          request.items[late.item], late.sum.is_cpu() ? late.sum : *next++);
+    for (const auto& deferred : all) {
+      deferred.fill(
+          request.items[deferred.item],
+          deferred.sum.is_cpu() ? deferred.sum : *next++);
     }
   };
 }
@@ -128,7 +129,7 @@ WorkPtr DistStore::merge(const Call& call) {
   CallerValues::OfCall values(
       session_->applier().callers(), staging_.buffers());
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
-  std::vector<Late> late;
+  std::vector<Deferred> deferred;
   std::vector<at::Tensor> on_devices; // of them
   // Compressed behind the queued calls, as sent: the bits depend on the order.
   const bool is_queued = compression != nullptr && session_->has_queued();
@@ -170,7 +171,8 @@ WorkPtr DistStore::merge(const Call& call) {
       on_devices.push_back(sum.value);
     }
     if (is_on_device || (is_queued && is_compressed(sum.number))) {
-      late.push_back({request.items.size(), fill_of(sum.number), sum.value});
+      deferred.push_back(
+          {request.items.size(), fill_of(sum.number), sum.value});
     } else if (
         item.own.size() != 0 && item.own.data() == sum.value.const_data_ptr()) {
       item.value = item.own;
@@ -199,10 +201,10 @@ WorkPtr DistStore::merge(const Call& call) {
       call.op,
       std::move(request),
       /*is_watched=*/!is_waited,
-      late.empty()
-          ? nullptr
-          : completion(
-                staging_.copy_to_host(std::move(on_devices)), std::move(late)));
+      deferred.empty() ? nullptr
+                       : completion(
+                             staging_.copy_to_host(std::move(on_devices)),
+                             std::move(deferred)));
   if (rank() == 0) {
     take_snapshot(snapshots_.due_after(call.keys));
   }

@@ -10,6 +10,7 @@
 #include "dist_store.h"
 
 namespace torchkv::dist {
+
 CompressionPtr DistStore::compression() const {
   const std::lock_guard lock(updater_mutex_);
   return compression_;
@@ -18,15 +19,7 @@ CompressionPtr DistStore::compression() const {
 void DistStore::set_compression(const Compression& compression) {
   constexpr auto* op = "set_gradient_compression";
   check_compression(op, compression);
-  table_.check_open(op);
-  std::vector<Key> keys;
-  for (const auto& [key, group] : compression.keys) {
-    keys.push_back(key);
-  }
-  if (table_.summary().num_keys != 0) {
-    check_known(op, table_, keys);
-    keys.clear();
-  }
+  std::vector<Key> keys = check_or_expect(op, table_, compression.named_keys());
   const auto setting = hold(op, setting_mutex_); // the updater stays
   CompressionPtr next;
   uint64_t later = 0;

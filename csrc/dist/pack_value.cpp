@@ -56,7 +56,8 @@ std::vector<Blob> pack_value(
     source.dtype = value.scalar_type();
     source.codec = codec;
     if (residual.defined()) {
-      source.residual = const_cast<char*>(from(residual, place.begin));
+      source.residual = static_cast<char*>(residual.mutable_data_ptr()) +
+          place.begin * static_cast<int64_t>(residual.element_size());
     }
     source.stream = stream;
     if (sent.largest.defined()) {

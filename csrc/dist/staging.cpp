@@ -108,7 +108,7 @@ std::vector<Staging::Sum> Staging::sum(
   bool may_be_in_place = in_place.values != nullptr && are_on_cpu &&
       std::any_of(call.values->flat.begin(), call.values->flat.end(), is_large);
   for (size_t i = 0; i < call.keys.list.size() && are_on_cpu; ++i) {
-    may_be_in_place = may_be_in_place || in_place.is_compressed(i);
+    may_be_in_place = may_be_in_place || in_place.is_read_now(i);
   }
   std::unordered_map<Key, at::Tensor, KeyHash> on_devices;
   const std::lock_guard lock(mutex_);
@@ -160,18 +160,17 @@ Staging::PartOfCall Staging::read_in_place(
     const Key& key = call.keys.list[i];
     const Group& group = groups.at(key);
     const auto values = call.values->of(static_cast<int64_t>(i));
-    const bool is_compressed = in_place.is_compressed(i);
-    const bool is_read = is_compressed ||
-        (in_place.values != nullptr && group.num_values == 1 &&
-         values.size() == 1 && is_large(values[0]));
-    if (!is_read || group.num_values != 1 || values.size() != 1 ||
-        !is_plain_cpu(values[0]) || !values[0].is_contiguous()) {
+    const bool is_read_now = in_place.is_read_now(i);
+    const bool is_single = group.num_values == 1 && values.size() == 1;
+    if (!is_single || !is_plain_cpu(values[0]) || !values[0].is_contiguous() ||
+        (!is_read_now &&
+         (in_place.values == nullptr || !is_large(values[0])))) {
       rest.add(key, values);
       continue;
     }
     const at::Tensor& value = values[0];
     Sum& sum = sums[group.index];
-    if (is_compressed) {
+    if (is_read_now) {
       sum.value = value;
       continue;
     }

@@ -36,7 +36,7 @@ class TORCHKV_API Staging {
   struct InPlace {
     // Of a key of the call: whether its sum is read before the call returns,
     // to compress it; then the sum may be the caller's tensor.
-    c10::function_ref<bool(size_t)> is_compressed;
+    c10::function_ref<bool(size_t)> is_read_now;
     // If the call waits until its values are merged; else null.
     CallerValues::OfCall* values;
     // The slices on other servers of a key of the call.
@@ -49,8 +49,7 @@ class TORCHKV_API Staging {
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the
   // accumulation type of theirs and the stored dtype. `dtypes` has the stored
-  // dtype of each key of the call. This rank's server may read
-  // large single values where they are. REQUIRES: a checked call.
+  // dtype of each key of the call. REQUIRES: a checked call.
   std::vector<Sum> sum(
       const Call& call,
       c10::ArrayRef<c10::ScalarType> dtypes,

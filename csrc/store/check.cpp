@@ -11,7 +11,6 @@
 
 #include "../comm/backends.h"
 #include "../core/errors.h"
-#include "../core/text.h"
 #include "../memory/layout.h"
 #include "row_values.h"
 
@@ -112,17 +111,6 @@ void check_out(const char* op, const Entry& entry, const at::Tensor& out) {
       "of strides ",
       out.strides(),
       "; clone it first");
-}
-
-std::string similar_key(const char* op, const Key& key, const KeyTable& table) {
-  std::vector<std::string> names;
-  for (const auto& entry : table.entries(op)) {
-    if (entry->key.kind() == KeyKind::kStr) {
-      names.push_back(entry->key.text());
-    }
-  }
-  return key.kind() == KeyKind::kStr ? did_you_mean(key.text(), names)
-                                     : std::string();
 }
 
 } // namespace
@@ -327,26 +315,6 @@ void check_no_repeats(const char* op, const Entries& entries) {
   }
 }
 
-void check_known(
-    const char* op,
-    const KeyTable& table,
-    c10::ArrayRef<Key> keys) {
-  const auto kind = table.summary().kind;
-  for (const auto& key : keys) {
-    const Where where{op, key};
-    TORCHKV_CHECK_TYPE(
-        !kind || *kind == key.kind(),
-        where,
-        "expected options of ",
-        name(*kind),
-        " keys, the kind of this store, but got a key of kind ",
-        name(key.kind()));
-    if (table.find_one(op, key) == nullptr) {
-      throw_unknown_option_key(op, key, similar_key(op, key, table));
-    }
-  }
-}
-
 void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
   check_not_empty(op, keys);
   TORCH_CHECK_VALUE(
@@ -365,25 +333,6 @@ void check_count(const char* op, const Keys& keys, const Tensors& tensors) {
         where,
         "expected at least one tensor, but got an empty list");
   }
-}
-
-std::vector<Key> unknown_option_keys(
-    const char* op,
-    const KeyTable& table,
-    const Optimizer& optimizer,
-    const Optimizer* known) {
-  std::vector<Key> unknown;
-  for (const auto& [key, options] : optimizer.keys) {
-    if (known == nullptr || known->keys.count(key) == 0) {
-      unknown.push_back(key);
-    }
-  }
-  table.check_open(op);
-  if (table.summary().num_keys != 0) {
-    check_known(op, table, unknown);
-    unknown.clear();
-  }
-  return unknown;
 }
 
 void check_optimizable(const char* op, const Entry& entry) {

@@ -90,6 +90,14 @@ void check_known(
     const KeyTable& table,
     c10::ArrayRef<Key> keys);
 
+// Of keys that a setter names: all of them, which the next push has to find, or
+// none in a table with keys, of which they are checked at once, as by
+// check_known.
+std::vector<Key> check_or_expect(
+    const char* op,
+    const KeyTable& table,
+    std::vector<Key> keys);
+
 // The keys with options of their own that the next push has to find, without
 // those that `known`, which may be null, had; those of a table with keys are
 // checked at once, as by check_known.

@@ -20,6 +20,14 @@ bool Compression::is_none() const {
   });
 }
 
+std::vector<Key> Compression::named_keys() const {
+  std::vector<Key> result;
+  for (const auto& [key, group] : keys) {
+    result.push_back(key);
+  }
+  return result;
+}
+
 StoreCompression::StoreCompression(
     Compression compression,
     const StoreCompression* before)

@@ -21,6 +21,7 @@ struct TORCHKV_API Compression {
 
   const Codec& codec_of(const Key& key) const;
   bool is_none() const; // of all keys
+  std::vector<Key> named_keys() const;
 };
 
 // A compression that a store has. Immutable, as an Optimizer: calls in flight

@@ -23,16 +23,8 @@ void LocalStore::set_compression(const Compression& compression) {
       op,
       ": expected a store of type 'device' or 'nccl', but got 'local', where "
       "no values are sent between devices");
-  std::vector<Key> unknown;
-  for (const auto& [key, group] : compression.keys) {
-    unknown.push_back(key);
-  }
-  table_.check_open(op);
-  if (table_.summary().num_keys != 0) {
-    check_known(op, table_, unknown);
-    unknown.clear();
-  }
-  replace_compression(op, compression, std::move(unknown));
+  replace_compression(
+      op, compression, check_or_expect(op, table_, compression.named_keys()));
 }
 
 void LocalStore::replace_compression(

@@ -20,8 +20,8 @@ GROUPS = [
 ]
 
 
-def begin(kv, compression, dtype=torch.float32):
-    kv.init(KEYS, [torch.zeros(shape, dtype=dtype) for shape in SHAPES])
+def begin(kv, compression):
+    kv.init(KEYS, [torch.zeros(shape) for shape in SHAPES])
     kv.set_optimizer("sgd", learning_rate=0.5, momentum=0.5)
     kv.set_gradient_compression(compression)
 

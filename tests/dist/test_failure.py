@@ -122,6 +122,50 @@ def test_dist_async_goes_on_for_keys_elsewhere(tmp_path):
                 assert kind is None or "the server on rank 1 is lost" in text
 
 
+def compress_for_lost_servers(rank, started, proceed):
+    kv = torchkv.create("dist_async", heartbeat=HEARTBEAT_S, timeout=20)
+    kv.init(list(range(3 * 16)), [full(0)] * 48)
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    keys = list(range(16 * rank, 16 * rank + 16))  # of this rank alone
+    kv.push(keys, [full(0.375)] * 16)  # sends nothing
+    kv.barrier()
+    with open(f"{started}/{rank}", "w"):
+        pass
+    while not os.path.exists(proceed):
+        time.sleep(0.01)
+    if rank == 1:
+        time.sleep(60)
+    time.sleep(6 * HEARTBEAT_S)
+    refused = outcome(lambda: kv.push(keys, [full(0.25)] * 16, async_op=True).wait())
+    out = [full(9) for _ in keys]
+    found = [
+        outcome(lambda i=i: kv.pushpull(keys[i], full(0.125), out[i]))[0]
+        for i in range(16)
+    ]
+    values = [value[0, 0].item() for value in out]
+    return refused[:2], list(zip(found, values, strict=True))
+
+
+def test_a_call_that_a_lost_server_refuses_leaves_the_residuals(tmp_path):
+    folder = tmp_path / "started"
+    folder.mkdir()
+    proceed = tmp_path / "proceed"
+    arguments = str(folder), str(proceed)
+    with ranks.Ranks(compress_for_lost_servers, 3, *arguments) as job:
+        wait_for(folder, 3)
+        job.kill(1)
+        proceed.touch()
+        job.collect(ranks=[0, 2])
+        for rank in (0, 2):
+            ok, result = job.results[rank]
+            assert ok, result
+            refused, pushed = result
+            assert refused[0] == "ServerLostError"
+            # 0.375 + 0.125; of the refused call, nothing.
+            assert set(pushed) == {("ServerLostError", 9.0), (None, -0.5)}
+
+
 def hang(rank):
     with torchkv.create("dist_sync", name="both are here", timeout=60) as first:
         first.barrier()

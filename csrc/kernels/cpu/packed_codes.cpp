@@ -122,7 +122,6 @@ PackedCodes::PackedCodes(
   codec_.id = static_cast<Id>(header.codec);
   codec_.threshold = header.threshold;
   dtype_ = header.size == sizeof(float) ? c10::kFloat : c10::kDouble;
-  num_elements_ = num_elements;
   block_begin_ = header.block_begin;
   num_sent_ = header.num_sent;
   const bool is_top = codec_.id == Id::kTopK;

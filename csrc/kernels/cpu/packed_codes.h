@@ -25,8 +25,8 @@ namespace torchkv::kernels::cpu {
 //   topk    for each tile, where its numbers end (int64); the numbers (T) that
 //           are sent; their indices in their tiles (uint16)
 //
-// The words of a tile of n elements are as few as hold them, w: element i is
-// i / w in word i % w, from the low bits on, so that compilers vectorize.
+// A tile has the fewest words that hold it, w: the bits of element i are in
+// word i % w, at position i / w from the low bits on, so that loops vectorize.
 
 // The codes in memory that outlives this.
 class TORCHKV_API PackedCodes {
@@ -53,7 +53,6 @@ class TORCHKV_API PackedCodes {
 
   Codec codec_;
   c10::ScalarType dtype_ = c10::kFloat;
-  int64_t num_elements_ = 0;
   int64_t block_begin_ = 0; // of the first element, in its block
   int64_t num_sent_ = 0; // of topk
   const char* scales_ = nullptr; // or the ends of topk's tiles
