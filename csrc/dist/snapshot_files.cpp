@@ -23,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto* kLoad = "create";
-constexpr std::string_view kMagic = "torchkv snapshot 1\n";
+constexpr std::string_view kMagic = "torchkv snapshot 2\n";
+constexpr std::string_view kAnyMagic = "torchkv snapshot ";
 constexpr size_t kKept = 2;
 // Shards of which no manifest is seen: on a network's disk one may come late.
 constexpr int64_t kFailedKept = 8;
@@ -101,7 +102,8 @@ void write_file(const std::string& path, const std::vector<Blob>& blobs) {
   File(fs::path(path).parent_path().string(), flags).sync();
 }
 
-// What is between; ValueError if the file is damaged.
+// What is between; ValueError if the file is damaged, NotImplementedError if
+// another version has written it: then the job must not begin anew.
 Blob read_file(const std::string& path) {
   std::error_code error;
   const auto size = static_cast<size_t>(fs::file_size(path, error));
@@ -113,6 +115,13 @@ Blob read_file(const std::string& path) {
   if (file != nullptr) {
     std::fclose(file);
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      text->compare(0, kAnyMagic.size(), kAnyMagic) != 0 ||
+          text->compare(0, kMagic.size(), kMagic) == 0,
+      kLoad,
+      ": the file '",
+      path,
+      "' has the format of another version of torchkv");
   uint32_t crc = 0;
   const size_t rest = kMagic.size() + sizeof(crc);
   bool is_good = count == size && size >= rest &&

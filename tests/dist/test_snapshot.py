@@ -209,6 +209,26 @@ def test_a_damaged_shard_is_an_error(tmp_path):
     assert first is None and "shard-" in second and "damaged" in second
 
 
+def read_other_version(rank, folder):
+    return ranks.outcome(
+        lambda: torchkv.create(
+            "dist_sync", snapshot_dir=folder, snapshot_every="1 round", timeout=5
+        )
+    )
+
+
+def test_snapshots_of_another_version_are_refused(tmp_path):
+    folder = tmp_path / "snapshots"
+    ranks.run(train, 2, str(folder), None)
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        assert content.startswith(b"torchkv snapshot 2\n")
+        path.write_bytes(content.replace(b"snapshot 2", b"snapshot 1", 1))
+    (name, text), _ = ranks.run(read_other_version, 2, str(folder), restart=1)
+    assert name == "NotImplementedError"
+    assert "another version of torchkv" in text
+
+
 def create_with_snapshots_on_one_rank(rank, folder, who):
     options = {"snapshot_dir": folder, "snapshot_every": "1 round"}
     try:

@@ -1,12 +1,26 @@
 #include "slice.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace torchkv::dist {
 namespace {
 
 // Slices begin at multiples of this, a cache line of floats.
 constexpr int64_t kSliceAlignment = 16;
+// Of rows in a slice: by as much may slices be uneven that begin at rows.
+constexpr int64_t kMinRows = 32;
+
+// What slices of so many elements begin at multiples of.
+int64_t slice_alignment(const KeySpec& spec, int64_t num_elements) {
+  const int64_t row = row_size(spec);
+  if (row > 1 && row <= num_elements / kMinRows) {
+    const int64_t rows = kSliceAlignment / std::gcd(row, kSliceAlignment);
+    const bool is_even = rows <= num_elements / kMinRows / row;
+    return is_even ? rows * row : row;
+  }
+  return num_elements < kSliceAlignment ? 1 : kSliceAlignment;
+}
 
 class Fnv {
  public:
@@ -77,6 +91,7 @@ std::vector<Place> place(
       stable_hash(key) % static_cast<uint64_t>(num_servers));
   const int64_t cut = spec.total / parts;
   const int64_t rest = spec.total % parts;
+  const int64_t alignment = slice_alignment(spec, cut);
   const auto begin = [&](int64_t i) {
     if (i == parts) {
       return spec.total;
@@ -85,7 +100,7 @@ std::vector<Place> place(
       return i * cut;
     }
     const int64_t even = (i * cut) + (i * rest / parts);
-    return even - (even % kSliceAlignment);
+    return even - (even % alignment);
   };
   std::vector<Place> places;
   places.reserve(static_cast<size_t>(parts));
@@ -97,6 +112,19 @@ std::vector<Place> place(
          begin(i + 1)});
   }
   return places;
+}
+
+int64_t row_size(const KeySpec& spec) {
+  const bool has_rows = !spec.sizes.empty() && spec.sizes[0] > 0;
+  return has_rows ? spec.total / spec.sizes[0] : 1;
+}
+
+int64_t cell_size(const KeySpec& spec, c10::ArrayRef<Place> places) {
+  int64_t size = row_size(spec);
+  for (const Place& place : places) {
+    size = std::gcd(size, place.begin);
+  }
+  return size;
 }
 
 } // namespace torchkv::dist

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -68,12 +70,26 @@ struct Place {
 // Where a key's slices are: a pure function, so that ranks need not agree
 // first. A key of `split_bytes` or more that is not whole is split evenly over
 // all servers. The first slice is on server hash mod S whatever the size: there
-// ranks that disagree about it meet. Slices begin at multiples of 16 elements
-// where they have as many.
+// ranks that disagree about it meet. Slices begin at rows, along the first
+// dimension, where they have 32 or more of them, and at multiples of 16
+// elements where they have as many.
 TORCHKV_API std::vector<Place> place(
     const Key& key,
     const KeySpec& spec,
     int32_t num_servers,
     int64_t split_bytes);
+
+// Elements of a row, along the first dimension.
+TORCHKV_API int64_t row_size(const KeySpec& spec);
+// The most elements by which rows and slices are both divided: those of a row,
+// where slices begin at rows. REQUIRES: the key's places.
+TORCHKV_API int64_t cell_size(const KeySpec& spec, c10::ArrayRef<Place> places);
+
+// More than the encoded payload of a push takes: packed codes
+// (kernels/cpu/packed_codes.h), or ids and rows, of which a slice may get as
+// many as the key has.
+constexpr int64_t max_encoded_bytes(const KeySpec& spec) {
+  return 128 + 24 * spec.total;
+}
 
 } // namespace torchkv::dist

@@ -97,6 +97,57 @@ TEST(SliceTest, SlicesOfFewElementsAreCutAsTheyAre) {
   EXPECT_EQ(places[2].end, 7);
 }
 
+KeySpec spec_of_rows(std::vector<int64_t> sizes) {
+  KeySpec spec = spec_of(1);
+  for (const int64_t size : sizes) {
+    spec.total *= size;
+  }
+  spec.sizes = std::move(sizes);
+  return spec;
+}
+
+// With 32 rows or more in a slice, however long they are.
+TEST(SliceTest, SlicesBeginAtRowsWhereTheyHaveEnough) {
+  struct Case {
+    std::vector<int64_t> sizes;
+    int64_t alignment;
+  };
+  for (const auto& [sizes, alignment] : std::vector<Case>{
+           {{64, 3001}, 3001},
+           {{63, 3001}, 16},
+           {{1023, 5}, 5}, // 511 rows and 31 times 16 of them
+           {{1024, 5}, 80},
+           {{1024, 2, 4}, 16},
+           {{1024, 1}, 16},
+           {{1024}, 16}}) {
+    const KeySpec spec = spec_of_rows(sizes);
+    const auto places = place("w", spec, 2, 64);
+    ASSERT_EQ(places.size(), 2);
+    const int64_t half = spec.total / 2;
+    EXPECT_EQ(places[1].begin, half - (half % alignment)) << spec.total;
+    EXPECT_EQ(row_size(spec), spec.total / sizes[0]);
+  }
+  const auto places = place("w", spec_of_rows({3001, 7}), 3, 64);
+  ASSERT_EQ(places.size(), 3);
+  for (const auto& each : places) {
+    EXPECT_EQ(each.begin % 7, 0);
+  }
+  EXPECT_EQ(places[2].end, 3001 * 7);
+}
+
+TEST(SliceTest, CellsDivideRowsAndSlices) {
+  const auto size = [](const KeySpec& spec) {
+    return cell_size(spec, place("w", spec, 2, 64));
+  };
+  EXPECT_EQ(size(spec_of_rows({64, 3001})), 3001);
+  EXPECT_EQ(size(spec_of_rows({20, 3001})), 1);
+  EXPECT_EQ(size(spec_of_rows({20, 24})), 24); // at row 10
+  EXPECT_EQ(size(spec_of_rows({15, 72})), 24); // at element 540, cut to 528
+  EXPECT_EQ(size(spec_of_rows({2, 3})), 3); // not split
+  EXPECT_EQ(size(spec_of_rows({5, 0})), 0);
+  EXPECT_EQ(size(spec_of_rows({})), 1);
+}
+
 TEST(SliceTest, HugeKeysDoNotOverflow) {
   const int64_t total = int64_t{1} << 60;
   const auto places = place("w", spec_of(total), 7, 1 << 16);
