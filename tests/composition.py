@@ -110,7 +110,7 @@ def cells(updater):
     ]
 
 
-def _some_values(form, generator):
+def some_values(form, generator):
     """Three replicas; sparse ones have rows in random order, some twice."""
 
     def numbers(*shape):
@@ -199,7 +199,7 @@ def refusal(cell):
         return str(error)
     sums = _Sums(cell)
     for step in range(2):
-        values = _some_values(cell.values, generator)
+        values = some_values(cell.values, generator)
         if (
             cell.values == "some rows"
             and takes_rows(cell.updater)
@@ -286,9 +286,9 @@ A row-sparse key refuses updaters that need the whole value:
 ```
 
 Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
-`device` store. Stores of several processes combine all updaters and schemes
-(`tests/dist/test_dist_composition.py`), but take no row-sparse values. Of `device` and
-`nccl` stores on GPUs, a test compares the combinations without Python updaters with
+`device` store. Stores of several processes combine all updaters, schemes and forms of
+values (`tests/dist/test_dist_composition.py`), but have no row-sparse keys. Of `device`
+and `nccl` stores on GPUs, a test compares the combinations without Python updaters with
 those in CPU memory; so far, it has run only on GPUs simulated in CPU memory
 (`tests/cpp/mock_cuda/composition_test.cpp`).
 """

@@ -37,16 +37,11 @@ DIFFERENT = {
         "test_counts_the_rows",
     ),
     "work is not done when the call returns": ("test_async.py",),
-    "sparse values are refused": (
-        "test_row_sparse_push.py",
+    "row-sparse keys are refused": (
         "test_embeddings.py",
         "test_embedding_trainers.py",
-        "sparse value",
         "sparse init",
-        "sparse out",
-        "sparse]",
-        "test_rows_of_sparse_gradients",
-        "test_rows_are_the_same_inside_a_mode",
+        "sparse out, not ignored",
     ),
     "a forked child, in which the test runs, has no store": (
         "test_fork.py",
@@ -55,6 +50,7 @@ DIFFERENT = {
         "test_a_mock_of_a_tensor_is_refused",
         "test_a_tensor_under_functionalization_is_refused",
         "test_the_work_is_the_same_inside_a_mode",
+        "test_rows_are_the_same_inside_a_mode",
         "test_wide_unsigned",
         "test_a_script_function_keeps_alive_what_it_calls",
     ),

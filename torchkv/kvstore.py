@@ -218,13 +218,13 @@ class KVStore(Stateful):
         runs once per distinct key, in the order in which the keys first appear.
         Without an updater the sum replaces the stored value.
 
-        On one machine, values may be ``torch.sparse_coo`` tensors with one sparse
-        dimension, such as gradients of ``nn.Embedding(sparse=True)``. Their rows are
-        added up by id. Without an updater, rows that were not pushed become zero; the
-        optimizers of :mod:`torchkv.optim` other than LAMB, and MXNet's sgd, adam,
-        adagrad and ftrl, step the pushed rows only; all others get a dense sum. The
-        host waits for ids on an accelerator. For row-sparse keys, see
-        :meth:`init_rows`.
+        Values may be ``torch.sparse_coo`` tensors with one sparse dimension, such as
+        gradients of ``nn.Embedding(sparse=True)``. Their rows are added up by id; on
+        several machines, only they are sent, repeats included. Without an updater, rows
+        that were not pushed become zero; the optimizers of :mod:`torchkv.optim` other
+        than LAMB, and MXNet's sgd, adam, adagrad and ftrl, step the pushed rows only;
+        all others get a dense sum. The host waits for ids on an accelerator. For
+        row-sparse keys, see :meth:`init_rows`.
 
         Args:
             key: keys of the store.

@@ -39,12 +39,6 @@ struct Codec {
   TORCHKV_API int64_t num_sent(int64_t num_elements) const;
 };
 
-// More than packed codes of so many elements take
-// (kernels/cpu/packed_codes.h).
-constexpr int64_t max_packed_bytes(int64_t num_elements) {
-  return 64 + 11 * num_elements;
-}
-
 // The codec with this name ("none", "1bit", "2bit", "fp16", "bf16", "fp8",
 // "int4" or "topk") and these options; others have their defaults. ValueError
 // for an unknown name or option, or an invalid number.

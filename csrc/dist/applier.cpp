@@ -9,17 +9,21 @@
 
 #include "../core/in_progress.h"
 #include "../core/signals.h"
+#include "encoded_pushes.h"
 #include "errors.h"
-#include "pushed_codes.h"
 #include "within.h"
 
 namespace torchkv::dist {
 namespace {
 
-c10::IntArrayRef sizes_of(const Round& round) {
-  return round.num_elements == round.spec->total
-      ? c10::IntArrayRef(round.spec->sizes)
-      : c10::IntArrayRef(round.num_elements);
+// Whether its pushes can be merged; join_encoded() has the error.
+bool is_good(Round& round, const Config& config, const Buffers& buffers) {
+  try {
+    join_encoded(round, SliceShape(round, config), buffers);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
 }
 
 } // namespace
@@ -28,12 +32,12 @@ Applier::Applier(
     Runtime& runtime,
     const Store* owner,
     int64_t rank,
-    size_t piece_bytes,
+    const Config& config,
     Buffers buffers,
     Done done)
     : runtime_(runtime),
       owner_(owner),
-      piece_bytes_(piece_bytes),
+      config_(config),
       done_(std::move(done)),
       buffers_(std::move(buffers)),
       store_(runtime_, store_options(buffers_)),
@@ -214,15 +218,17 @@ std::vector<Applier::Finished> Applier::apply_all(
     size_t end = begin + 1;
     std::optional<std::string> error;
     try {
-      join_codes(*rounds[begin], buffers_); // a round without any fails alone
-      const Updates::Update update = updates_.of(*rounds[begin]);
+      Round& first = *rounds[begin];
+      // A round with a payload that is not one fails alone.
+      join_encoded(first, SliceShape(first, config_), buffers_);
+      const Updates::Update update = updates_.of(first);
       if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
                updates_.of(*rounds[end]).replaces == update.replaces &&
                rounds[end]->factor == rounds[begin]->factor &&
                !rounds[end]->group == !rounds[begin]->group &&
-               can_join_codes(*rounds[end], buffers_)) {
+               is_good(*rounds[end], config_, buffers_)) {
           ++end;
         }
       }
@@ -260,7 +266,7 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
     }
     const Tensors value(tensor_of(
         round.source->pieces,
-        sizes_of(round),
+        SliceShape(round, config_).sizes,
         static_cast<c10::ScalarType>(round.spec->dtype),
         buffers_));
     store_.insert({"init", key, &value});
@@ -278,9 +284,9 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
   const auto given = restored_.find(key);
   if (given != restored_.end()) {
     // Reported once if it does not fit.
-    const KeyState state = std::move(given->second);
+    KeyState state = std::move(given->second);
     restored_.erase(given);
-    store_.set_state_of(key, update.updater, state);
+    set_state(key, update.updater, std::move(state));
   }
 }
 
@@ -291,17 +297,9 @@ void Applier::append_values(
     Tensors& values) const {
   keys.single = false;
   keys.list.push_back(round.slice.key);
+  const SliceShape shape(round, config_);
   for (size_t i = 0; i < num_pushes; ++i) {
-    const Push& push = round.pushes[i];
-    if (push.is_encoded) {
-      append_codes(push, round.num_elements, sizes_of(round), values);
-      continue;
-    }
-    values.append(tensor_of(
-        push.pieces,
-        sizes_of(round),
-        static_cast<c10::ScalarType>(push.dtype),
-        buffers_));
+    append_push(round.pushes[i], shape, round.num_elements, buffers_, values);
   }
   values.end_group();
 }
@@ -311,7 +309,7 @@ void Applier::measure_one(const RoundPtr& round) {
   Keys keys;
   Tensors values;
   try {
-    join_codes(*round, buffers_);
+    join_encoded(*round, SliceShape(*round, config_), buffers_);
     const Updates::Update update = updates_.of(*round);
     prepare(*round, update);
     append_values(*round, round->pushes.size(), keys, values);
@@ -357,7 +355,7 @@ std::optional<std::string> Applier::apply_batch(
   for (const auto& round : rounds) {
     auto result = std::make_shared<StoredValue>();
     result->pieces =
-        cut(blob_of(store_.lease(round->slice.key).first), piece_bytes_);
+        cut(blob_of(store_.lease(round->slice.key).first), config_.piece_bytes);
     round->result = std::move(result);
   }
   return error;

@@ -40,7 +40,7 @@ class Applier {
       Runtime& runtime,
       const Store* owner,
       int64_t rank,
-      size_t piece_bytes,
+      const Config& config,
       Buffers buffers,
       Done done);
   // Finishes what is queued. REQUIRES: not in a forked child.
@@ -121,6 +121,7 @@ class Applier {
   void measure_one(const RoundPtr& round);
   void prepare(const Round& round, const Updates::Update& update);
   void run(const std::function<void()>& function);
+  void set_state(const Key& key, const Updater& updater, KeyState state);
   std::optional<KeyState> state_of(const SliceId& slice, int64_t kid);
   void add_states(const Shard& shard);
   void keep_state(const Round& round);
@@ -134,7 +135,7 @@ class Applier {
 
   Runtime& runtime_;
   const Store* const owner_;
-  const size_t piece_bytes_;
+  const Config config_;
   const Done done_;
   const Buffers buffers_;
   const CallerValues callers_;

@@ -21,10 +21,24 @@ void Applier::restore(
     if (held == held_.end()) {
       restored_[key] = std::move(*shared);
     } else {
-      store_.set_state_of(key, used, *shared);
+      set_state(key, used, std::move(*shared));
       held->second.optimizer = used;
     }
   });
+}
+
+// States of a slice are those of its elements in order, whatever its shape.
+void Applier::set_state(
+    const Key& key,
+    const Updater& updater,
+    KeyState state) {
+  const auto meta = store_.meta("load", key);
+  for (auto& [name, tensor] : state.tensors) {
+    if (meta && tensor.dim() == 1 && tensor.numel() == meta->num_elements) {
+      tensor = tensor.view(meta->sizes);
+    }
+  }
+  store_.set_state_of(key, updater, state);
 }
 
 // What the optimizer keeps for the key now.

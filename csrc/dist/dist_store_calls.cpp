@@ -3,17 +3,21 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "../store/check.h"
 #include "../store/count_calls.h"
+#include "../store/row_values.h"
 #include "../store/shared_values.h"
 #include "capture.h"
 #include "dist_store.h"
 #include "errors.h"
 #include "pack_value.h"
+#include "row_payload.h"
 
 namespace torchkv::dist {
 namespace {
@@ -111,7 +115,14 @@ Entries DistStore::find(const Call& call) const {
   return entries;
 }
 
-WorkPtr DistStore::merge(const Call& call) {
+WorkPtr DistStore::merge(const Call& given) {
+  const auto& values_given = given.values->flat;
+  std::optional<Tensors> rows;
+  if (std::any_of(values_given.begin(), values_given.end(), is_sparse_coo)) {
+    rows = with_rows(given, table_.find(given.op, given.keys), runtime_);
+  }
+  Call call = given;
+  call.values = rows ? &*rows : given.values;
   const Entries entries = find(call);
   check_expected_keys(call.op);
   const Updater updater = this->updater();
@@ -133,9 +144,17 @@ WorkPtr DistStore::merge(const Call& call) {
   std::vector<at::Tensor> on_devices; // of them
   // Compressed behind the queued calls, as sent: the bits depend on the order.
   const bool is_queued = compression != nullptr && session_->has_queued();
+  std::unordered_set<const Entry*> with_sparse; // values: sent as they are
+  for (size_t i = 0; rows && i < entries.size(); ++i) {
+    const auto of_key = given.values->of(static_cast<int64_t>(i));
+    if (std::any_of(of_key.begin(), of_key.end(), is_sparse_coo)) {
+      with_sparse.insert(entries[i].get());
+    }
+  }
   const auto is_compressed = [&](size_t i) {
     return compression != nullptr &&
-        compression->get().codec_of(entries[i]->key).id != Codec::Id::kNone;
+        compression->get().codec_of(entries[i]->key).id != Codec::Id::kNone &&
+        with_sparse.count(entries[i].get()) == 0;
   };
   const auto fill_of = [&](size_t i) -> Fill {
     if (!is_compressed(i)) {
@@ -162,7 +181,8 @@ WorkPtr DistStore::merge(const Call& call) {
   };
   const Staging::InPlace reads{
       is_read_now, in_place && !is_queued ? &values : nullptr, elsewhere};
-  for (auto& sum : staging_.sum(call, dtypes, reads)) {
+  for (auto& sum :
+       staging_.sum(given, rows ? &*rows : nullptr, dtypes, reads)) {
     Request::Item item;
     item.key = sum.key;
     item.own = std::move(sum.own);
@@ -170,7 +190,15 @@ WorkPtr DistStore::merge(const Call& call) {
     if (is_on_device) {
       on_devices.push_back(sum.value);
     }
-    if (is_on_device || (is_queued && is_compressed(sum.number))) {
+    if (sum.rows != nullptr) {
+      const Entry& entry = *entries[sum.number];
+      item.codes = pack_rows(
+          *sum.rows,
+          sum.value,
+          spec_of(entry.meta, /*whole=*/false),
+          places_of(entry),
+          staging_.buffers());
+    } else if (is_on_device || (is_queued && is_compressed(sum.number))) {
       deferred.push_back(
           {request.items.size(), fill_of(sum.number), sum.value});
     } else if (

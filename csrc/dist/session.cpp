@@ -29,7 +29,7 @@ Session::Session(
           runtime,
           owner,
           node_->rank(),
-          config.piece_bytes,
+          config,
           Buffers(node_->memory()),
           [this](const auto& finished) { on_applied(finished); }) {}
 

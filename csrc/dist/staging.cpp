@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "../core/plain_dispatch.h"
+#include "../core/sparse.h"
 #include "../memory/layout.h"
+#include "../store/check.h"
+#include "../store/row_values.h"
 #include "byte_counts.h"
 
 namespace torchkv::dist {
@@ -22,7 +26,7 @@ LocalStore::Options device_options() {
 // Worth the names and locks that reading it in place costs.
 bool is_large(const at::Tensor& value) {
   constexpr size_t kLarge = size_t{16} << 10U;
-  return value.nbytes() >= kLarge;
+  return !is_sparse_coo(value) && value.nbytes() >= kLarge;
 }
 
 at::Tensor empty_on(
@@ -41,6 +45,12 @@ struct Staging::PartOfCall {
   Keys keys;
   Tensors values;
 
+  PartOfCall() {
+    keys.single = false;
+  }
+  Call call(const char* op) const {
+    return {op, keys, &values};
+  }
   void add(const Key& key, c10::ArrayRef<at::Tensor> of_key) {
     keys.list.push_back(key);
     for (const auto& value : of_key) {
@@ -54,6 +64,7 @@ struct Staging::PartOfCall {
 struct Staging::Group {
   size_t index = 0; // of the sum
   size_t num_values = 0;
+  bool has_rows_only = true; // all values are sparse
   c10::ScalarType dtype = c10::ScalarType::Undefined; // of all values
   c10::ScalarType stored = c10::ScalarType::Undefined;
   c10::SmallVector<int64_t, 4> sizes;
@@ -66,12 +77,15 @@ struct Staging::Group {
     if (device.is_cpu()) {
       device = value.device();
     }
+    has_rows_only = has_rows_only && is_sparse_coo(value);
     ++num_values;
   }
 
+  c10::ScalarType accumulation() const {
+    return at::toOpMathType(c10::promoteTypes(dtype, stored));
+  }
   c10::ScalarType dtype_of_sum() const {
-    return num_values == 1 ? dtype
-                           : at::toOpMathType(c10::promoteTypes(dtype, stored));
+    return num_values == 1 ? dtype : accumulation();
   }
 };
 
@@ -81,42 +95,50 @@ Staging::Staging(Runtime& runtime, const std::shared_ptr<SharedMemory>& memory)
       pinned_(memory, runtime),
       streams_(std::make_shared<Streams>(runtime)),
       store_(runtime, store_options(buffers_)),
-      device_store_(runtime, device_options()) {}
+      device_store_(runtime, device_options()),
+      row_store_(runtime, LocalStore::Options()) {}
 
 std::vector<Staging::Sum> Staging::sum(
-    const Call& call,
+    const Call& given,
+    const Tensors* rows,
     c10::ArrayRef<c10::ScalarType> dtypes,
     const InPlace& in_place) {
   std::vector<Sum> sums;
   Groups groups;
-  groups.reserve(call.keys.list.size());
-  sums.reserve(call.keys.list.size());
+  groups.reserve(given.keys.list.size());
+  sums.reserve(given.keys.list.size());
   bool are_on_cpu = true;
-  for (size_t i = 0; i < call.keys.list.size(); ++i) {
-    const Key& key = call.keys.list[i];
+  for (size_t i = 0; i < given.keys.list.size(); ++i) {
+    const Key& key = given.keys.list[i];
     Group& group = groups[key];
     if (group.num_values == 0) {
       group.index = sums.size();
-      sums.push_back({key, i, {}, {}});
+      sums.push_back({key, i, {}, {}, {}});
       group.stored = dtypes[i];
     }
-    for (const auto& value : call.values->of(static_cast<int64_t>(i))) {
+    for (const auto& value : given.values->of(static_cast<int64_t>(i))) {
       group.add(value);
     }
     are_on_cpu = are_on_cpu && group.device.is_cpu();
   }
-  bool may_be_in_place = in_place.values != nullptr && are_on_cpu &&
-      std::any_of(call.values->flat.begin(), call.values->flat.end(), is_large);
-  for (size_t i = 0; i < call.keys.list.size() && are_on_cpu; ++i) {
-    may_be_in_place = may_be_in_place || in_place.is_read_now(i);
-  }
   std::unordered_map<Key, at::Tensor, KeyHash> on_devices;
   const std::lock_guard lock(mutex_);
+  std::optional<PartOfCall> dense; // where keys have only sparse values
+  if (rows != nullptr) {
+    dense = sum_rows(given, *rows, groups, sums);
+  }
+  const Call call = dense ? dense->call(given.op) : given;
+  const auto& values = call.values->flat;
+  bool may_be_in_place = in_place.values != nullptr && are_on_cpu &&
+      std::any_of(values.begin(), values.end(), is_large);
+  for (size_t i = 0; i < call.keys.list.size() && are_on_cpu; ++i) {
+    const Group& group = groups.at(call.keys.list[i]);
+    may_be_in_place =
+        may_be_in_place || in_place.is_read_now(sums[group.index].number);
+  }
   if (may_be_in_place) {
-    PartOfCall rest = read_in_place(call, groups, in_place, sums);
-    if (!rest.keys.list.empty()) {
-      sum_in(store_, {call.op, rest.keys, &rest.values}, groups);
-    }
+    const PartOfCall rest = read_in_place(call, groups, in_place, sums);
+    sum_in(store_, rest.call(call.op), groups);
   } else if (are_on_cpu) {
     sum_in(store_, call, groups);
   } else {
@@ -132,6 +154,72 @@ std::vector<Staging::Sum> Staging::sum(
     byte_counts().summed += static_cast<int64_t>(sum.value.nbytes());
   }
   return sums;
+}
+
+Staging::PartOfCall Staging::sum_rows(
+    const Call& call,
+    const Tensors& rows,
+    const Groups& groups,
+    std::vector<Sum>& sums) {
+  PartOfCall rest;
+  std::unordered_map<Key, PartOfCall, KeyHash> several; // values of a key
+  for (size_t i = 0; i < call.keys.list.size(); ++i) {
+    const Key& key = call.keys.list[i];
+    const Group& group = groups.at(key);
+    const auto number = static_cast<int64_t>(i);
+    if (!group.has_rows_only) {
+      rest.add(key, call.values->of(number));
+      continue;
+    }
+    const int64_t first = rows.begin(number);
+    const bool is_single =
+        group.num_values == 1 && call.values->of(number).size() == 1;
+    const auto encoding = is_single
+        ? std::dynamic_pointer_cast<const RowSparse>(
+              rows.encodings[static_cast<size_t>(first)])
+        : nullptr;
+    // As pushed, with its repeated ids; unless they are so many that the dense
+    // value is smaller.
+    if (encoding != nullptr && encoding->ids.numel() <= group.sizes[0]) {
+      Sum& sum = sums[group.index];
+      sum.value = rows.flat[first].to(c10::kCPU);
+      sum.rows = encoding;
+    } else {
+      several[key].add(key, call.values->of(number));
+    }
+  }
+  for (const auto& [key, part] : several) {
+    const Group& group = groups.at(key);
+    sum_rows_of({call.op, part.keys, &part.values}, group, sums[group.index]);
+  }
+  return rest;
+}
+
+// Merged by id.
+void Staging::sum_rows_of(const Call& call, const Group& group, Sum& sum) {
+  const Where where{call.op, sum.key};
+  const Meta meta = row_sparse_meta(
+      where,
+      group.sizes[0],
+      c10::IntArrayRef(group.sizes).slice(1),
+      group.accumulation()); // also of one value, as ids repeat
+  const auto known = row_store_.meta(call.op, sum.key);
+  const bool fits =
+      known && known->dtype == meta.dtype && known->sizes == meta.sizes;
+  if (known && !fits) {
+    row_store_.erase(sum.key);
+  }
+  if (!fits) {
+    row_store_.init_rows(sum.key, meta, RowInit());
+  }
+  row_store_.merge(call);
+  const at::Tensor merged = row_store_.pull(sum.key, CallOptions())[0];
+  const PlainDispatch plain;
+  auto rows = std::make_shared<RowSparse>();
+  rows->ids = sparse_impl(merged).indices()[0].contiguous();
+  rows->is_distinct = true;
+  sum.rows = std::move(rows);
+  sum.value = sparse_impl(merged).values();
 }
 
 // The memory of the key's last copy, if nothing refers to it any more.
@@ -154,13 +242,13 @@ Staging::PartOfCall Staging::read_in_place(
     const InPlace& in_place,
     std::vector<Sum>& sums) {
   PartOfCall rest;
-  rest.keys.single = false;
   kernels::cpu::CopyBatch batch;
   for (size_t i = 0; i < call.keys.list.size(); ++i) {
     const Key& key = call.keys.list[i];
     const Group& group = groups.at(key);
     const auto values = call.values->of(static_cast<int64_t>(i));
-    const bool is_read_now = in_place.is_read_now(i);
+    const size_t number = sums[group.index].number;
+    const bool is_read_now = in_place.is_read_now(number);
     const bool is_single = group.num_values == 1 && values.size() == 1;
     if (!is_single || !is_plain_cpu(values[0]) || !values[0].is_contiguous() ||
         (!is_read_now &&
@@ -175,7 +263,7 @@ Staging::PartOfCall Staging::read_in_place(
       continue;
     }
     sum.own = in_place.values->add(value);
-    const std::vector<Place> elsewhere = in_place.elsewhere(i);
+    const std::vector<Place> elsewhere = in_place.elsewhere(number);
     sum.value = elsewhere.empty() ? value : copy_of(key, group);
     const size_t item = value.element_size();
     for (const Place& place : elsewhere) {
@@ -196,6 +284,9 @@ void Staging::sum_in(
     LocalStore& store,
     const Call& call,
     const Groups& groups) {
+  if (call.keys.list.empty()) {
+    return;
+  }
   for (const Key& key : call.keys.list) {
     const Group& group = groups.at(key);
     const c10::ScalarType dtype = group.dtype_of_sum();
@@ -237,17 +328,11 @@ void Staging::sum_on_devices(
       sums[key] = std::move(copy);
     }
   }
-  if (!on_cpu.keys.list.empty()) {
-    on_cpu.keys.single = false;
-    sum_in(store_, {call.op, on_cpu.keys, &on_cpu.values}, groups);
-  }
-  if (!several.keys.list.empty()) {
-    several.keys.single = false;
-    sum_in(device_store_, {call.op, several.keys, &several.values}, groups);
-    for (const Key& key : several.keys.list) {
-      if (sums.count(key) == 0) {
-        sums[key] = device_store_.lease(key).first;
-      }
+  sum_in(store_, on_cpu.call(call.op), groups);
+  sum_in(device_store_, several.call(call.op), groups);
+  for (const Key& key : several.keys.list) {
+    if (sums.count(key) == 0) {
+      sums[key] = device_store_.lease(key).first;
     }
   }
 }
@@ -261,7 +346,7 @@ void Staging::erase(const Keys& keys) {
   for (const auto& key : keys.list) {
     copies_.erase(key);
   }
-  for (auto* store : {&store_, &device_store_}) {
+  for (auto* store : {&store_, &device_store_, &row_store_}) {
     for (const auto& key : keys.list) {
       if (store->meta("delete", key)) {
         store->erase(key);

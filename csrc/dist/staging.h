@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../core/row_sparse.h"
 #include "../store/local_store.h"
 #include "buffers.h"
 #include "caller_values.h"
@@ -31,6 +32,9 @@ class TORCHKV_API Staging {
     // If not empty: the value where the caller has it. Then `value` has only
     // what other servers need.
     Blob own;
+    // If the key's values are all sparse: which rows of it `value` has, then in
+    // CPU memory and perhaps the caller's. Not more than the key has.
+    std::shared_ptr<const RowSparse> rows;
   };
   // Of single contiguous values on the CPU, which need no copy.
   struct InPlace {
@@ -49,9 +53,11 @@ class TORCHKV_API Staging {
   // One sum for each distinct key, in the order in which they first appear. One
   // value keeps its dtype; several are added left to right and have the
   // accumulation type of theirs and the stored dtype. `dtypes` has the stored
-  // dtype of each key of the call. REQUIRES: a checked call.
+  // dtype of each key of the call. `rows`: of with_rows(), or null. REQUIRES: a
+  // checked call.
   std::vector<Sum> sum(
       const Call& call,
+      const Tensors* rows,
       c10::ArrayRef<c10::ScalarType> dtypes,
       const InPlace& in_place);
   // Of sums on accelerators, by the thread that has summed them.
@@ -66,6 +72,13 @@ class TORCHKV_API Staging {
   struct PartOfCall;
   using Groups = ska::flat_hash_map<Key, Group, KeyHash>;
   void sum_in(LocalStore& store, const Call& call, const Groups& groups);
+  // Of the keys whose values are all sparse; returns the rest of the call.
+  PartOfCall sum_rows(
+      const Call& call,
+      const Tensors& rows,
+      const Groups& groups,
+      std::vector<Sum>& sums);
+  void sum_rows_of(const Call& call, const Group& group, Sum& sum);
   // Fills in those sums that are read in place; the rest of the call.
   PartOfCall read_in_place(
       const Call& call,
@@ -86,6 +99,7 @@ class TORCHKV_API Staging {
   std::mutex mutex_; // held from a push to the lease of its sums
   LocalStore store_;
   LocalStore device_store_; // of keys with several values
+  LocalStore row_store_; // of keys with several sparse values
   // Of single values for other servers: kept, as in store_, since memory that
   // is fresh from the system is slow.
   std::unordered_map<Key, at::Tensor, KeyHash> copies_;

@@ -230,6 +230,9 @@ std::optional<c10::Device> check_takes_rows(
     Entry& entry,
     Runtime& runtime) {
   const std::lock_guard lock(entry.mutex);
+  if (entry.slices.empty()) {
+    return std::nullopt; // servers have the value
+  }
   check_not_capturing(where, runtime, entry, "sparse");
   TORCHKV_CHECK_NOT_IMPLEMENTED(
       entry.rows != nullptr || is_contiguous(entry),

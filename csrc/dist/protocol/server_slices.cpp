@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "../../core/codec.h"
 #include "server.h"
 
 namespace torchkv::dist {
@@ -162,7 +161,7 @@ void Server::do_push(const OperationPtr& op, Time now) {
   }
   const int64_t item_bytes =
       op->item_bytes == 0 ? slice->spec->item_bytes : op->item_bytes;
-  const int64_t most = op->is_encoded ? max_packed_bytes(slice->num_elements)
+  const int64_t most = op->is_encoded ? max_encoded_bytes(*slice->spec)
                                       : slice->num_elements * item_bytes;
   if (op->total != slice->spec->total ||
       op->num_bytes > static_cast<uint64_t>(most) ||

@@ -458,8 +458,7 @@ TEST(ServerTest, CodesMayHaveAnySizeUpToALimit) {
   push(1, 5);
   ASSERT_EQ(s.begun().size(), 1);
   EXPECT_TRUE(s.begun()[0]->pushes[0].is_encoded);
-  const auto most =
-      static_cast<size_t>(max_packed_bytes(s.begun()[0]->num_elements));
+  const auto most = static_cast<size_t>(max_encoded_bytes(*s.begun()[0]->spec));
   push(2, most);
   EXPECT_TRUE(s.messages(1, Kind::kError).empty());
   push(3, most + 1);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "dist/protocol/slice.h"
 #include "kernels/cpu/compressed_sums.h"
 #include "pushed.h"
 
@@ -44,7 +45,9 @@ std::vector<char> pack(
     at::ScalarType dtype) {
   std::vector<char> bytes;
   pack_codes(source, begin, size, dtype, [&](int64_t num_bytes) {
-    EXPECT_LE(num_bytes, max_packed_bytes(size));
+    dist::KeySpec spec;
+    spec.total = size;
+    EXPECT_LE(num_bytes, dist::max_encoded_bytes(spec));
     bytes.resize(static_cast<size_t>(num_bytes) + 1);
     return bytes.data() + 1;
   });

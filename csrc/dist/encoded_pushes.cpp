@@ -1,0 +1,123 @@
+#include "encoded_pushes.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "../core/compressed.h"
+#include "../core/plain_dispatch.h"
+#include "../kernels/cpu/packed_codes.h"
+#include "row_payload.h"
+
+namespace torchkv::dist {
+namespace {
+
+kernels::cpu::PackedCodes codes_in(const Blob& bytes, int64_t num_elements) {
+  return {
+      reinterpret_cast<const char*>(bytes.data()),
+      static_cast<int64_t>(bytes.size()),
+      num_elements};
+}
+
+c10::ScalarType dtype_of(const Push& push) {
+  return static_cast<c10::ScalarType>(push.dtype);
+}
+
+int64_t item_bytes_of(const Push& push) {
+  return static_cast<int64_t>(c10::elementSize(dtype_of(push)));
+}
+
+void append_codes(
+    const Push& push,
+    const SliceShape& shape,
+    int64_t num_elements,
+    Tensors& values) {
+  const Blob& bytes = push.pieces[0];
+  auto encoding = std::make_shared<Packed>();
+  encoding->sizes = shape.sizes;
+  encoding->dtype = codes_in(bytes, num_elements).dtype();
+  const auto size = static_cast<int64_t>(bytes.size());
+  values.append(
+      tensor_of(push.pieces, size, c10::kByte, Buffers()), std::move(encoding));
+}
+
+void append_rows(
+    const Push& push,
+    const SliceShape& shape,
+    const Buffers& buffers,
+    Tensors& values) {
+  const Blob& payload = push.pieces[0];
+  auto encoding = std::make_shared<RowSparse>();
+  encoding->sizes = shape.sizes;
+  encoding->dtype = dtype_of(push);
+  encoding->ids = ids_in(payload, buffers);
+  const auto* const ids = encoding->ids.const_data_ptr<int64_t>();
+  const auto* const end = ids + encoding->ids.numel();
+  encoding->is_distinct = std::adjacent_find(ids, end) == end;
+  c10::SmallVector<int64_t, 4> sizes(shape.sizes);
+  sizes[0] = encoding->ids.numel();
+  const at::Tensor cells =
+      cells_in(payload, shape.cell_size, encoding->dtype, buffers);
+  const PlainDispatch plain;
+  values.append(cells.view(sizes), std::move(encoding));
+}
+
+} // namespace
+
+SliceShape::SliceShape(const Round& round, const Config& config) {
+  const KeySpec& spec = *round.spec;
+  if (round.num_elements == spec.total) {
+    sizes.assign(spec.sizes.begin(), spec.sizes.end());
+    cell_size = row_size(spec);
+    num_cells = sizes.empty() ? 1 : sizes[0];
+    return;
+  }
+  cell_size = dist::cell_size(
+      spec,
+      place(round.slice.key, spec, config.num_servers, config.split_bytes));
+  num_cells = round.num_elements / cell_size;
+  sizes.push_back(num_cells);
+  if (cell_size != 1) {
+    sizes.push_back(cell_size);
+  }
+}
+
+void join_encoded(
+    Round& round,
+    const SliceShape& shape,
+    const Buffers& buffers) {
+  for (auto& push : round.pushes) {
+    if (!push.is_encoded) {
+      continue;
+    }
+    if (push.pieces.size() > 1) {
+      push.pieces = {blob_of(joined_codes(push.pieces, buffers))};
+    }
+    const Blob& payload = push.pieces[0];
+    if (has_rows(payload)) {
+      check_rows(
+          payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
+    } else {
+      codes_in(payload, round.num_elements);
+    }
+  }
+}
+
+void append_push(
+    const Push& push,
+    const SliceShape& shape,
+    int64_t num_elements,
+    const Buffers& buffers,
+    Tensors& values) {
+  if (!push.is_encoded) {
+    values.append(tensor_of(push.pieces, shape.sizes, dtype_of(push), buffers));
+  } else if (has_rows(push.pieces[0])) {
+    append_rows(push, shape, buffers, values);
+  } else {
+    append_codes(push, shape, num_elements, values);
+  }
+}
+
+} // namespace torchkv::dist

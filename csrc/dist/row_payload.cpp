@@ -1,0 +1,170 @@
+#include "row_payload.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "../core/plain_dispatch.h"
+#include "../kernels/cpu/row_memory.h"
+
+namespace torchkv::dist {
+namespace {
+
+struct RowsHeader {
+  uint64_t form = 0xFF; // packed codes begin with the number of a codec
+  int64_t num_ids = 0;
+};
+static_assert(sizeof(RowsHeader) == 16);
+
+constexpr int64_t kCellAlignment = 64;
+
+// Where the cells begin.
+constexpr int64_t cells_begin(int64_t num_ids) {
+  const auto header = static_cast<int64_t>(sizeof(RowsHeader));
+  const int64_t bytes = header + 8 * num_ids;
+  return (bytes + kCellAlignment - 1) / kCellAlignment * kCellAlignment;
+}
+
+RowsHeader header_of(const Blob& payload) {
+  RowsHeader header;
+  std::memcpy(&header, payload.data(), sizeof(header));
+  return header;
+}
+
+// The cells of a slice that a value has: their ids, and their numbers among the
+// cells of the value's rows in memory.
+struct Cells {
+  std::vector<int64_t> ids;
+  std::vector<int64_t> numbers;
+};
+
+Cells cells_of(const RowSparse& value, int64_t per_row, const Place& slice) {
+  // In cells of the key.
+  const int64_t first = slice.begin;
+  const int64_t end = slice.end;
+  const auto* const ids = value.ids.const_data_ptr<int64_t>();
+  const auto* const last = ids + value.ids.numel();
+  const auto* const order =
+      value.order.defined() ? value.order.const_data_ptr<int64_t>() : nullptr;
+  const auto number_of = [&](const int64_t* id) {
+    return order == nullptr ? id - ids : order[id - ids];
+  };
+  Cells cells;
+  // Rows that are partly in the slice, too.
+  const auto* id = std::lower_bound(ids, last, first / per_row);
+  while (id != last && *id * per_row < end) {
+    const auto* const next = std::upper_bound(id, last, *id);
+    const int64_t row = *id * per_row;
+    // Repeats of a row by cell, so that ids ascend.
+    for (int64_t cell = std::max(row, first);
+         cell < std::min(row + per_row, end);
+         ++cell) {
+      for (const auto* repeat = id; repeat != next; ++repeat) {
+        cells.ids.push_back(cell - first);
+        cells.numbers.push_back(number_of(repeat) * per_row + cell - row);
+      }
+    }
+    id = next;
+  }
+  return cells;
+}
+
+} // namespace
+
+std::vector<Blob> pack_rows(
+    const RowSparse& value,
+    const at::Tensor& rows,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places,
+    const Buffers& buffers) {
+  const int64_t cell = cell_size(spec, places);
+  const int64_t per_row = cell == 0 ? 1 : row_size(spec) / cell;
+  std::vector<Blob> payloads;
+  for (Place slice : places) {
+    slice.begin = cell == 0 ? 0 : slice.begin / cell;
+    slice.end = cell == 0 ? 0 : slice.end / cell; // without elements: no rows
+    const Cells cells = cells_of(value, per_row, slice);
+    const RowsHeader header{0xFF, static_cast<int64_t>(cells.ids.size())};
+    const int64_t begin = cells_begin(header.num_ids);
+    const kernels::cpu::RowMemory memory{
+        static_cast<char*>(const_cast<void*>(rows.const_data_ptr())),
+        cell,
+        rows.scalar_type()};
+    const at::Tensor bytes =
+        buffers.empty_codes(begin + header.num_ids * memory.row_bytes());
+    auto* const data = static_cast<char*>(bytes.mutable_data_ptr());
+    std::memcpy(data, &header, sizeof(header));
+    const size_t num_bytes = cells.ids.size() * sizeof(int64_t);
+    std::memcpy(data + sizeof(header), cells.ids.data(), num_bytes);
+    std::memset(
+        data + sizeof(header) + num_bytes,
+        0,
+        static_cast<size_t>(begin) - sizeof(header) - num_bytes);
+    kernels::cpu::gather_rows(
+        memory,
+        cells.numbers.data(),
+        cells.ids.data(),
+        header.num_ids,
+        RowInit(),
+        data + begin);
+    payloads.push_back(blob_of(bytes));
+  }
+  return payloads;
+}
+
+bool has_rows(const Blob& payload) {
+  return payload.size() >= sizeof(RowsHeader) &&
+      header_of(payload).form == RowsHeader().form;
+}
+
+void check_rows(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
+  const int64_t count = header_of(payload).num_ids;
+  const auto size = static_cast<int64_t>(payload.size());
+  bool is_good = count >= 0 && count <= size / 8 &&
+      (cell_bytes == 0 || count <= size / cell_bytes) &&
+      cells_begin(count) + count * cell_bytes == size;
+  int64_t least = 0;
+  for (int64_t i = 0; is_good && i < count; ++i) {
+    int64_t id = 0;
+    std::memcpy(&id, payload.data() + sizeof(RowsHeader) + 8 * i, sizeof(id));
+    is_good = id >= least && id < num_cells;
+    least = id;
+  }
+  TORCH_CHECK_VALUE(
+      is_good,
+      "expected rows of a slice of ",
+      num_cells,
+      " rows of ",
+      cell_bytes,
+      " bytes, but got ",
+      count,
+      " in ",
+      size,
+      " bytes that are not");
+}
+
+at::Tensor ids_in(const Blob& payload, const Buffers& buffers) {
+  const int64_t count = header_of(payload).num_ids;
+  const auto num_bytes = static_cast<size_t>(count) * sizeof(int64_t);
+  return tensor_of(
+      payload.slice(sizeof(RowsHeader), num_bytes), count, c10::kLong, buffers);
+}
+
+at::Tensor cells_in(
+    const Blob& payload,
+    int64_t cell_size,
+    c10::ScalarType dtype,
+    const Buffers& buffers) {
+  const int64_t count = header_of(payload).num_ids;
+  const auto begin = static_cast<size_t>(cells_begin(count));
+  return tensor_of(
+      payload.slice(begin, payload.size() - begin),
+      {count, cell_size},
+      dtype,
+      buffers);
+}
+
+} // namespace torchkv::dist
