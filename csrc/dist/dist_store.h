@@ -51,6 +51,7 @@ class DistStore final : public Store {
   WorkPtr pull(const Call& call) override;
   std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
       override;
+  void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override;
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 

@@ -66,24 +66,6 @@ void append_rows(
 
 } // namespace
 
-SliceShape::SliceShape(const Round& round, const Config& config) {
-  const KeySpec& spec = *round.spec;
-  if (round.num_elements == spec.total) {
-    sizes.assign(spec.sizes.begin(), spec.sizes.end());
-    cell_size = row_size(spec);
-    num_cells = sizes.empty() ? 1 : sizes[0];
-    return;
-  }
-  cell_size = dist::cell_size(
-      spec,
-      place(round.slice.key, spec, config.num_servers, config.split_bytes));
-  num_cells = round.num_elements / cell_size;
-  sizes.push_back(num_cells);
-  if (cell_size != 1) {
-    sizes.push_back(cell_size);
-  }
-}
-
 void join_encoded(
     Round& round,
     const SliceShape& shape,

@@ -72,6 +72,39 @@ Cells cells_of(const RowSparse& value, int64_t per_row, const Place& slice) {
   return cells;
 }
 
+std::vector<Cells> cells_of_slices(
+    const RowSparse& value,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places) {
+  const int64_t cell = cell_size(spec, places);
+  const int64_t per_row = cell == 0 ? 1 : row_size(spec) / cell;
+  std::vector<Cells> result;
+  for (Place slice : places) {
+    slice.begin = cell == 0 ? 0 : slice.begin / cell;
+    slice.end = cell == 0 ? 0 : slice.end / cell; // without elements: no rows
+    result.push_back(cells_of(value, per_row, slice));
+  }
+  return result;
+}
+
+// With room for the cells.
+at::Tensor with_header(
+    const std::vector<int64_t>& ids,
+    int64_t cell_bytes,
+    const Buffers& buffers) {
+  const RowsHeader header{0xFF, static_cast<int64_t>(ids.size())};
+  const auto begin = static_cast<size_t>(cells_begin(header.num_ids));
+  const size_t num_bytes = ids.size() * sizeof(int64_t);
+  const at::Tensor payload = buffers.empty_codes(
+      cells_begin(header.num_ids) + header.num_ids * cell_bytes);
+  auto* const data = static_cast<char*>(payload.mutable_data_ptr());
+  std::memcpy(data, &header, sizeof(header));
+  std::memcpy(data + sizeof(header), ids.data(), num_bytes);
+  std::memset(
+      data + sizeof(header) + num_bytes, 0, begin - sizeof(header) - num_bytes);
+  return payload;
+}
+
 } // namespace
 
 std::vector<Blob> pack_rows(
@@ -80,37 +113,37 @@ std::vector<Blob> pack_rows(
     const KeySpec& spec,
     c10::ArrayRef<Place> places,
     const Buffers& buffers) {
-  const int64_t cell = cell_size(spec, places);
-  const int64_t per_row = cell == 0 ? 1 : row_size(spec) / cell;
+  const kernels::cpu::RowMemory memory{
+      static_cast<char*>(const_cast<void*>(rows.const_data_ptr())),
+      cell_size(spec, places),
+      rows.scalar_type()};
   std::vector<Blob> payloads;
-  for (Place slice : places) {
-    slice.begin = cell == 0 ? 0 : slice.begin / cell;
-    slice.end = cell == 0 ? 0 : slice.end / cell; // without elements: no rows
-    const Cells cells = cells_of(value, per_row, slice);
-    const RowsHeader header{0xFF, static_cast<int64_t>(cells.ids.size())};
-    const int64_t begin = cells_begin(header.num_ids);
-    const kernels::cpu::RowMemory memory{
-        static_cast<char*>(const_cast<void*>(rows.const_data_ptr())),
-        cell,
-        rows.scalar_type()};
-    const at::Tensor bytes =
-        buffers.empty_codes(begin + header.num_ids * memory.row_bytes());
-    auto* const data = static_cast<char*>(bytes.mutable_data_ptr());
-    std::memcpy(data, &header, sizeof(header));
-    const size_t num_bytes = cells.ids.size() * sizeof(int64_t);
-    std::memcpy(data + sizeof(header), cells.ids.data(), num_bytes);
-    std::memset(
-        data + sizeof(header) + num_bytes,
-        0,
-        static_cast<size_t>(begin) - sizeof(header) - num_bytes);
+  for (const auto& cells : cells_of_slices(value, spec, places)) {
+    const at::Tensor payload =
+        with_header(cells.ids, memory.row_bytes(), buffers);
+    const auto count = static_cast<int64_t>(cells.ids.size());
     kernels::cpu::gather_rows(
         memory,
         cells.numbers.data(),
         cells.ids.data(),
-        header.num_ids,
+        count,
         RowInit(),
-        data + begin);
-    payloads.push_back(blob_of(bytes));
+        static_cast<char*>(payload.mutable_data_ptr()) + cells_begin(count));
+    payloads.push_back(blob_of(payload));
+  }
+  return payloads;
+}
+
+std::vector<Blob> pack_ids(
+    const at::Tensor& ids,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places,
+    const Buffers& buffers) {
+  RowSparse value;
+  value.ids = ids;
+  std::vector<Blob> payloads;
+  for (const auto& cells : cells_of_slices(value, spec, places)) {
+    payloads.push_back(blob_of(with_header(cells.ids, 0, buffers)));
   }
   return payloads;
 }

@@ -37,6 +37,14 @@ TORCHKV_API std::vector<Blob> pack_rows(
     c10::ArrayRef<Place> places,
     const Buffers& buffers);
 
+// The same without cells: which rows of the slices a pull asks for. `ids` are
+// of int64 in CPU memory, ascending and distinct.
+TORCHKV_API std::vector<Blob> pack_ids(
+    const at::Tensor& ids,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places,
+    const Buffers& buffers);
+
 // Whether an encoded payload has rows, and not packed codes.
 TORCHKV_API bool has_rows(const Blob& payload);
 

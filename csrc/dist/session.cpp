@@ -8,6 +8,7 @@
 #include "../core/errors.h"
 #include "errors.h"
 #include "node.h"
+#include "row_query.h"
 
 namespace torchkv::dist {
 
@@ -31,7 +32,15 @@ Session::Session(
           node_->rank(),
           config,
           Buffers(node_->memory()),
-          [this](const auto& finished) { on_applied(finished); }) {}
+          [this](const auto& finished) { on_applied(finished); }) {
+  server_.set_select([this, buffers = Buffers(node_->memory())](
+                         const auto& slice,
+                         const auto& spec,
+                         const auto& value,
+                         const auto& query) {
+    return select_rows(slice, spec, value, query, config_, buffers);
+  });
+}
 
 Session::~Session() = default;
 

@@ -18,17 +18,6 @@ namespace {
 
 using Sizes = c10::SmallVector<int64_t, 4>;
 
-at::Tensor distinct(const at::Tensor& ids) {
-  const auto* const begin = ids.const_data_ptr<int64_t>();
-  std::vector<int64_t> sorted(begin, begin + ids.numel());
-  std::sort(sorted.begin(), sorted.end());
-  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-  const at::Tensor result =
-      at::empty({static_cast<int64_t>(sorted.size())}, ids.options());
-  std::copy(sorted.begin(), sorted.end(), result.mutable_data_ptr<int64_t>());
-  return result;
-}
-
 // (*first, *value.shape[1:])
 Sizes with_rows_of(c10::IntArrayRef first, const Meta& meta) {
   Sizes sizes(first);
@@ -81,7 +70,7 @@ Lookup make_lookup(
     result.pull.out = out;
   }
   const PlainDispatch plain;
-  result.pull.ids = to_sparse ? distinct(ids) : ids;
+  result.pull.ids = to_sparse ? distinct_ids(ids) : ids;
   if (to_sparse && ids.numel() != 0) { // of an unlimited value, of any shape
     const int64_t last =
         result.pull.ids.const_data_ptr<int64_t>()[result.pull.ids.numel() - 1];
@@ -219,6 +208,19 @@ at::Tensor parse_row_ids(
       ' ',
       where.key.context());
   return ids;
+}
+
+at::Tensor distinct_ids(const at::Tensor& ids) {
+  const auto* const begin = ids.const_data_ptr<int64_t>();
+  std::vector<int64_t> sorted(begin, begin + ids.numel());
+  if (!std::is_sorted(sorted.begin(), sorted.end())) {
+    std::sort(sorted.begin(), sorted.end());
+  }
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  const at::Tensor result =
+      at::empty({static_cast<int64_t>(sorted.size())}, ids.options());
+  std::copy(sorted.begin(), sorted.end(), result.mutable_data_ptr<int64_t>());
+  return result;
 }
 
 void check_sparse_out(

@@ -57,6 +57,9 @@ TORCHKV_API void check_sparse_out(
     const Meta& meta,
     const at::Tensor& out);
 
+// Ascending. `ids` are of int64, contiguous, in CPU memory.
+at::Tensor distinct_ids(const at::Tensor& ids);
+
 // Copies the rows of a whole value.
 TORCHKV_API void copy_rows(const at::Tensor& whole, const RowPull& pull);
 

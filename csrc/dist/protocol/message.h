@@ -150,8 +150,9 @@ struct Message {
   int64_t acked = 0; // least operation of the stream without an answer
   int32_t pieces = 0; // of the payload; also of kValue
   int32_t index = -1; // of the piece in this message; -1: none
-  Blob payload; // the piece; kConfig: the options, in one piece, not counted;
-                // kWelcome of rank 0's heir: the server's latest
+  Blob payload; // the piece; of kPull, of a query; kConfig: the options, in one
+                // piece, not counted; kWelcome of rank 0's heir: the server's
+                // latest
   std::optional<Region> region; // kPush, kPushPull: instead of a payload;
                                 // kValue: a lease
   int64_t priority = 0;

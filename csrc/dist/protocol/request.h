@@ -26,6 +26,10 @@ struct Request {
     kSnapshot, // rank 0 only
     kClose,
   };
+  struct Query {
+    Blob payload; // in an encoding that the core does not know
+    size_t answer_bytes = 0; // of the part
+  };
   struct Item {
     Key key = 0;
     KeySpec spec; // kInit
@@ -38,11 +42,19 @@ struct Request {
     // kPush, kPushPull: if not empty, instead of the value, what is sent of
     // each slice, in an encoding that the core does not know.
     std::vector<Blob> codes;
+    // kPull: if not empty, which part of each slice is asked for.
+    std::vector<Query> queries;
     // kPush, kPushPull: of the value's elements, which travel as they are.
     int32_t dtype = 0; // c10::ScalarType
     int32_t item_bytes = 0; // 0: as the key's
     int64_t priority = 0;
     int64_t min_version = 0; // kPull
+
+    void drop_payloads() {
+      value = own = Blob();
+      codes.clear();
+      queries.clear();
+    }
   };
   Request() = default;
   explicit Request(Kind request_kind) : kind(request_kind) {}

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,18 @@ class TORCHKV_API Server final : public Core {
       Time now,
       const Shard* restored = nullptr);
   ~Server();
+
+  // Makes the part of a slice's value that a query asks for; null if the slice
+  // does not have it. It is called while nothing writes to the value, and by
+  // events, which it therefore should not keep for long.
+  using Select = std::function<ValuePtr(
+      const SliceId& slice,
+      const KeySpec& spec,
+      const Value& value,
+      const Blobs& query)>;
+  void set_select(Select select) {
+    select_ = std::move(select);
+  }
 
   // Events. A frame may be late, repeated or reordered, and a message that no
   // right worker sends is harmless. Call on_timer at least every 100 ms, and at
@@ -185,6 +198,8 @@ class TORCHKV_API Server final : public Core {
       const ValuePtr& value) const;
   void answer_pulls(const SlicePtr& slice, Time now);
   bool may_read(const Slice& slice, const Slice::Pull& pull) const;
+  ValuePtr select(const Slice& slice, const Value& value, const Blobs& query)
+      const;
 
   // server_apply.cpp: the work on a round.
   void apply(Slice& slice);
@@ -211,6 +226,7 @@ class TORCHKV_API Server final : public Core {
   const int32_t sid_;
   const int64_t sinc_;
   const bool sync_;
+  Select select_;
   Time now_; // of the last event
   std::vector<std::unique_ptr<Peer>> peers_; // by rank
   InsertionMap<SliceId, SlicePtr, SliceHash> slices_;

@@ -136,7 +136,8 @@ bool Server::has_acceptable_payload(const Message& message) const {
   if (message.kind == Kind::kInit) {
     return is_acceptable_init(message);
   }
-  if (!is_push(message.kind)) {
+  const bool is_query = message.kind == Kind::kPull && message.pieces != 0;
+  if (!is_push(message.kind) && !is_query) {
     return message.pieces == 0 && message.index == -1 && !message.region;
   }
   if (message.pieces < 1 || message.index < -1 ||
@@ -144,7 +145,7 @@ bool Server::has_acceptable_payload(const Message& message) const {
     return false;
   }
   if (const auto& region = message.region) {
-    return config().push_regions && message.pieces == 1 &&
+    return config().push_regions && !is_query && message.pieces == 1 &&
         message.payload.size() == 0 &&
         region->offset <= std::numeric_limits<uint64_t>::max() - region->size;
   }

@@ -240,12 +240,21 @@ void Server::answer_pulls(const SlicePtr& slice, Time now) {
       continue;
     }
     const ValuePtr& value = slice->slots.at(slice->current);
+    const bool is_query = op->kind == Kind::kPull && op->num_pieces != 0;
+    const ValuePtr part =
+        is_query ? select(*slice, *value, op->pieces) : nullptr;
+    if (is_query && !part) {
+      reply_error(op, {ErrorCode::kShape, op->rank, slice->id, {}, {}});
+      continue;
+    }
     Reply found;
     found.kind = Kind::kValue;
     found.version = slice->version;
     found.kid = slice->kid;
     found.round = pull.need;
-    if (!config().leases) {
+    if (is_query) {
+      found.value = part;
+    } else if (!config().leases) {
       found.value = value;
     } else {
       found.lease = value->region.value_or(Region());
@@ -260,6 +269,13 @@ void Server::answer_pulls(const SlicePtr& slice, Time now) {
   for (const int32_t rank : leaving) {
     detach(slice, rank, now, true);
   }
+}
+
+ValuePtr Server::select(
+    const Slice& slice,
+    const Value& value,
+    const Blobs& query) const {
+  return select_ ? select_(slice.id, *slice.spec, value, query) : nullptr;
 }
 
 bool Server::may_read(const Slice& slice, const Slice::Pull& pull) const {

@@ -139,7 +139,8 @@ class TORCHKV_API Worker final : public Core {
       CallId id,
       const WorkerTablePtr& table,
       Message request,
-      std::optional<Blob> value = std::nullopt);
+      std::optional<Blob> payload = std::nullopt,
+      std::optional<size_t> answer_bytes = std::nullopt);
   static std::optional<size_t> place_result(
       WorkerCall& call,
       const WorkerOperation& operation);

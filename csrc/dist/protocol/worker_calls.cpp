@@ -170,7 +170,7 @@ std::optional<Error> Worker::refusal(const Request& request) const {
         return Error{ErrorCode::kServerLost, at.server, slice, {}, {}};
       }
     }
-    if (has_value && !key->is_value(item)) {
+    if ((has_value && !key->is_value(item)) || !key->are_queries(item)) {
       return Error{ErrorCode::kShape, rank_, SliceId{item.key, 0}, {}, {}};
     }
   }
@@ -238,11 +238,13 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
     WorkerKey& key = *keys_.find(item.key);
     key.deleted = call.request.kind == Request::Kind::kDelete;
     auto codes = item.codes.begin();
+    auto query = item.queries.begin();
     for (const auto& table : key.tables) {
       Message request;
       request.kind = operation_kind(call.request.kind);
       request.priority = item.priority;
-      std::optional<Blob> value;
+      std::optional<Blob> payload;
+      std::optional<size_t> answer_bytes;
       if (pushes) {
         ++table->round;
         request.base = table->base;
@@ -252,22 +254,25 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
         request.group = group;
         request.is_encoded = !item.codes.empty();
         const bool is_own = item.own.size() != 0 && table->server == rank_;
-        value = request.is_encoded
+        payload = request.is_encoded
             ? std::move(*codes++)
             : table->part_of(
                   is_own ? item.own : item.value, key.item_bytes(item));
       } else {
         request.min_version = item.min_version;
+        if (!item.queries.empty()) {
+          payload = std::move(query->payload);
+          answer_bytes = query->answer_bytes;
+          ++query;
+        }
       }
       request.round = table->round;
       if (step) {
         step->parts.push_back({table, table->round, 0});
       }
-      issue(id, table, std::move(request), std::move(value));
+      issue(id, table, std::move(request), std::move(payload), answer_bytes);
     }
-    item.value = Blob();
-    item.own = Blob();
-    item.codes.clear();
+    item.drop_payloads();
   }
   for (size_t i = 0; step && i < step->parts.size(); ++i) {
     Message request;

@@ -224,13 +224,14 @@ void Worker::receive_value(const Message& message, WorkerOperation* operation) {
 bool Worker::fits(const WorkerOperation& operation, const Message& value)
     const {
   const WorkerTable& table = *operation.table;
-  const size_t bytes = table.bytes();
+  const size_t bytes = operation.answer_bytes.value_or(table.bytes());
   if (!is_pull(operation.request.kind) || !is_valid_count(value.version) ||
       !is_valid_count(value.kid) || !is_valid_count(value.round)) {
     return false;
   }
   if (value.region) {
-    return config().leases && value.region->size == bytes;
+    return config().leases && !operation.answer_bytes &&
+        value.region->size == bytes;
   }
   const int32_t pieces = num_pieces(bytes);
   return value.pieces == pieces && value.index >= 0 && value.index < pieces &&

@@ -23,7 +23,8 @@ WorkerOperation& Worker::issue(
     CallId id,
     const WorkerTablePtr& table,
     Message request,
-    std::optional<Blob> value) {
+    std::optional<Blob> payload,
+    std::optional<size_t> answer_bytes) {
   const int64_t opno = ++opno_;
   request.opno = opno;
   request.prev = table->last;
@@ -36,9 +37,10 @@ WorkerOperation& Worker::issue(
   operation.request = std::move(request);
   operation.table = table;
   operation.call = id;
-  if (value) {
-    operation.request.pieces = num_pieces(value->size());
-    operation.value = std::move(*value);
+  operation.answer_bytes = answer_bytes;
+  if (payload) {
+    operation.request.pieces = num_pieces(payload->size());
+    operation.value = std::move(*payload);
     use_region(operation);
   }
   table->last = opno;

@@ -114,6 +114,10 @@ struct WorkerKey {
             static_cast<size_t>(spec.total) * item_bytes(item)
                               : item.codes.size() == places.size();
   }
+  // Whether that is one for each slice, if any.
+  bool are_queries(const Request::Item& item) const {
+    return item.queries.empty() || item.queries.size() == places.size();
+  }
 };
 
 // Rank 0's part of a step in two phases: it belongs to no call, and goes on
@@ -137,11 +141,12 @@ struct WorkerOperation {
   WorkerTablePtr table;
   CallId call = 0;
   std::optional<size_t> result; // its place in the call's results
-  Blob value; // of the slice, without a region
+  Blob value; // of the slice, without a region; or a query
   RegionPtr region; // the server's until its final answer
   PieceSet got; // the pieces that the server has
   PieceSet have;
   Blobs pieces; // of the pulled value
+  std::optional<size_t> answer_bytes; // of a query
   struct Lease {
     int64_t kid = 0;
     int64_t version = 0;

@@ -140,7 +140,7 @@ void code_piece(Coder& coder, M& message) {
   coder.ranged(message.pieces, 0, int64_t{coder.limits.num_pieces} + 1);
   coder.ranged(message.index, -1, message.pieces);
   coder.payload(message.payload);
-  if (message.kind != Kind::kInit) {
+  if (message.kind != Kind::kInit && message.kind != Kind::kPull) {
     coder.optional(
         message.region, [&](auto& region) { code_region(coder, region); });
   }
@@ -196,6 +196,7 @@ void code_operation(Coder& coder, M& message) {
       coder.optional(message.group, group);
       break;
     case Kind::kPull:
+      code_piece(coder, message);
       coder.counter(message.round);
       coder.counter(message.min_version);
       code_have(coder, message);

@@ -96,9 +96,14 @@ std::vector<Nonsense> nonsense() {
     all.push_back({what, Kind::kPush, edit});
     all.push_back({what, Kind::kPushPull, edit});
   }
-  all.push_back({"payload", Kind::kPull, [](Message& m) {
+  all.push_back({"query in a region", Kind::kPull, [](Message& m) {
                    m.pieces = 1;
                    m.index = 0;
+                   m.region = Region{1, 0, 8};
+                 }});
+  all.push_back({"piece behind the query", Kind::kPull, [](Message& m) {
+                   m.pieces = 1;
+                   m.index = 1;
                  }});
   all.push_back(
       {"version", Kind::kPull, [](Message& m) { m.min_version = -1; }});

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/codec.h"
 #include "server_script.h"
 
 namespace torchkv::dist {

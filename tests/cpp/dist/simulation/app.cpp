@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace torchkv::dist::simulation {
 
@@ -204,7 +205,41 @@ void App::wake() {
   run();
 }
 
-Request::Item App::item_of(const Instruction& instruction, const Item& item) {
+// What a pull asks of the key's slices; nothing before its init has returned.
+std::vector<Request::Query> App::queries_of(const Item& item, Row& row) {
+  KeySpec spec;
+  spec.total = numel(item.key);
+  spec.item_bytes = sizeof(Element);
+  spec.sizes = {spec.total};
+  spec.whole = std::count_if(rounds_.begin(), rounds_.end(), [&](auto& x) {
+                 return x.first.key == item.key;
+               }) == 1;
+  const Config config = simulation_.config(id_.store, 1);
+  std::vector<Request::Query> queries;
+  for (const Place& place : torchkv::dist::place(
+           item.key, spec, config.num_servers, config.split_bytes)) {
+    const SliceId slice{item.key, place.index};
+    if (rounds_.find(slice) == rounds_.end()) {
+      return {};
+    }
+    Asked asked{{}, place.end - place.begin};
+    Elements numbers;
+    for (int64_t i = 0; i < asked.length; i += item.stride) {
+      asked.elements.push_back(i);
+      numbers.emplace_back().unused = static_cast<int32_t>(i);
+    }
+    const size_t bytes = numbers.size() * sizeof(Element);
+    queries.push_back({make_blob(std::move(numbers)), bytes});
+    row.asked[slice] = std::move(asked);
+  }
+  ++simulation_.statistics_[Count::kQueries];
+  return queries;
+}
+
+Request::Item App::item_of(
+    const Instruction& instruction,
+    const Item& item,
+    Row& row) {
   Request::Item result;
   result.key = item.key;
   result.priority = item.priority;
@@ -226,6 +261,8 @@ Request::Item App::item_of(const Instruction& instruction, const Item& item) {
     } else {
       keys_.emplace_back(item.key, item.numel);
     }
+  } else if (item.stride != 0) {
+    result.queries = queries_of(item, row);
   } else if (instruction.is_push()) {
     result.value = make_blob(Elements(
         static_cast<size_t>(numel(item.key)),
@@ -234,11 +271,11 @@ Request::Item App::item_of(const Instruction& instruction, const Item& item) {
   return result;
 }
 
-Request App::request_of(const Instruction& instruction) {
+Request App::request_of(const Instruction& instruction, Row& row) {
   Request request;
   request.kind = request_kind(instruction.kind);
   for (const Item& item : instruction.items) {
-    request.items.push_back(item_of(instruction, item));
+    request.items.push_back(item_of(instruction, item, row));
   }
   request.two_phase = instruction.two_phase;
   if (instruction.two_phase && rank() == 0) {
@@ -267,8 +304,8 @@ void App::issue(const Instruction& instruction, int64_t pc) {
   Row& stored = simulation_.history_.back();
   const Time timeout = instruction.timeout != 0 ? instruction.timeout
                                                 : simulation_.plan_.timeout;
-  const CallId call =
-      node_->worker->call(request_of(instruction), simulation_.now_, timeout);
+  const CallId call = node_->worker->call(
+      request_of(instruction, stored), simulation_.now_, timeout);
   acted_ = true;
   ++simulation_.statistics_[Count::kCalls];
   if (node_->worker->stalled() == call) {
@@ -325,7 +362,7 @@ void App::tamper(Frame& frame) {
 }
 
 void App::delivered(const Blob& piece) {
-  delivered_[piece.data()] = checksum(piece);
+  delivered_[piece.data()] = {piece.owner(), checksum(piece)};
 }
 
 void App::returned(const Return& result) {
@@ -342,7 +379,9 @@ void App::returned(const Return& result) {
   for (const SliceResult& from : result.results) {
     for (const Blob& piece : from.pieces) {
       const auto known = delivered_.find(piece.data());
-      if (known != delivered_.end() && known->second != checksum(piece)) {
+      if (known != delivered_.end() &&
+          known->second.owner.lock() == piece.owner() &&
+          known->second.sum != checksum(piece)) {
         simulation_.problem(
             "a piece of " + from.slice.text() + " has changed since it came");
       }
@@ -352,6 +391,14 @@ void App::returned(const Return& result) {
     part.server = from.server;
     part.elements = gather(from.pieces);
     part.sum = checksum(part.elements);
+    const auto asked = row.asked.find(part.slice);
+    if (asked != row.asked.end()) {
+      part.asked = asked->second;
+    } else {
+      part.asked.length = static_cast<int64_t>(part.elements.size());
+      part.asked.elements.resize(part.elements.size());
+      std::iota(part.asked.elements.begin(), part.asked.elements.end(), 0);
+    }
     part.version = from.version;
     part.kid = from.kid;
     part.round = from.round;

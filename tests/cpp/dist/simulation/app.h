@@ -66,8 +66,12 @@ class App {
   bool is_dead(const Key& key) const;
   void wake();
   void issue(const Instruction& instruction, int64_t pc);
-  Request request_of(const Instruction& instruction);
-  Request::Item item_of(const Instruction& instruction, const Item& item);
+  std::vector<Request::Query> queries_of(const Item& item, Row& row);
+  Request request_of(const Instruction& instruction, Row& row);
+  Request::Item item_of(
+      const Instruction& instruction,
+      const Item& item,
+      Row& row);
   int64_t numel(const Key& key) const;
   void note_rounds(const Row& row);
   void failed(const Error& error, const Row& row);
@@ -93,7 +97,11 @@ class App {
   std::vector<std::pair<Key, int64_t>> keys_; // with their number of elements
   std::map<SliceId, int64_t> rounds_; // pushes issued
   std::vector<Corruption> corruptions_;
-  std::map<const std::byte*, uint64_t> delivered_; // checksums
+  struct Delivered {
+    std::weak_ptr<const void> owner; // other pieces may have the address later
+    uint64_t sum = 0;
+  };
+  std::map<const std::byte*, Delivered> delivered_;
 };
 
 // The keys that the program has begun before `pc`, as inits.

@@ -201,12 +201,14 @@ void Checker::sync_values(size_t store, const Entries& entries) {
     const auto& [first, second] = expected.value(at);
     size_t count = 0;
     for (const Part* part : entry.parts) {
-      const size_t length = part->elements.size();
-      count += length;
-      bool is_right = part->version == at.second;
+      const Asked& asked = part->asked;
+      count += static_cast<size_t>(asked.length);
+      bool is_right = part->version == at.second &&
+          part->elements.size() == asked.elements.size();
       bool only_order = is_right;
-      for (size_t i = 0; i < length; ++i) {
-        const Element& wanted = i < length / 2 ? first : second;
+      for (size_t i = 0; is_right && i < part->elements.size(); ++i) {
+        const Element& wanted =
+            asked.elements[i] < asked.length / 2 ? first : second;
         is_right = is_right && part->elements[i] == wanted;
         only_order = only_order && part->elements[i].counts == wanted.counts;
       }

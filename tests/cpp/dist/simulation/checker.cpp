@@ -294,11 +294,13 @@ void Checker::versions(size_t store, const Entries& entries) {
     }
     const Row& row = *entry.row;
     for (const Part* part : entry.parts) {
-      const auto [at, is_new] = known.try_emplace(
-          std::make_tuple(row.job, part->slice, part->kid, part->version),
-          part->sum);
-      if (!is_new && at->second != part->sum) {
-        bad("diverged: " + text_of(row));
+      if (part->is_whole()) {
+        const auto [at, is_new] = known.try_emplace(
+            std::make_tuple(row.job, part->slice, part->kid, part->version),
+            part->sum);
+        if (!is_new && at->second != part->sum) {
+          bad("diverged: " + text_of(row));
+        }
       }
       if (part->version < entry.item->min_version) {
         bad("too old: " + text_of(row));

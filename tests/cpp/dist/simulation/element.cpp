@@ -144,6 +144,23 @@ Blobs split(const Blob& all) {
   return pieces;
 }
 
+ValuePtr select_elements(
+    const SliceId& /*slice*/,
+    const KeySpec& /*spec*/,
+    const Value& value,
+    const Blobs& query) {
+  const Elements all = gather(value.pieces);
+  Elements found;
+  for (const Element& number : gather(query)) {
+    const auto i = static_cast<size_t>(number.unused);
+    if (i >= all.size()) {
+      return nullptr;
+    }
+    found.push_back(all[i]);
+  }
+  return std::make_shared<OwnValue>(std::move(found));
+}
+
 OwnValue::OwnValue(Elements elements)
     : memory_(std::make_shared<Elements>(std::move(elements))) {
   pieces =

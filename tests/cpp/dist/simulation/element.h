@@ -27,7 +27,7 @@ constexpr int kMaxPushes = 94;
 struct Element {
   std::array<int32_t, kMaxPushes> counts{}; // by the number of the push
   Poison poison = Poison::kNone; // of a push
-  int32_t unused = 0;
+  int32_t unused = 0; // of a query: the number of an element
   // Of a value: a digest of all that was added, in this order. Of a push:
   // identifies it.
   uint64_t chain = 0;
@@ -65,6 +65,13 @@ int64_t num_elements(c10::ArrayRef<Blob> pieces);
 Elements gather(c10::ArrayRef<Blob> pieces);
 // Into pieces, as the protocol wants them.
 Blobs split(const Blob& all);
+// Of a value: the elements that a query's have in `unused`; null if it does not
+// have them.
+ValuePtr select_elements(
+    const SliceId& slice,
+    const KeySpec& spec,
+    const Value& value,
+    const Blobs& query);
 uint64_t checksum(const Blob& blob);
 uint64_t checksum(c10::ArrayRef<Blob> pieces);
 uint64_t checksum(const Elements& elements);

@@ -44,7 +44,8 @@ const char* name(Count count) {
       "pulls by lease",
       "stalls",
       "snapshots",
-      "files not written"};
+      "files not written",
+      "pulls of some elements"};
   return kNames.at(static_cast<size_t>(count));
 }
 

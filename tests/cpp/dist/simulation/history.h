@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,16 +13,27 @@ namespace torchkv::dist::simulation {
 
 struct Process;
 
+// What a pull asks for: elements of a slice of so many.
+struct Asked {
+  std::vector<int64_t> elements;
+  int64_t length = 0;
+};
+
 // What a call has brought for one slice.
 struct Part {
   SliceId slice;
   int server = 0;
   Elements elements; // of a pull
+  Asked asked; // which ones these are
   uint64_t sum = 0; // checksum of them
   int64_t version = 0;
   int64_t kid = 0;
   int64_t round = 0;
   int64_t age = 0;
+
+  bool is_whole() const {
+    return static_cast<int64_t>(elements.size()) == asked.length;
+  }
 };
 
 // One call in the history.
@@ -40,6 +52,7 @@ struct Row {
   int64_t end = 0;
   std::optional<Error> error;
   std::vector<Part> parts;
+  std::map<SliceId, Asked> asked; // where these are not all elements
 
   // Of a call on one key.
   std::optional<Key> key() const {

@@ -138,6 +138,9 @@ Item ProgramMaker::push_item(size_t rank, const Key& key, double* timeout) {
 Item ProgramMaker::pull_item(size_t rank, const Key& key) {
   Item item{key};
   item.priority = random_.integer(0, 3);
+  if (random_.chance(0.2)) {
+    item.stride = random_.integer(1, 3);
+  }
   if (may_wait_for_versions_ && random_.chance(0.2)) {
     // Each waits for pushes of lower ranks only, and those are sure to come.
     for (size_t other = 0; other <= rank; ++other) {

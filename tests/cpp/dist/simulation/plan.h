@@ -50,6 +50,7 @@ struct Item {
   Poison poison = Poison::kNone;
   int64_t priority = 0;
   int64_t min_version = 0; // of a pull
+  int stride = 0; // of a pull: every so many elements of a slice; 0: the value
 };
 
 struct Instruction {

@@ -58,6 +58,9 @@ void describe(std::ostream& out, const Instruction& instruction) {
     if (item.poison != Poison::kNone) {
       out << " " << text_of(item.poison);
     }
+    if (item.stride != 0) {
+      out << " every " << item.stride;
+    }
     if (item.min_version != 0) {
       out << " from version " << item.min_version;
     }

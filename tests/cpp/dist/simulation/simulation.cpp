@@ -197,6 +197,7 @@ void Simulation::start_servers(size_t store, const Manifest* restored) {
         config(store, 1),
         now_,
         shard ? &*shard : nullptr);
+    node.server->set_select(select_elements);
     hosts_[static_cast<size_t>(host_name(node.id))]->nodes.push_back(&node);
     servers_[{store, sid}] = &node;
   }

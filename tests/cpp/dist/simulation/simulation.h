@@ -112,8 +112,9 @@ enum class Count : uint8_t {
   kStalls, // pushes that waited for memory
   kSnapshots,
   kUnwritten, // files of snapshots
+  kQueries, // pulls of some elements
 };
-constexpr int kNumCounts = static_cast<int>(Count::kUnwritten) + 1;
+constexpr int kNumCounts = static_cast<int>(Count::kQueries) + 1;
 const char* name(Count count);
 
 // How often things have happened.

@@ -306,6 +306,8 @@ class RandomFrames {
         group(result);
         break;
       case Kind::kPull:
+        piece(result);
+        result.region.reset();
         result.round = counter();
         result.min_version = counter();
         have(result);

@@ -1,0 +1,122 @@
+// Pulls of some rows, which servers select.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/searchsorted.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "../core/plain_dispatch.h"
+#include "../memory/layout.h"
+#include "../store/check.h"
+#include "../store/count_calls.h"
+#include "../store/row_pull.h"
+#include "capture.h"
+#include "dist_store.h"
+#include "row_query.h"
+
+namespace torchkv::dist {
+namespace {
+
+// A key's rows, of all pulls of it.
+struct RowsOfKey {
+  std::vector<at::Tensor> asked; // ids
+  at::Tensor ids; // distinct; undefined: those of the whole value
+  at::Tensor rows; // that is pulled
+};
+
+// Whether an answer of these rows, with a query, takes fewer bytes than the
+// value.
+bool is_worth_a_query(
+    const at::Tensor& ids,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places) {
+  const int64_t cell = cell_size(spec, places);
+  if (cell == 0) {
+    return false;
+  }
+  const int64_t num_cells = ids.numel() * (row_size(spec) / cell);
+  return num_cells * (8 + cell * spec.item_bytes) <
+      spec.total * spec.item_bytes;
+}
+
+bool are_received_in(const RowPull& pull, const at::Tensor& ids) {
+  return is_plain_cpu(pull.rows) && pull.rows.is_contiguous() &&
+      pull.ids.numel() == ids.numel();
+}
+
+} // namespace
+
+void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
+  Keys keys; // distinct
+  keys.single = false;
+  std::vector<RowsOfKey> of_keys;
+  std::vector<size_t> numbers; // of the pulls' keys
+  ska::flat_hash_map<Key, size_t, KeyHash> found;
+  for (const auto& pull : pulls) {
+    const auto [at, is_new] = found.emplace(pull.key, of_keys.size());
+    if (is_new) {
+      keys.list.push_back(pull.key);
+      of_keys.emplace_back();
+    }
+    of_keys[at->second].asked.push_back(pull.ids);
+    numbers.push_back(at->second);
+  }
+  check_not_capturing({op, keys}, runtime_);
+  const Entries entries = table_.find(op, keys);
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    const Meta& meta = entries[numbers[i]]->meta;
+    check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
+  }
+  raise_deferred(op, &keys);
+  const PlainDispatch plain;
+  Request request(Request::Kind::kPull);
+  bool is_direct = pulls.size() == keys.list.size();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const KeySpec spec = spec_of(entries[i]->meta, /*whole=*/false);
+    const std::vector<Place> places = places_of(*entries[i]);
+    RowsOfKey& of_key = of_keys[i];
+    const at::Tensor ids = distinct_ids(
+        of_key.asked.size() == 1 ? of_key.asked[0] : at::cat(of_key.asked));
+    Request::Item item;
+    item.key = keys.list[i];
+    if (is_worth_a_query(ids, spec, places)) {
+      of_key.ids = ids;
+      item.queries = make_queries(ids, spec, places, staging_.buffers());
+    }
+    request.items.push_back(std::move(item));
+    is_direct = is_direct && of_key.ids.defined() &&
+        are_received_in(pulls[i], ids) && ids.equal(pulls[i].ids);
+  }
+  Outs outs;
+  outs.keys = keys;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    RowsOfKey& of_key = of_keys[i];
+    Meta meta = entries[i]->meta;
+    if (of_key.ids.defined()) {
+      meta.sizes[0] = of_key.ids.numel();
+    }
+    of_key.rows = is_direct ? pulls[i].rows
+                            : staging_.buffers().empty(meta.sizes, meta.dtype);
+    outs.tensors.push_back({of_key.rows});
+    outs.metas.push_back(std::move(meta));
+  }
+  finish({op, keys}, begin(op, std::move(request)), std::move(outs));
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    const RowsOfKey& of_key = of_keys[numbers[i]];
+    if (!is_direct) {
+      RowPull pull = pulls[i];
+      if (of_key.ids.defined()) {
+        pull.ids = at::searchsorted(of_key.ids, pull.ids);
+      }
+      copy_rows(of_key.rows, pull);
+    }
+    Entry& entry = *entries[numbers[i]];
+    const std::lock_guard lock(entry.mutex);
+    count_rows(entry, pulls[i].rows, /*seconds=*/0);
+  }
+}
+
+} // namespace torchkv::dist

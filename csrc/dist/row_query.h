@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
+
+#include "../core/export.h"
+#include "buffers.h"
+#include "protocol/config.h"
+#include "protocol/request.h"
+#include "protocol/round.h"
+
+namespace torchkv::dist {
+
+// Of some rows of a key: what a rank asks the server of each slice for
+// (pack_ids), and the answers, which are the rows' cells without gaps. Those of
+// all slices, one after the other, are the rows.
+
+TORCHKV_API std::vector<Request::Query> make_queries(
+    const at::Tensor& ids,
+    const KeySpec& spec,
+    c10::ArrayRef<Place> places,
+    const Buffers& buffers);
+
+// The answer; null if the query is not one of this slice. It has the value's
+// cells at most once, and therefore not more bytes.
+TORCHKV_API ValuePtr select_rows(
+    const SliceId& slice,
+    const KeySpec& spec,
+    const Value& value,
+    const Blobs& query,
+    const Config& config,
+    const Buffers& buffers);
+
+} // namespace torchkv::dist
