@@ -41,7 +41,6 @@ DIFFERENT = {
         "test_embeddings.py",
         "test_embedding_trainers.py",
         "sparse init",
-        "sparse out, not ignored",
     ),
     "a forked child, in which the test runs, has no store": (
         "test_fork.py",

@@ -119,6 +119,7 @@ class DistStore final : public Store {
   void raise_deferred(const char* op, const Keys* keys) const;
   KeySpec spec_of(const Meta& meta, bool whole) const;
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
+  void pull_sparse(const Call& call);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;
   std::unique_lock<std::timed_mutex> hold(

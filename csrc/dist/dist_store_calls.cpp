@@ -260,6 +260,13 @@ void DistStore::take_snapshot(std::optional<int64_t> step) {
 }
 
 WorkPtr DistStore::pull(const Call& call) {
+  if (dense_outs(call)) { // some are sparse
+    pull_sparse(call);
+    return call.options.async_op
+        ? c10::make_intrusive<Work>(
+              runtime_, Work::Parts(), std::vector<at::Tensor>())
+        : nullptr;
+  }
   const Call pulled{call.op, call.keys, nullptr, call.outs, call.options};
   const Entries entries = find(pulled);
   raise_deferred(call.op, &call.keys);

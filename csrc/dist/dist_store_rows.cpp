@@ -13,6 +13,7 @@
 #include "../store/check.h"
 #include "../store/count_calls.h"
 #include "../store/row_pull.h"
+#include "../store/row_values.h"
 #include "capture.h"
 #include "dist_store.h"
 #include "row_query.h"
@@ -48,6 +49,34 @@ bool are_received_in(const RowPull& pull, const at::Tensor& ids) {
 }
 
 } // namespace
+
+// Into sparse outs, whole values. The call waits, also with async_op.
+void DistStore::pull_sparse(const Call& call) {
+  const PlainDispatch plain;
+  const SparseOuts sparse = sparse_outs(call, table_.find(call.op, call.keys));
+  Tensors outs; // dense ones in their places
+  std::vector<at::Tensor> values; // of the sparse ones
+  for (int64_t i = 0; i < call.keys.size(); ++i) {
+    for (const auto& out : call.outs->of(i)) {
+      if (is_sparse_coo(out)) {
+        const Meta& meta = sparse[values.size()].first->meta;
+        values.push_back(staging_.buffers().empty(meta.sizes, meta.dtype));
+      }
+      outs.append(is_sparse_coo(out) ? values.back() : out);
+    }
+    outs.end_group();
+  }
+  CallOptions options = call.options;
+  options.async_op = false;
+  pull({call.op, call.keys, nullptr, &outs, options});
+  for (size_t i = 0; i < values.size(); ++i) {
+    const at::Tensor& out = sparse[i].second;
+    out.copy_(sparse_of_all_rows(values[i]));
+    if (!out.is_inference()) {
+      out.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
 
 void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
   Keys keys; // distinct

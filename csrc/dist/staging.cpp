@@ -161,6 +161,7 @@ Staging::PartOfCall Staging::sum_rows(
     const Tensors& rows,
     const Groups& groups,
     std::vector<Sum>& sums) {
+  const PlainDispatch plain;
   PartOfCall rest;
   std::unordered_map<Key, PartOfCall, KeyHash> several; // values of a key
   for (size_t i = 0; i < call.keys.list.size(); ++i) {

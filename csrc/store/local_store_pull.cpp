@@ -23,28 +23,6 @@
 namespace torchkv {
 namespace {
 
-using SparseOuts = std::vector<std::pair<EntryPtr, at::Tensor>>;
-
-SparseOuts sparse_outs(const Call& call, const Entries& entries) {
-  SparseOuts sparse;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Where where{call.op, entries[i]->key};
-    const Meta& meta = entries[i]->meta;
-    for (const auto& out : call.outs->of(static_cast<int64_t>(i))) {
-      if (is_sparse_coo(out)) {
-        TORCHKV_CHECK_VALUE(
-            !meta.sizes.empty(),
-            where,
-            "expected a value with rows for a sparse out, but got one without "
-            "dimensions");
-        check_sparse_out(where, meta, out);
-        sparse.emplace_back(entries[i], out);
-      }
-    }
-  }
-  return sparse;
-}
-
 // The rows of a row-sparse value; of an unlimited one, with as many rows as its
 // largest id needs.
 at::Tensor sparse_copy(const Entry& entry) {
@@ -211,10 +189,7 @@ void LocalStore::copy_to_sparse(Entry& entry, const at::Tensor& out) const {
   at::Tensor rows;
   if (entry.rows == nullptr) {
     rows = slices_.copy_of(entry, c10::kCPU).contiguous();
-    out.copy_(make_sparse(
-        at::arange(rows.size(0), rows.options().dtype(c10::kLong)),
-        rows,
-        rows.sizes()));
+    out.copy_(sparse_of_all_rows(rows));
   } else {
     const auto [ids, found] = rows_by_id(entry);
     rows = found;

@@ -11,6 +11,7 @@
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "check.h"
+#include "row_values.h"
 #include "store.h"
 
 namespace torchkv {
@@ -315,6 +316,26 @@ void copy_rows(const at::Tensor& whole, const RowPull& pull) {
   } else {
     rows.copy_(at::index_select(whole, 0, ids));
   }
+}
+
+SparseOuts sparse_outs(const Call& call, const Entries& entries) {
+  SparseOuts sparse;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Where where{call.op, entries[i]->key};
+    const Meta& meta = entries[i]->meta;
+    for (const auto& out : call.outs->of(static_cast<int64_t>(i))) {
+      if (is_sparse_coo(out)) {
+        TORCHKV_CHECK_VALUE(
+            !meta.sizes.empty(),
+            where,
+            "expected a value with rows for a sparse out, but got one without "
+            "dimensions");
+        check_sparse_out(where, meta, out);
+        sparse.emplace_back(entries[i], out);
+      }
+    }
+  }
+  return sparse;
 }
 
 void check_still_fits(

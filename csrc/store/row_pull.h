@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "../core/errors.h"
 #include "../core/export.h"
 #include "../core/key.h"
+#include "../memory/entry.h"
 #include "arguments.h"
 
 namespace torchkv {
@@ -56,6 +58,11 @@ TORCHKV_API void check_sparse_out(
     const Where& where,
     const Meta& meta,
     const at::Tensor& out);
+
+// The outs of a pull that are sparse, with their entries. Errors as
+// check_sparse_out; ValueError for values without dimensions.
+using SparseOuts = std::vector<std::pair<EntryPtr, at::Tensor>>;
+SparseOuts sparse_outs(const Call& call, const Entries& entries);
 
 // Ascending. `ids` are of int64, contiguous, in CPU memory.
 at::Tensor distinct_ids(const at::Tensor& ids);

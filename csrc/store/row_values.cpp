@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -268,6 +269,14 @@ at::Tensor make_sparse(
       rows,
       rows.options().layout(c10::kSparse),
       /*is_coalesced=*/true);
+}
+
+at::Tensor sparse_of_all_rows(const at::Tensor& value) {
+  const PlainDispatch plain;
+  return make_sparse(
+      at::arange(value.size(0), value.options().dtype(c10::kLong)),
+      value,
+      value.sizes());
 }
 
 std::optional<DenseOuts> dense_outs(const Call& pull) {

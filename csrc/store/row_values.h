@@ -47,5 +47,7 @@ at::Tensor make_sparse(
     const at::Tensor& ids,
     const at::Tensor& rows,
     c10::IntArrayRef sizes);
+// A contiguous value as such a tensor.
+at::Tensor sparse_of_all_rows(const at::Tensor& value);
 
 } // namespace torchkv

@@ -131,6 +131,35 @@ def test_outs():
         assert_same(over_ids, value[2000].long())
 
 
+def pull_values_into_sparse_outs(rank):
+    with torchkv.create("dist_sync") as kv:
+        kv.init([3, 5], [value_of(SHAPE, torch.float32)] * 2)
+        sparse = [torch.zeros(SHAPE).to_sparse(1) for _ in range(2)]
+        dense = torch.zeros(SHAPE)
+        kv.pull([3, 5], out=[[sparse[0], dense], sparse[1]], ignore_sparse=False)
+        kept = torch.zeros(SHAPE).to_sparse(1)
+        kv.pull(3, out=kept)
+        work = kv.pull(3, out=kept, ignore_sparse=False, async_op=True)
+        work.wait()
+        wrong = ranks.outcome(
+            lambda: kv.pull(
+                [3, 5], out=[dense, torch.eye(9).to_sparse(1)], ignore_sparse=False
+            )
+        )
+        kv.barrier()
+        return [*sparse, kept], dense, wrong
+
+
+def test_pulls_of_values_into_sparse_outs():
+    value = value_of(SHAPE, torch.float32)
+    for sparse, dense, (name, text) in ranks.run(pull_values_into_sparse_outs, 2):
+        for out in sparse:
+            assert out.is_coalesced()
+            assert_same(out.to_dense(), value)
+        assert_same(dense, value)
+        assert name == "ValueError" and "(key 5)" in text
+
+
 def refused(rank):
     with torchkv.create("dist_sync") as kv:
         kv.init("w", value_of(SHAPE, torch.float32))
