@@ -13,7 +13,13 @@ import torch.distributed as dist
 import torchkv
 from contestants import filled
 from parameter_lists import Shape
-from peers.pattern import replica_pattern, sign_pattern, sum_pattern
+from peers.pattern import (
+    ROWS_PUSHED,
+    replica_pattern,
+    row_ids,
+    sign_pattern,
+    sum_pattern,
+)
 
 # Of DistributedDataParallel, by default; its first bucket is smaller.
 BUCKET_BYTES = 25 << 20
@@ -189,6 +195,50 @@ class TwoCalls(Torchkv):
         keys, values, outs = self.call
         self.kv.push(keys, values)
         self.kv.pull(keys, out=outs)
+
+
+class Rows(Torchkv):
+    """`push` of some rows of a table, then `row_sparse_pull` of the same."""
+
+    def __init__(self, task: Task, kv: torchkv.KVStore) -> None:
+        """Each rank has its own rows."""
+        super().__init__(task, kv)
+        (self.table,) = self.values
+        rows = len(self.table)
+        self.ids = [
+            torch.tensor(row_ids(rows, rows // ROWS_PUSHED, rank))
+            for rank in range(task.num_ranks)
+        ]
+        own = self.ids[task.rank]
+        self.value = torch.sparse_coo_tensor(
+            own.unsqueeze(0),
+            self.table[: len(own)],
+            self.table.shape,
+            is_coalesced=True,
+            check_invariants=False,
+        )
+        self.outs = [torch.zeros(len(own), *self.table.shape[1:])]
+
+    def step(self) -> None:
+        """Both calls."""
+        self.kv.push(0, self.value)
+        self.fetch()
+
+    def fetch(self) -> None:
+        """The rows of this rank, of which others may push some, too."""
+        self.kv.row_sparse_pull(0, self.outs[0], row_ids=self.ids[self.task.rank])
+
+    def check(self) -> dict[str, Any]:
+        """Whether the rows are those after all steps, exactly."""
+        self.barrier()
+        self.fetch()
+        total = torch.zeros_like(self.table)
+        for rank, ids in enumerate(self.ids):
+            pushed = filled(self.table.shape, total.dtype, replica_pattern(0, rank))
+            total.index_add_(0, ids, pushed[: len(ids)])
+        expected = total[self.ids[self.task.rank]] * (-self.task.lr * self.steps)
+        self.barrier()
+        return {"agrees": torch.equal(self.outs[0], expected)}
 
 
 class Behind(Torchkv):

@@ -28,6 +28,7 @@ from dist_cases import (
     GlooFlat,
     GlooSum,
     GlooViews,
+    Rows,
     Task,
     Torchkv,
     Trainer,
@@ -44,6 +45,7 @@ OURS: dict[str, Callable[[Task, torchkv.KVStore], Case]] = {
     "torchkv": Torchkv,
     "two-calls": TwoCalls,
     "2bit": TwoBit,
+    "rows": Rows,
     "behind": Behind,
     "trainer": Trainer,
 }

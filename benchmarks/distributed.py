@@ -1,8 +1,8 @@
 """Ranks on one host, of one thread each: torchkv's dist types, MXNet's, Gloo.
 
 ResNet-50's list with an optimizer on the servers, by two ranks or four, over tcp, and
-as a step of the Trainer; 100 MB, also compressed, 64 bytes, many small keys; a pull
-behind a large push, and what an idle rank costs.
+as a step of the Trainer; 100 MB, also compressed, 64 bytes, many small keys, some rows
+of a table; a pull behind a large push, and what an idle rank costs.
 
     python benchmarks/distributed.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -40,6 +40,7 @@ LR = 2.0**-6  # and small integers as gradients: SGD's weights are exact
 SMALL: list[Shape] = [(16,)]  # 64 bytes
 LARGE: list[Shape] = [(25_000_000,)]  # 100 MB
 MANY: list[Shape] = [(100,)] * 10_000
+TABLE: list[Shape] = [(250_000, 64)]
 
 OURS = "torchkv pushpull"
 OURS_TWO_CALLS = "torchkv push, pull"
@@ -48,11 +49,14 @@ OURS_TCP = "torchkv pushpull, tcp"
 OURS_2BIT = "torchkv pushpull, 2bit"
 OURS_2BIT_SOCKETS = "torchkv pushpull, 2bit, sockets"
 OURS_2BIT_TCP = "torchkv pushpull, 2bit, tcp"
+OURS_ROWS = "torchkv push, row_sparse_pull"
+OURS_ROWS_SOCKETS = "torchkv push, row_sparse_pull, sockets"
 OURS_OF_4 = "torchkv pushpull, 4 ranks"
 TRAINER = "torchkv Trainer"
 MXNET = "MXNet push, pull"
 MXNET_PUSHPULL = "MXNet pushpull"
 MXNET_2BIT = "MXNet push, pull, 2bit"
+MXNET_ROWS = "MXNet push, row_sparse_pull"
 GLOO_SUM = "Gloo all_reduce"
 GLOO = "Gloo all_reduce, 25 MB buckets, fused step"
 GLOO_VIEWS = "Gloo all_reduce, gradients in buckets, fused step"
@@ -71,11 +75,14 @@ JOBS = {
     OURS_2BIT: ("torchkv", "2bit"),
     OURS_2BIT_SOCKETS: ("torchkv sockets", "2bit"),
     OURS_2BIT_TCP: ("torchkv tcp", "2bit"),
+    OURS_ROWS: ("torchkv", "rows"),
+    OURS_ROWS_SOCKETS: ("torchkv sockets", "rows"),
     OURS_OF_4: ("torchkv 4", "torchkv"),
     TRAINER: ("torchkv", "trainer"),
     MXNET: ("MXNet", "push, pull"),
     MXNET_PUSHPULL: ("MXNet", "pushpull"),
     MXNET_2BIT: ("MXNet 2bit", "2bit"),
+    MXNET_ROWS: ("MXNet", "rows"),
     GLOO_SUM: ("Gloo", "gloo-sum"),
     GLOO: ("Gloo", "gloo"),
     GLOO_VIEWS: ("Gloo", "gloo-views"),
@@ -208,6 +215,15 @@ def rows(smoke: bool) -> list[Row]:
                 *goals(OURS_2BIT_SOCKETS, 4.0, MXNET_2BIT),
                 *goals(OURS_2BIT_TCP, 1.0, OURS_TCP),
             ),
+        ),
+        Row(
+            "a 50th of a table's rows on each rank",
+            "dist_sync",
+            [(5_000, 4)] if smoke else TABLE,
+            "sgd",
+            steps,
+            (OURS_ROWS, OURS_ROWS_SOCKETS, OURS, OURS_SOCKETS, MXNET_ROWS),
+            goals(OURS_ROWS, 5.0, MXNET_ROWS),
         ),
         Row(
             "ResNet-50",

@@ -12,7 +12,13 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
-from pattern import replica_pattern, sign_pattern, sum_pattern
+from pattern import (
+    ROWS_PUSHED,
+    replica_pattern,
+    row_ids,
+    sign_pattern,
+    sum_pattern,
+)
 from serve import serve
 
 
@@ -68,6 +74,18 @@ class Rank:
             for i in range(len(shapes))
         ]
         self.outs = [mx.nd.zeros(tuple(shape)) for shape in shapes]
+        if contestant == "rows":
+            all_rows = mx.nd.arange(shapes[0][0], dtype="int64")
+            self.outs = [  # servers do not answer an init without rows
+                mx.nd.sparse.row_sparse_array(
+                    (self.outs[0], all_rows), shape=tuple(shapes[0])
+                )
+            ]
+            self.ids = self.ids_of(self.kv.rank)
+            rows = self.values[0][: len(self.ids)]
+            self.values = [
+                mx.nd.sparse.row_sparse_array((rows, self.ids), shape=tuple(shapes[0]))
+            ]
         self.kv.init(self.keys, self.outs)
         mx.nd.waitall()
         self.kv._barrier()
@@ -76,6 +94,11 @@ class Rank:
         """The pattern repeated to the shape of key `i`."""
         tile = np.tile(np.array(pattern, "float32"), 1024)
         return np.resize(tile, self.shapes[i])
+
+    def ids_of(self, rank: int) -> Any:
+        """The rows of a table that a rank pushes and pulls."""
+        rows = self.shapes[0][0]
+        return mx.nd.array(row_ids(rows, rows // ROWS_PUSHED, rank), dtype="int64")
 
     def run(self, contestant: str, steps: int) -> dict[str, Any]:
         """Makes so many steps and one before; the seconds of each.
@@ -99,9 +122,17 @@ class Rank:
             self.kv.pushpull(keys, values, out=outs)
             mx.nd.waitall()
 
-        step = {"push, pull": push_pull, "pushpull": pushpull, "2bit": push_pull}[
-            contestant
-        ]
+        def rows(values: Any) -> None:
+            self.kv.push(keys, values)
+            self.kv.row_sparse_pull(keys, out=outs, row_ids=self.ids)
+            mx.nd.waitall()
+
+        step = {
+            "push, pull": push_pull,
+            "pushpull": pushpull,
+            "2bit": push_pull,
+            "rows": rows,
+        }[contestant]
         self.kv._barrier()
         step(copies[0])
         seconds = []
@@ -115,8 +146,10 @@ class Rank:
     def check(self, contestant: str) -> dict[str, Any]:
         """Whether the values are those after all steps of both workers."""
         self.kv._barrier()
-        self.kv.pull(self.keys, out=self.outs)
         factor = 1.0 if self.optimizer is None else -self.lr * self.steps
+        if contestant == "rows":
+            return {"agrees": self.check_rows(factor)}
+        self.kv.pull(self.keys, out=self.outs)
         agrees = True
         for i, out in enumerate(self.outs):
             total = self.total(i, self.kv.num_workers)
@@ -124,6 +157,18 @@ class Rank:
             agrees = agrees and np.array_equal(out.asnumpy(), expected)
         self.kv._barrier()
         return {"agrees": agrees}
+
+    def check_rows(self, factor: float) -> bool:
+        """Whether the rows of this rank are those after all steps."""
+        self.kv.row_sparse_pull(self.keys[0], out=self.outs[0], row_ids=self.ids)
+        total = np.zeros(self.shapes[0], "float32")
+        for rank in range(self.kv.num_workers):
+            ids = self.ids_of(rank).asnumpy()
+            total[ids] += self.pattern(0, replica_pattern(0, rank))[: len(ids)]
+        ids = self.ids.asnumpy()
+        agrees = np.array_equal(self.outs[0].data.asnumpy(), factor * total[ids])
+        self.kv._barrier()
+        return agrees
 
     def drop(self) -> None:
         """Frees the arrays."""

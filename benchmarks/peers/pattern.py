@@ -8,6 +8,8 @@ torch have separate environments.
 from __future__ import annotations
 
 PERIOD = 17
+# One of so many rows of a table, by each rank of a job.
+ROWS_PUSHED = 50
 
 
 def replica_pattern(key: int, replica: int) -> list[int]:
