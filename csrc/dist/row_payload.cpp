@@ -99,7 +99,9 @@ at::Tensor with_header(
       cells_begin(header.num_ids) + header.num_ids * cell_bytes);
   auto* const data = static_cast<char*>(payload.mutable_data_ptr());
   std::memcpy(data, &header, sizeof(header));
-  std::memcpy(data + sizeof(header), ids.data(), num_bytes);
+  if (!ids.empty()) { // memcpy takes no null pointer
+    std::memcpy(data + sizeof(header), ids.data(), num_bytes);
+  }
   std::memset(
       data + sizeof(header) + num_bytes, 0, begin - sizeof(header) - num_bytes);
   return payload;

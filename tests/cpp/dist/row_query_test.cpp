@@ -31,7 +31,9 @@ struct Scene {
     for (const Blob& piece : cut(blob_of(part), config.piece_bytes)) {
       const auto size = static_cast<int64_t>(piece.size());
       const at::Tensor copy = at::empty({size}, c10::kByte);
-      std::memcpy(copy.mutable_data_ptr(), piece.data(), piece.size());
+      if (size != 0) {
+        std::memcpy(copy.mutable_data_ptr(), piece.data(), piece.size());
+      }
       result->pieces.push_back(blob_of(copy));
     }
     return result;
