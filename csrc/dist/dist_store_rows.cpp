@@ -28,8 +28,12 @@ struct RowsOfKey {
   at::Tensor rows; // that is pulled
 };
 
+// Servers copy answers under the mutex of their node, and must go on sending
+// heartbeats.
+constexpr int64_t kMostBytes = int64_t{64} << 20U;
+
 // Whether an answer of these rows, with a query, takes fewer bytes than the
-// value.
+// value, and is not too large.
 bool is_worth_a_query(
     const at::Tensor& ids,
     const KeySpec& spec,
@@ -39,8 +43,8 @@ bool is_worth_a_query(
     return false;
   }
   const int64_t num_cells = ids.numel() * (row_size(spec) / cell);
-  return num_cells * (8 + cell * spec.item_bytes) <
-      spec.total * spec.item_bytes;
+  const int64_t num_bytes = num_cells * (8 + cell * spec.item_bytes);
+  return num_bytes < spec.total * spec.item_bytes && num_bytes <= kMostBytes;
 }
 
 bool are_received_in(const RowPull& pull, const at::Tensor& ids) {
@@ -60,7 +64,7 @@ void DistStore::pull_sparse(const Call& call) {
     for (const auto& out : call.outs->of(i)) {
       if (is_sparse_coo(out)) {
         const Meta& meta = sparse[values.size()].first->meta;
-        values.push_back(staging_.buffers().empty(meta.sizes, meta.dtype));
+        values.push_back(Buffers().empty(meta.sizes, meta.dtype));
       }
       outs.append(is_sparse_coo(out) ? values.back() : out);
     }
@@ -127,8 +131,9 @@ void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
     if (of_key.ids.defined()) {
       meta.sizes[0] = of_key.ids.numel();
     }
-    of_key.rows = is_direct ? pulls[i].rows
-                            : staging_.buffers().empty(meta.sizes, meta.dtype);
+    of_key.rows = is_direct
+        ? pulls[i].rows
+        : Buffers().empty(meta.sizes, meta.dtype); // of varying sizes
     outs.tensors.push_back({of_key.rows});
     outs.metas.push_back(std::move(meta));
   }

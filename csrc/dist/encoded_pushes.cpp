@@ -52,14 +52,19 @@ void append_rows(
   auto encoding = std::make_shared<RowSparse>();
   encoding->sizes = shape.sizes;
   encoding->dtype = dtype_of(push);
-  encoding->ids = ids_in(payload, buffers);
+  encoding->ids =
+      ids_in(payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
   const auto* const ids = encoding->ids.const_data_ptr<int64_t>();
   const auto* const end = ids + encoding->ids.numel();
   encoding->is_distinct = std::adjacent_find(ids, end) == end;
   c10::SmallVector<int64_t, 4> sizes(shape.sizes);
   sizes[0] = encoding->ids.numel();
-  const at::Tensor cells =
-      cells_in(payload, shape.cell_size, encoding->dtype, buffers);
+  const at::Tensor cells = cells_in(
+      payload,
+      encoding->ids.numel(),
+      shape.cell_size,
+      encoding->dtype,
+      buffers);
   const PlainDispatch plain;
   values.append(cells.view(sizes), std::move(encoding));
 }
@@ -79,8 +84,9 @@ void join_encoded(
     }
     const Blob& payload = push.pieces[0];
     if (has_rows(payload)) {
-      check_rows(
-          payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
+      TORCH_CHECK_VALUE(
+          !shape.sizes.empty(), "expected a value without rows, but got rows");
+      ids_in(payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
     } else {
       codes_in(payload, round.num_elements);
     }

@@ -1,5 +1,6 @@
 #include "row_payload.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -155,18 +156,26 @@ bool has_rows(const Blob& payload) {
       header_of(payload).form == RowsHeader().form;
 }
 
-void check_rows(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
+at::Tensor ids_in(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
   const int64_t count = header_of(payload).num_ids;
   const auto size = static_cast<int64_t>(payload.size());
   bool is_good = count >= 0 && count <= size / 8 &&
       (cell_bytes == 0 || count <= size / cell_bytes) &&
       cells_begin(count) + count * cell_bytes == size;
+  const PlainDispatch plain;
+  at::Tensor ids =
+      at::empty({is_good ? count : 0}, at::TensorOptions(c10::kLong));
+  auto* const id = ids.mutable_data_ptr<int64_t>();
+  if (ids.numel() != 0) {
+    std::memcpy(
+        id,
+        payload.data() + sizeof(RowsHeader),
+        static_cast<size_t>(count) * sizeof(int64_t));
+  }
   int64_t least = 0;
   for (int64_t i = 0; is_good && i < count; ++i) {
-    int64_t id = 0;
-    std::memcpy(&id, payload.data() + sizeof(RowsHeader) + 8 * i, sizeof(id));
-    is_good = id >= least && id < num_cells;
-    least = id;
+    is_good = id[i] >= least && id[i] < num_cells;
+    least = id[i];
   }
   TORCH_CHECK_VALUE(
       is_good,
@@ -179,21 +188,15 @@ void check_rows(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
       " in ",
       size,
       " bytes that are not");
-}
-
-at::Tensor ids_in(const Blob& payload, const Buffers& buffers) {
-  const int64_t count = header_of(payload).num_ids;
-  const auto num_bytes = static_cast<size_t>(count) * sizeof(int64_t);
-  return tensor_of(
-      payload.slice(sizeof(RowsHeader), num_bytes), count, c10::kLong, buffers);
+  return ids;
 }
 
 at::Tensor cells_in(
     const Blob& payload,
+    int64_t count,
     int64_t cell_size,
     c10::ScalarType dtype,
     const Buffers& buffers) {
-  const int64_t count = header_of(payload).num_ids;
   const auto begin = static_cast<size_t>(cells_begin(count));
   return tensor_of(
       payload.slice(begin, payload.size() - begin),

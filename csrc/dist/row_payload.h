@@ -48,16 +48,16 @@ TORCHKV_API std::vector<Blob> pack_ids(
 // Whether an encoded payload has rows, and not packed codes.
 TORCHKV_API bool has_rows(const Blob& payload);
 
-// ValueError unless it has cells of a slice of so many, of `cell_bytes` each.
-TORCHKV_API void check_rows(
+// Its ids, copied, as another process may write to the payload. ValueError
+// unless it has cells of a slice of so many, of `cell_bytes` each.
+TORCHKV_API at::Tensor ids_in(
     const Blob& payload,
     int64_t num_cells,
     int64_t cell_bytes);
-
-// REQUIRES: check_rows.
-TORCHKV_API at::Tensor ids_in(const Blob& payload, const Buffers& buffers);
+// The cells of so many ids. REQUIRES: ids_in.
 TORCHKV_API at::Tensor cells_in(
     const Blob& payload,
+    int64_t count,
     int64_t cell_size,
     c10::ScalarType dtype,
     const Buffers& buffers);

@@ -17,19 +17,18 @@ namespace {
 
 // The distinct ids of a query's payload; none if it is not one of so many
 // cells.
-std::optional<at::Tensor> distinct_ids(
+std::optional<at::Tensor> distinct_ids_in(
     const Blob& payload,
-    int64_t num_cells,
-    const Buffers& buffers) {
+    int64_t num_cells) {
   if (!has_rows(payload)) {
     return std::nullopt;
   }
+  at::Tensor ids;
   try {
-    check_rows(payload, num_cells, /*cell_bytes=*/0);
+    ids = ids_in(payload, num_cells, /*cell_bytes=*/0);
   } catch (const c10::ValueError&) {
     return std::nullopt;
   }
-  at::Tensor ids = ids_in(payload, buffers);
   const auto* const begin = ids.const_data_ptr<int64_t>();
   const auto* const end = begin + ids.numel();
   if (std::adjacent_find(begin, end) != end) {
@@ -68,7 +67,8 @@ std::vector<Request::Query> make_queries(
       static_cast<size_t>(cell_size(spec, places) * spec.item_bytes);
   std::vector<Request::Query> queries;
   for (auto& payload : pack_ids(ids, spec, places, buffers)) {
-    const auto count = static_cast<size_t>(ids_in(payload, buffers).numel());
+    const auto count =
+        static_cast<size_t>(ids_in(payload, spec.total, 0).numel());
     queries.push_back({std::move(payload), count * cell_bytes});
   }
   return queries;
@@ -90,10 +90,9 @@ ValuePtr select_rows(
       spec,
       static_cast<int64_t>(num_bytes) / spec.item_bytes,
       config);
-  const auto ids = distinct_ids(
+  const auto ids = distinct_ids_in(
       query.size() == 1 ? query[0] : blob_of(joined_codes(query, buffers)),
-      shape.num_cells,
-      buffers);
+      shape.num_cells);
   if (!ids) {
     return nullptr;
   }

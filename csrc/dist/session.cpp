@@ -38,7 +38,12 @@ Session::Session(
                          const auto& spec,
                          const auto& value,
                          const auto& query) {
-    return select_rows(slice, spec, value, query, config_, buffers);
+    try {
+      return select_rows(slice, spec, value, query, config_, buffers);
+    } catch (const std::exception& error) { // of memory
+      TORCH_WARN("row_sparse_pull: ", error.what());
+      return ValuePtr();
+    }
   });
 }
 

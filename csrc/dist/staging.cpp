@@ -179,8 +179,8 @@ Staging::PartOfCall Staging::sum_rows(
         ? std::dynamic_pointer_cast<const RowSparse>(
               rows.encodings[static_cast<size_t>(first)])
         : nullptr;
-    // As pushed, with its repeated ids; unless they are so many that the dense
-    // value is smaller.
+    // As pushed, with its repeated ids; unless they are more than there are
+    // rows.
     if (encoding != nullptr && encoding->ids.numel() <= group.sizes[0]) {
       Sum& sum = sums[group.index];
       sum.value = rows.flat[first].to(c10::kCPU);

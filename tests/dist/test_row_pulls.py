@@ -139,6 +139,7 @@ def pull_values_into_sparse_outs(rank):
         kv.pull([3, 5], out=[[sparse[0], dense], sparse[1]], ignore_sparse=False)
         kept = torch.zeros(SHAPE).to_sparse(1)
         kv.pull(3, out=kept)
+        assert kept.to_dense().count_nonzero() == 0
         work = kv.pull(3, out=kept, ignore_sparse=False, async_op=True)
         work.wait()
         wrong = ranks.outcome(

@@ -311,7 +311,6 @@ class StoreEmbedding(nn.Module):
             RuntimeError: ``backward`` has computed no gradient since the last push, or
                 the store has neither optimizer nor updater.
             ValueError: a batch size that is not greater than 0 and finite.
-            NotImplementedError: a store that takes no sparse values.
         """
         size = as_batch_size("push", batch_size)
         if self._gradients.merged() is not None and (

@@ -41,7 +41,7 @@ struct Push {
   int64_t snap = 0;
   Rare<Group> group;
   Kind kind = Kind::kPush;
-  bool is_encoded = false; // the pieces are codes, and not elements
+  bool is_encoded = false; // the pieces are codes or rows, not elements
   int32_t dtype = 0; // of the pushed elements, c10::ScalarType
   int32_t item_bytes = 0; // 0: as the key's
   Blobs pieces; // in order; sizes of elements add up to the slice's

@@ -153,6 +153,8 @@ TEST(EncodedPushesTest, OtherBytesAreRefused) {
   expect_refused(pushed_round(std::vector<Blobs>{{whole.slice(0, 3)}}));
   expect_refused(pushed_round({rows_of(*float_spec({9, 2}), {8})}, {8, 2}));
   expect_refused(pushed_round({rows_of(*float_spec({8, 2}), {7})}, {8, 3}));
+  // Rows of a value without dimensions, which has one element.
+  expect_refused(pushed_round({rows_of(*float_spec({1}), {0})}, {}));
   Round elements = pushed_round(std::vector<Blobs>{{whole.slice(0, 3)}});
   elements.pushes[0].is_encoded = false;
   EXPECT_NO_THROW(join_encoded(elements, shape_of(elements), Buffers()));

@@ -62,11 +62,10 @@ struct Found {
 
 Found found_in(const Blob& payload, int64_t num_cells, int64_t cell_size) {
   EXPECT_TRUE(has_rows(payload));
-  check_rows(payload, num_cells, 8 * cell_size);
   const Buffers buffers;
+  const at::Tensor ids = ids_in(payload, num_cells, 8 * cell_size);
   return {
-      ids_in(payload, buffers),
-      cells_in(payload, cell_size, c10::kDouble, buffers)};
+      ids, cells_in(payload, ids.numel(), cell_size, c10::kDouble, buffers)};
 }
 
 TEST(RowPayloadTest, SlicesHaveTheCellsOfTheirRows) {
@@ -134,25 +133,25 @@ TEST(RowPayloadTest, OtherPayloadsAreRefused) {
   const Rows given = some_rows(spec, {1, 3});
   const Blob payload = pack_rows(
       given.value, given.rows, spec, places_at(spec, {0}), Buffers())[0];
-  EXPECT_NO_THROW(check_rows(payload, 4, 24));
-  EXPECT_THROW(check_rows(payload, 3, 24), c10::ValueError); // ids of 0 to 2
-  EXPECT_THROW(check_rows(payload, 4, 8), c10::ValueError);
+  EXPECT_NO_THROW(ids_in(payload, 4, 24));
+  EXPECT_THROW(ids_in(payload, 3, 24), c10::ValueError); // ids of 0 to 2
+  EXPECT_THROW(ids_in(payload, 4, 8), c10::ValueError);
   EXPECT_THROW(
-      check_rows(payload.slice(0, payload.size() - 1), 4, 24), c10::ValueError);
+      ids_in(payload.slice(0, payload.size() - 1), 4, 24), c10::ValueError);
   const auto changed = [&](size_t at, int64_t number) {
     auto bytes = std::make_shared<std::string>(
         reinterpret_cast<const char*>(payload.data()), payload.size());
     std::memcpy(bytes->data() + at, &number, sizeof(number));
     return Blob(bytes, bytes->data(), bytes->size());
   };
-  EXPECT_NO_THROW(check_rows(changed(16, 3), 4, 24));
-  EXPECT_THROW(check_rows(changed(24, 0), 4, 24), c10::ValueError); // 1, 0
-  EXPECT_THROW(check_rows(changed(16, -1), 4, 24), c10::ValueError);
+  EXPECT_NO_THROW(ids_in(changed(16, 3), 4, 24));
+  EXPECT_THROW(ids_in(changed(24, 0), 4, 24), c10::ValueError); // 1, 0
+  EXPECT_THROW(ids_in(changed(16, -1), 4, 24), c10::ValueError);
   // Counts whose bytes would overflow.
   for (const int64_t count :
        {int64_t{-1}, int64_t{3}, int64_t{1} << 61, int64_t{1} << 62}) {
-    EXPECT_THROW(check_rows(changed(8, count), 4, 24), c10::ValueError);
-    EXPECT_THROW(check_rows(changed(8, count), 4, 0), c10::ValueError);
+    EXPECT_THROW(ids_in(changed(8, count), 4, 24), c10::ValueError);
+    EXPECT_THROW(ids_in(changed(8, count), 4, 0), c10::ValueError);
   }
   EXPECT_FALSE(has_rows(changed(0, 0)));
   EXPECT_FALSE(has_rows(payload.slice(0, 15)));

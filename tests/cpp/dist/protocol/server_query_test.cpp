@@ -70,8 +70,11 @@ TEST(ServerQueryTest, AnswersHaveThePart) {
     EXPECT_TRUE(s.view()->leases.empty());
     // A retry brings the same answer, without a look at the value.
     s.server.set_select(nullptr);
+    s.wait(config.retry);
     s.send(first);
     EXPECT_EQ(s.messages(0, Kind::kError).size(), 0);
+    EXPECT_EQ(s.messages(0, Kind::kValue).size(), 4);
+    EXPECT_EQ(s.value(0, first.opno), (Values{1, 1, 1}));
   }
 }
 
@@ -109,7 +112,9 @@ TEST(ServerQueryTest, WhatTheSliceDoesNotHaveIsAnError) {
 }
 
 TEST(ServerQueryTest, RegionsAndBadPiecesAreDropped) {
-  ServerScript s(with_values(ServerScript::config(1)));
+  Config config = with_values(ServerScript::config(1));
+  config.push_regions = true;
+  ServerScript s(config);
   s.server.set_select(select);
   Message message = s.operation(1, Kind::kPull, ServerScript::slice());
   message.pieces = 1;
@@ -120,7 +125,10 @@ TEST(ServerQueryTest, RegionsAndBadPiecesAreDropped) {
     edit(bad);
     s.send(bad);
   };
-  send_with([](auto& bad) { bad.region = Region{1, 0, 8}; });
+  send_with([](auto& bad) {
+    bad.region = Region{1, 0, 8};
+    bad.payload = Blob();
+  });
   send_with([](auto& bad) { bad.index = 1; });
   send_with([](auto& bad) { bad.pieces = 2; }); // the first one is too short
   send_with([](auto& bad) { bad.payload = ServerScript::blob({1, 2, 3}); });
