@@ -30,7 +30,7 @@ struct RowsOfKey {
 
 // Servers copy answers under the mutex of their node, and must go on sending
 // heartbeats.
-constexpr int64_t kMostBytes = int64_t{64} << 20U;
+constexpr int64_t kMostBytes = int64_t{64} * 1024 * 1024;
 
 // Whether an answer of these rows, with a query, takes fewer bytes than the
 // value, and is not too large.
