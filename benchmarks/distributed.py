@@ -223,7 +223,7 @@ def rows(smoke: bool) -> list[Row]:
             "sgd",
             steps,
             (OURS_ROWS, OURS_ROWS_SOCKETS, OURS, OURS_SOCKETS, MXNET_ROWS),
-            goals(OURS_ROWS, 5.0, MXNET_ROWS),
+            goals(OURS_ROWS, 2.5, MXNET_ROWS),
         ),
         Row(
             "ResNet-50",
