@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "../core/promote.h"
 #include "../memory/layout.h"
 
 namespace torchkv {
@@ -43,15 +44,6 @@ class Gradients {
   c10::SmallVector<Value, 4> copy_;
 };
 
-// PyTorch promotes fp8 only with itself, and uint16, uint32 and uint64 with no
-// other integers. A sum in int64 has the same bits as in any of these.
-c10::ScalarType promotable(c10::ScalarType dtype) {
-  if (c10::isFloat8Type(dtype)) {
-    return c10::kFloat;
-  }
-  return c10::isBarebonesUnsignedType(dtype) ? c10::kLong : dtype;
-}
-
 // The dtype in which values are summed for a stored value of dtype `stored`:
 // at::toOpMathType of the promotion of them all; fp8 counts as fp32.
 c10::ScalarType accumulation_type(
@@ -59,8 +51,7 @@ c10::ScalarType accumulation_type(
     c10::ScalarType stored) {
   c10::ScalarType dtype = promotable(stored);
   for (const auto& value : values) {
-    const auto other = promotable(value.dtype());
-    dtype = other == dtype ? dtype : c10::promoteTypes(dtype, other);
+    dtype = promoted(dtype, value.dtype());
   }
   return at::toOpMathType(dtype);
 }

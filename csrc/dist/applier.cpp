@@ -16,8 +16,8 @@
 namespace torchkv::dist {
 namespace {
 
-// Whether its pushes can be merged; join_encoded() has the error.
-bool is_good(Round& round, const Config& config, const Buffers& buffers) {
+// join_encoded(), with false instead of an error.
+bool can_join(Round& round, const Config& config, const Buffers& buffers) {
   try {
     join_encoded(round, SliceShape(round, config), buffers);
   } catch (const c10::Error&) {
@@ -228,7 +228,7 @@ std::vector<Applier::Finished> Applier::apply_all(
                updates_.of(*rounds[end]).replaces == update.replaces &&
                rounds[end]->factor == rounds[begin]->factor &&
                !rounds[end]->group == !rounds[begin]->group &&
-               is_good(*rounds[end], config_, buffers_)) {
+               can_join(*rounds[end], config_, buffers_)) {
           ++end;
         }
       }

@@ -1,4 +1,4 @@
-// Pulls of some rows, which servers select.
+// Pulls of some rows, which servers select, and into sparse outs.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/searchsorted.h>
 #include <c10/util/flat_hash_map.h>
@@ -45,11 +45,6 @@ bool is_worth_a_query(
   const int64_t num_cells = ids.numel() * (row_size(spec) / cell);
   const int64_t num_bytes = num_cells * (8 + cell * spec.item_bytes);
   return num_bytes < spec.total * spec.item_bytes && num_bytes <= kMostBytes;
-}
-
-bool are_received_in(const RowPull& pull, const at::Tensor& ids) {
-  return is_plain_cpu(pull.rows) && pull.rows.is_contiguous() &&
-      pull.ids.numel() == ids.numel();
 }
 
 } // namespace
@@ -106,6 +101,7 @@ void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
   raise_deferred(op, &keys);
   const PlainDispatch plain;
   Request request(Request::Kind::kPull);
+  // Whether rows can be received where they are asked for.
   bool is_direct = pulls.size() == keys.list.size();
   for (size_t i = 0; i < entries.size(); ++i) {
     const KeySpec spec = spec_of(entries[i]->meta, /*whole=*/false);
@@ -121,7 +117,8 @@ void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
     }
     request.items.push_back(std::move(item));
     is_direct = is_direct && of_key.ids.defined() &&
-        are_received_in(pulls[i], ids) && ids.equal(pulls[i].ids);
+        is_plain_cpu(pulls[i].rows) && pulls[i].rows.is_contiguous() &&
+        ids.equal(pulls[i].ids);
   }
   Outs outs;
   outs.keys = keys;

@@ -29,6 +29,14 @@ int64_t item_bytes_of(const Push& push) {
   return static_cast<int64_t>(c10::elementSize(dtype_of(push)));
 }
 
+// Checked again at each use: another process may write to the payload.
+at::Tensor ids_of(const Push& push, const SliceShape& shape) {
+  TORCH_CHECK_VALUE(
+      !shape.sizes.empty(), "expected a value without rows, but got rows");
+  return ids_in(
+      push.pieces[0], shape.num_cells, shape.cell_size * item_bytes_of(push));
+}
+
 void append_codes(
     const Push& push,
     const SliceShape& shape,
@@ -48,19 +56,17 @@ void append_rows(
     const SliceShape& shape,
     const Buffers& buffers,
     Tensors& values) {
-  const Blob& payload = push.pieces[0];
   auto encoding = std::make_shared<RowSparse>();
   encoding->sizes = shape.sizes;
   encoding->dtype = dtype_of(push);
-  encoding->ids =
-      ids_in(payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
+  encoding->ids = ids_of(push, shape);
   const auto* const ids = encoding->ids.const_data_ptr<int64_t>();
   const auto* const end = ids + encoding->ids.numel();
   encoding->is_distinct = std::adjacent_find(ids, end) == end;
   c10::SmallVector<int64_t, 4> sizes(shape.sizes);
   sizes[0] = encoding->ids.numel();
   const at::Tensor cells = cells_in(
-      payload,
+      push.pieces[0],
       encoding->ids.numel(),
       shape.cell_size,
       encoding->dtype,
@@ -82,13 +88,10 @@ void join_encoded(
     if (push.pieces.size() > 1) {
       push.pieces = {blob_of(joined_codes(push.pieces, buffers))};
     }
-    const Blob& payload = push.pieces[0];
-    if (has_rows(payload)) {
-      TORCH_CHECK_VALUE(
-          !shape.sizes.empty(), "expected a value without rows, but got rows");
-      ids_in(payload, shape.num_cells, shape.cell_size * item_bytes_of(push));
+    if (has_rows(push.pieces[0])) {
+      ids_of(push, shape);
     } else {
-      codes_in(payload, round.num_elements);
+      codes_in(push.pieces[0], round.num_elements);
     }
   }
 }

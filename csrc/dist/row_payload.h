@@ -14,14 +14,14 @@
 namespace torchkv::dist {
 
 // Rows of a key, as a rank pushes them to the server of a slice. A row is sent
-// in cells (cell_size), of which the slice has whole ones. In the order of
-// memory, little-endian:
+// in cells (cell_size), of which the slice has whole ones. A payload has, in
+// this order, little-endian:
 //
-//   header  16 bytes: what no packed codes begin with; the number of ids
-//   (int64) ids     of cells, counted from where the slice begins (int64),
-//   ascending,
-//           perhaps with repeats; zeros up to a multiple of 64 bytes
-//   cells   one for each id, without gaps
+// - A header of 16 bytes: what no packed codes begin with, and the number of
+//   ids (int64).
+// - The ids of cells (int64), counted from where the slice begins, ascending,
+//   perhaps with repeats; then zeros up to a multiple of 64 bytes.
+// - One cell for each id, without gaps.
 //
 // What a rank sends of rows that are merged by id on the server, in the order
 // of the ranks, has the bits of as many replicas on one machine. So repeats of

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../core/plain_dispatch.h"
+#include "../core/promote.h"
 #include "../core/sparse.h"
 #include "../memory/layout.h"
 #include "../store/check.h"
@@ -72,7 +73,7 @@ struct Staging::Group {
 
   void add(const at::Tensor& value) {
     dtype = num_values == 0 ? value.scalar_type()
-                            : c10::promoteTypes(dtype, value.scalar_type());
+                            : promoted(dtype, value.scalar_type());
     sizes.assign(value.sizes().begin(), value.sizes().end());
     if (device.is_cpu()) {
       device = value.device();
@@ -82,7 +83,7 @@ struct Staging::Group {
   }
 
   c10::ScalarType accumulation() const {
-    return at::toOpMathType(c10::promoteTypes(dtype, stored));
+    return at::toOpMathType(promoted(dtype, stored));
   }
   c10::ScalarType dtype_of_sum() const {
     return num_values == 1 ? dtype : accumulation();

@@ -10,8 +10,9 @@ import torch
 import ranks
 import torchkv
 from compression_model import ALL, Model
+from counted import counted
 from ranks import outcome
-from torchkv import _C, optim
+from torchkv import optim
 from torchkv.compression import FP8, FP16, Int4, OneBit, TopK, TwoBit
 
 TYPES = ["dist_sync", "dist_async"]
@@ -218,13 +219,8 @@ def bytes_sent(rank, codec):
         kv.init("w", torch.zeros(1_000_000))
         kv.set_gradient_compression(codec)
         value = gradient((1_000_000,), torch.float32, rank)
-        kv.barrier()
-        before = _C.byte_counts()
-        for _ in range(4):
-            kv.push("w", value)
-        kv.barrier()
-        after = _C.byte_counts()
-        return {name: (after[name] - before[name]) / 4 for name in after}
+        counts = counted(kv, lambda: [kv.push("w", value) for _ in range(4)])
+        return {name: count / 4 for name, count in counts.items()}
 
 
 @pytest.mark.parametrize(

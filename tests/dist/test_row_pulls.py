@@ -7,9 +7,9 @@ import torch
 
 import ranks
 import torchkv
+from counted import counted
 from helpers import assert_same
 from row_values import numbers, some_rows
-from torchkv import _C
 
 TYPES = ["dist_sync", "dist_async"]
 # As in test_sparse_values.py: the last four are split over the servers.
@@ -189,14 +189,7 @@ def bytes_received(rank, num_rows):
     with torchkv.create("dist_sync") as kv:
         kv.init("w", torch.zeros(10_000, 100))
         ids = torch.arange(num_rows) * (10_000 // num_rows)
-        kv.barrier()
-        before = _C.byte_counts()
-        kv.barrier()  # all have them
-        kv.row_sparse_pull("w", row_ids=ids)
-        kv.barrier()
-        after = _C.byte_counts()
-        kv.barrier()
-        return {name: after[name] - before[name] for name in after}
+        return counted(kv, lambda: kv.row_sparse_pull("w", row_ids=ids))
 
 
 @pytest.mark.parametrize("num_rows", [2500, 5000])

@@ -7,11 +7,12 @@ import torch
 
 import ranks
 import torchkv
-from dtypes import FLOATS
+from counted import counted
+from dtypes import FLOAT8S, FLOATS
 from helpers import assert_same
 from ranks import outcome
 from row_values import ROW_OPTIMIZERS, numbers, some_rows, sparse
-from torchkv import _C, optim
+from torchkv import optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -207,6 +208,29 @@ def test_updaters_get_the_sum(name):
         assert torch.equal(out, expected)
 
 
+def push_fp8(rank, dtype):
+    """More ids than rows are merged in fp32, and so are several values."""
+    with torchkv.create("dist_sync") as kv:
+        kv.init("w", torch.zeros(SHAPE))
+        many = sparse([1] * 7, torch.ones(7, 4).to(dtype), SHAPE)
+        kv.push("w", many)
+        found = [kv.pull("w")]
+        kv.push("w", [many, torch.ones(SHAPE).to(dtype)])
+        found.append(kv.pull("w"))
+        kv.push("w", [torch.ones(SHAPE).to(dtype)] * 2)
+        return [*found, kv.pull("w")]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8S, ids=str)
+def test_fp8_is_summed_in_fp32(dtype):
+    rows = torch.zeros(SHAPE)
+    rows[1] = 7
+    for found in ranks.run(push_fp8, 2, dtype):
+        expected = [2 * rows, 2 * (rows + 1), torch.full(SHAPE, 4.0)]
+        for value, other in zip(found, expected, strict=True):
+            assert torch.equal(value, other)
+
+
 def bytes_sent(rank, num_rows):
     os.environ["TORCHKV_SHARED_MEMORY"] = "0"
     with torchkv.create("dist_sync") as kv:
@@ -215,13 +239,7 @@ def bytes_sent(rank, num_rows):
         ids = torch.arange(num_rows) * (10_000 // num_rows)
         value = sparse(ids.tolist(), torch.ones(num_rows, 100), (10_000, 100))
         kv.push("w", value)
-        kv.barrier()
-        before = _C.byte_counts()
-        kv.push("w", value)
-        kv.barrier()
-        after = _C.byte_counts()
-        kv.barrier()
-        return {name: after[name] - before[name] for name in after}
+        return counted(kv, lambda: kv.push("w", value))
 
 
 @pytest.mark.parametrize("num_rows", [400, 2500])

@@ -30,8 +30,8 @@ class TORCHKV_API Server final : public Core {
   ~Server();
 
   // Makes the part of a slice's value that a query asks for; null if the slice
-  // does not have it. It is called while nothing writes to the value, and by
-  // events, which it therefore should not keep for long.
+  // does not have it. Events call it, while nothing writes to the value, so it
+  // should be fast.
   using Select = std::function<ValuePtr(
       const SliceId& slice,
       const KeySpec& spec,
