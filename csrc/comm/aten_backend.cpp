@@ -7,6 +7,7 @@
 
 #include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
+#include "../memory/slices.h"
 #include "backends.h"
 #include "step_with_aten.h"
 
@@ -81,6 +82,9 @@ void AtenBackend::step(const Job& job, const at::Tensor& gradient) {
   }
   const PlainDispatch plain;
   const bool has_master = slice.master.defined();
+  if (job.follows_writes()) {
+    Slices::follow_writes(slice);
+  }
   step_with_aten(
       *job.step, gradient, has_master ? slice.master : *job.result, states);
   if (has_master) {

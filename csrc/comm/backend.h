@@ -4,7 +4,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
-#include <array>
+#include <type_traits>
 
 #include "../core/rule.h"
 #include "../core/value.h"
@@ -32,16 +32,23 @@ struct Job {
   bool is_step() const {
     return !is_norm && step->rule.id != RuleSpec::Id::kAssign;
   }
-  // Sets the memory of the state that a step uses. In place: copied as a
-  // whole, pointers just written would stall the loads.
-  template <typename T>
-  void get_state(T*& master, std::array<T*, kMaxStates>& states) const {
+  // Whether a step must first do what Slices::follow_writes does.
+  bool follows_writes() const {
+    return is_step() && entry->is_shared && slice->master.defined();
+  }
+  // Sets the memory of the state that a step uses: members of `state`. In
+  // place: copied as a whole, pointers just written would stall the loads.
+  template <typename State>
+  void get_state(State& state) const {
+    using T = std::remove_pointer_t<decltype(state.master)>;
     if (!is_step()) {
       return;
     }
     if (slice->master.defined()) {
-      master = static_cast<T*>(slice->master.mutable_data_ptr());
+      state.master = static_cast<T*>(slice->master.mutable_data_ptr());
     }
+    state.follows_writes = follows_writes();
+    auto& states = state.states;
     const auto names = state_names(step->rule);
     for (size_t i = 0; i < kMaxStates; ++i) {
       if (names[i] != nullptr) {

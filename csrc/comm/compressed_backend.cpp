@@ -72,7 +72,7 @@ void CompressedBackend::add_sum(const Job& job) {
     source.ties_end = sent->ties_end;
   }
   kernels::cpu::StateLine state;
-  job.get_state(state.master, state.states);
+  job.get_state(state);
   sums_.add({sources, first, *job.result, job.accumulation, *job.step, state});
 }
 

@@ -26,7 +26,7 @@ bool CpuBackend::add(const Job& job) {
     return false;
   }
   kernels::cpu::StateLine state;
-  job.get_state(state.master, state.states);
+  job.get_state(state);
   const kernels::cpu::Sum sum{
       job.values, result, job.accumulation, *job.step, state};
   if (all([&](const Value& value) {

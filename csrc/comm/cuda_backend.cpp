@@ -144,7 +144,7 @@ bool CudaBackend::add(const Job& job) {
   SumJob& packed = sum.job;
   packed.values = sum.addresses.data();
   packed.stored = job.result->mutable_data_ptr();
-  job.get_state(packed.master, packed.states);
+  job.get_state(packed);
   home.launches.add(packed);
   return true;
 }

@@ -141,7 +141,7 @@ bool DeviceRowSums::add_kernel_step(
   call.step = job.step;
   call.rows = step.sources.ids.const_data_ptr<int64_t>();
   call.memory = result.mutable_data_ptr();
-  job.get_state(call.master, call.states);
+  job.get_state(call);
   // Where the piece begins, of tensors whose elements have this size.
   const auto move = [&](void*& memory, size_t size) {
     if (memory != nullptr) {

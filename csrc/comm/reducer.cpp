@@ -141,7 +141,12 @@ std::vector<RuleStep> Reducer::prepare(
     }
     Slice& slice = *part.slice;
     slice.enter(call.order);
-    slices_.follow_writes(*part.entry, slice);
+    // Of a shared value, the pass that steps each element does so itself.
+    const bool follows = part.entry->is_master_loaded ||
+        (part.entry->is_shared && !is_elementwise(part.step->rule));
+    if (follows && slice.master.defined()) {
+      Slices::follow_writes(slice);
+    }
     // Before there is state: a capture that does not include all devices is
     // refused here.
     for (const auto& value : part.values) {

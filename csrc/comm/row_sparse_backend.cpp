@@ -73,7 +73,7 @@ void RowSparseBackend::add_sum(const Job& job) {
     }
   }
   kernels::cpu::StateLine state;
-  job.get_state(state.master, state.states);
+  job.get_state(state);
   sums_.add(
       {sources,
        dtype,

@@ -112,16 +112,17 @@ void Slices::note_written(const Entry& entry) {
   }
 }
 
-void Slices::follow_writes(const Entry& entry, Slice& slice) {
-  if ((!entry.is_shared && !entry.is_master_loaded) ||
-      !slice.master.defined()) {
-    return;
-  }
+void Slices::follow_writes(const Slice& slice) {
   const PlainDispatch plain;
+  const auto as_real = [](const at::Tensor& tensor) {
+    return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  };
   const auto wide = slice.master.scalar_type();
-  const at::Tensor value = slice.value.to(wide);
-  const at::Tensor rounded = slice.master.to(entry.meta.dtype).to(wide);
-  slice.master.copy_(at::where(rounded.eq(value), slice.master, value));
+  const at::Tensor master = as_real(slice.master);
+  const at::Tensor value = as_real(slice.value.to(wide));
+  const at::Tensor rounded =
+      as_real(slice.master.to(slice.value.scalar_type()).to(wide));
+  master.copy_(at::where(rounded.eq(value), master, value));
 }
 
 // Copies the slice's shard of a whole tensor, which has the memory layout of
@@ -291,10 +292,10 @@ at::Tensor Slices::copy_of(Entry& entry, c10::Device device) {
 }
 
 KeyState Slices::state_of(Entry& entry, const RuleSpec& rule) {
-  if (entry.is_shared) {
+  if (entry.is_shared && entry.slices[0].master.defined()) {
     StreamOrder order(streams_);
     entry.slices[0].enter(order);
-    follow_writes(entry, entry.slices[0]);
+    follow_writes(entry.slices[0]);
   }
   KeyState state;
   state.step = entry.step;

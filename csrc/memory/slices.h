@@ -53,11 +53,11 @@ class TORCHKV_API Slices {
   // After an update of entries that may be shared: autograd and the caller see
   // that the tensor was written.
   static void note_written(const Entry& entry);
-  // Before a step: the caller's writes to a shared value count, and so does a
-  // value to which a loaded master does not belong. The master takes over the
-  // value's elements to which its own do not round.
+  // Before a step of a slice with a master: the caller's writes to a shared
+  // value count, and so does a value to which a loaded master does not belong.
+  // The master takes over the value's elements to which its own do not round.
   // REQUIRES: as merge_buffer.
-  void follow_writes(const Entry& entry, Slice& slice);
+  static void follow_writes(const Slice& slice);
 
   // The tensor, or a copy of it, with the memory layout of the stored value.
   at::Tensor laid_out_as(const Entry& entry, const at::Tensor& tensor);

@@ -114,6 +114,10 @@ Key make_key(Random& random, const Options& options) {
   if (!is_assign) {
     if (state_dtype != options.stored && options.has_master) {
       key.master = make_block(random, state_dtype, options.size, master_offset);
+      key.follows_writes = options.follows_writes;
+      // Each second number is as the step before left it.
+      const at::Tensor stored = key.stored.tensor().slice(0, 0, {}, 2);
+      stored.copy_(key.master.tensor().slice(0, 0, {}, 2));
     }
     const auto names = state_names(options.step.rule);
     for (size_t i = 0; i < kMaxStates; ++i) {
@@ -175,6 +179,7 @@ SumJob job_of(const Key& key, std::vector<const void*>& values) {
   job.num_values = values.size();
   job.stored = key.stored.data();
   job.master = key.master.data();
+  job.follows_writes = key.follows_writes;
   for (size_t s = 0; s < kMaxStates; ++s) {
     job.states[s] = key.states[s].data();
   }
@@ -190,7 +195,9 @@ kernels::cpu::StateLine state_of(const Key& key) {
   std::array<at::Tensor, kMaxStates> states;
   std::transform(
       key.states.begin(), key.states.end(), states.begin(), tensor_of);
-  return state_line(states, tensor_of(key.master));
+  auto line = state_line(states, tensor_of(key.master));
+  line.follows_writes = key.follows_writes;
+  return line;
 }
 
 namespace {

@@ -48,6 +48,7 @@ struct Key {
   RuleStep step;
   bool first_is_sum = false;
   bool first_is_stored = false;
+  bool follows_writes = false;
 
   std::vector<Block*> written() {
     return {&stored, &master, &states[0], &states[1], &states[2]};
@@ -73,6 +74,7 @@ struct Options {
   int64_t size = 0;
   RuleStep step = kAssignStep;
   bool has_master = true; // if the stored dtype is rounded
+  bool follows_writes = false; // if there is a master
   bool first_is_sum = false;
   uint64_t misaligned = 0; // bits: the stored value, the master, states, values
 };

@@ -263,24 +263,68 @@ def test_the_tensor_itself_can_be_pushed(kv, twin, case):
 # --- masters follow what is written ----------------------------------------------
 
 
+# Gradients of 2**-14, which are rounded away in the values.
+SMALL = {
+    "dense": lambda ones: ones * 2.0**-14,
+    "list": lambda ones: [ones * 2.0**-15] * 2,
+    "strided": lambda ones: (ones * 2.0**-14).repeat_interleave(2, -1)[..., ::2],
+    "fp32": lambda ones: ones.float() * 2.0**-14,
+    "rows": lambda ones: (ones * 2.0**-14).to_sparse(1),
+}
+
+
+@pytest.mark.parametrize("form", SMALL)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_written_element_replaces_its_master_and_no_other(kv, dtype):
-    weight = torch.ones(6, dtype=dtype)
+def test_a_written_element_replaces_its_master_and_no_other(kv, dtype, form):
+    weight = torch.ones(6, 1, dtype=dtype)
     kv.init("w", weight, share=True)
     kv.set_optimizer(optim.SGD(lr=1.0))
-    small = torch.full((6,), 2.0**-14, dtype=dtype)  # rounded away in the value
+    small = SMALL[form](torch.ones_like(weight))
     kv.push("w", small)
-    assert_same(weight, torch.ones(6, dtype=dtype))
+    assert_same(weight, torch.ones_like(weight))
     weight.data[2] = 3
     weight.data[4] = float("nan")
     kv.push("w", small)
-    expected = torch.full((6,), 1 - 2 * 2.0**-14)
+    expected = torch.full((6, 1), 1 - 2 * 2.0**-14)
     expected[2], expected[4] = 3 - 2.0**-14, float("nan")
     for written in (None, 8):  # a write since the last step counts, too
         if written is not None:
             weight.data[0] = expected[0] = written
         master = kv.optimizer.state_dict()["state"]["w"]["master"]
         torch.testing.assert_close(master, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "gradient"),
+    [
+        (optim.LAMB(lr=1.0), {}),
+        (optim.AdamW(lr=1.0), {}),
+        (optim.SGD(lr=1.0, max_norm=1.0), {}),
+        (optim.Adagrad(lr=1.0, accumulate=2), {}),
+        (optim.SGD(lr=1.0, momentum=0.9), {"type": "2bit", "threshold": 0.5}),
+    ],
+    ids=["lamb", "adamw", "max_norm", "accumulate", "2bit"],
+)
+def test_writes_count_with_any_optimizer(kv, twin, optimizer, gradient):
+    """As if the masters had been assigned what was written, where the value differs."""
+    if gradient and kv.type == "local":
+        pytest.skip("no compression in a local store")
+    weight = torch.randn(3000).bfloat16()
+    kv.init("w", weight, share=True)
+    twin.init("w", weight)
+    for store in (kv, twin):
+        store.set_optimizer(copy.deepcopy(optimizer))
+        if gradient:
+            store.set_gradient_compression(gradient)
+    for step in range(4):
+        pushed = torch.randn(3000).bfloat16()
+        for store in (kv, twin):
+            store.push("w", pushed)
+        weight.data[step::7] = 0.25 * step
+        masters = twin.optimizer.state_dict()["state"]["w"]["master"]
+        kept = masters.bfloat16() == weight
+        twin.assign("w", torch.where(kept, masters, weight.float()))
+        assert_same(weight, twin.pull("w"))
 
 
 # --- what shares nothing ---------------------------------------------------------

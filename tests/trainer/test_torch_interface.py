@@ -92,7 +92,7 @@ def test_a_hook_before_the_step_may_replace_gradients(num_replicas, on_store):
 
 
 def test_a_hook_after_the_step_may_write_weights():
-    model = make_model().bfloat16()  # whose stored values are copies
+    model = make_model().bfloat16()
     trainer = make_trainer(model)
 
     @torch.no_grad()

@@ -15,10 +15,15 @@ from torchkv.kvstore import KVStore
 from torchkv.optim.built_in import BuiltIn
 
 _ON_ONE_MACHINE = ("local", "device", "nccl")
-# A step of half-precision values changes masters in fp32, which writes to the values
-# would have to reach.
+# A step of half-precision values changes masters in fp32.
 _WITH_MASTER = (torch.float16, torch.bfloat16)
-_WITHOUT_MASTER = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+_SHAREABLE = (
+    *_WITH_MASTER,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 class Seen:
@@ -62,8 +67,8 @@ class Weights:
     """Keeps stored values equal to parameters that are written outside of the store.
 
     A stored value is the first replica's parameter itself (``share=True``) where it
-    stays whole on that replica's device, and the step keeps no master of it: that takes
-    half the memory and needs no copy. Other values are copies.
+    stays whole on that replica's device: that takes no second memory and needs no copy.
+    Other values are copies.
     """
 
     def __init__(
@@ -128,7 +133,7 @@ class Weights:
             if (
                 all(p.device == first.device for p in others)
                 and (self._store.type != "local" or first.device.type == "cpu")
-                and first.dtype in _WITHOUT_MASTER
+                and first.dtype in _SHAREABLE
                 and first.numel() != 0
                 # Memory of its own, without gaps: empty_like has the same strides.
                 and id(first) not in overlapping
@@ -170,7 +175,6 @@ class Weights:
                 of_other_dtypes[key] = value
         if of_other_dtypes:
             self._store_again(of_other_dtypes)
-        assigned.update(self._with_masters(assigned))
         shared = self._shareable({*keys} | self._shared) if keys else self._shared
         # Others that overlap with those now are copies from now on.
         for key in self._shared - shared - {*keys}:
@@ -182,7 +186,9 @@ class Weights:
             for key, value in assigned.items()
             if key in self._shared and key not in shared
         }
-        assigned.update(own)
+        # A step follows writes to shared values by itself.
+        copied = {k: x for k, x in assigned.items() if k not in shared | own.keys()}
+        assigned.update(own | self._with_masters(copied))
         # Those that share in one call: keys may exchange their memory.
         for share in (True, False):
             some = {

@@ -209,6 +209,29 @@ void SumLine::update_block(acc_t* total, Line& line, int64_t size) const {
   }
 }
 
+template <typename weight_t>
+void SumLine::follow_writes(weight_t* master, const Line& line, int64_t size)
+    const {
+  using real_t = typename c10::scalar_value_type<weight_t>::type;
+  alignas(kCacheLine) char narrow[kBlock * sizeof(weight_t)];
+  weight_.store(master, narrow, stored_size_, size);
+  if (line.stored_stride == stored_size_ &&
+      std::memcmp(narrow, line.stored, size * stored_size_) == 0) {
+    return; // as nearly always
+  }
+  alignas(kCacheLine) weight_t stored[kBlock];
+  alignas(kCacheLine) weight_t rounded[kBlock];
+  weight_.load(line.stored, line.stored_stride, /*is_add=*/false, stored, size);
+  weight_.load(narrow, stored_size_, /*is_add=*/false, rounded, size);
+  auto* const own = reinterpret_cast<real_t*>(master);
+  const auto* const kept = reinterpret_cast<const real_t*>(rounded);
+  const auto* const written = reinterpret_cast<const real_t*>(stored);
+  const int64_t num_numbers = size * (c10::is_complex<weight_t>::value ? 2 : 1);
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    own[i] = kept[i] == written[i] ? own[i] : written[i];
+  }
+}
+
 template <typename acc_t, typename real_t>
 void SumLine::update_block(
     const RuleNumbers<real_t>& numbers,
@@ -243,6 +266,10 @@ void SumLine::update_block(
     weights = loaded;
     weight_.load(
         line.stored, line.stored_stride, /*is_add=*/false, loaded, size);
+  }
+
+  if (state.follows_writes) {
+    follow_writes(weights, line, size);
   }
 
   std::array<real_t*, kMaxStates> states{};

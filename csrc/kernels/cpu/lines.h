@@ -20,6 +20,9 @@ namespace torchkv::kernels::cpu {
 struct StateLine {
   char* master = nullptr; // the unrounded stored value
   std::array<char*, kMaxStates> states{};
+  // There is a master, and before the step it takes over the numbers of the
+  // stored line to which its own do not round: others have written them.
+  bool follows_writes = false;
 
   // The state so many bytes further on.
   StateLine at(int64_t num_bytes) const {
@@ -27,6 +30,7 @@ struct StateLine {
       return data == nullptr ? nullptr : data + num_bytes;
     };
     StateLine result;
+    result.follows_writes = follows_writes;
     result.master = moved(master);
     for (size_t i = 0; i < kMaxStates; ++i) {
       result.states[i] = moved(states[i]);
@@ -113,6 +117,8 @@ class SumLine {
   double squares(acc_t* total, int64_t size, double scale) const;
   template <typename acc_t>
   void update_block(acc_t* total, Line& line, int64_t size) const;
+  template <typename weight_t>
+  void follow_writes(weight_t* master, const Line& line, int64_t size) const;
   template <typename acc_t, typename real_t>
   void update_block(
       const RuleNumbers<real_t>& numbers,

@@ -238,6 +238,7 @@ void Launches::add(
   }
   key->alignment = any % 16 == 0 ? 16 : 1;
   key->head = 0;
+  key->follows_writes = job.follows_writes ? 1 : 0;
   key->size = job.num_elements;
   key->memory = memory;
   key->step = has_step(variant.rule) ? launch.place_of(*job.step) : uint16_t{0};
@@ -267,7 +268,8 @@ void Launches::add_copy(
   const uintptr_t alignment = difference & -difference;
   const auto head = static_cast<int64_t>(-address(source) & (alignment - 1));
   key->alignment = static_cast<uint8_t>(alignment);
-  key->head = static_cast<uint8_t>(std::min(head, num_bytes));
+  key->head = static_cast<uint8_t>(std::min(head, num_bytes)) & 0x7FU;
+  key->follows_writes = 0;
   key->size = num_bytes;
   key->memory = const_cast<void*>(source); // only read
 }

@@ -23,6 +23,7 @@ struct SumJob {
   void* stored = nullptr;
   void* master = nullptr; // the unrounded stored value, if there is one
   std::array<void*, kMaxStates> states{};
+  bool follows_writes = false; // as cpu::StateLine
   int64_t num_elements = 0;
   const RuleStep* step = &kAssignStep;
 };

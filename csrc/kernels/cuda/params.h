@@ -167,7 +167,8 @@ struct KeyHead {
   // For a sum, 16 if every pointer is a multiple of it, else 1. For a copy, all
   // pointers plus `head` bytes are multiples of it.
   uint8_t alignment;
-  uint8_t head;
+  uint8_t head : 7; // of a copy, else 0
+  uint8_t follows_writes : 1; // as cpu::StateLine
   int64_t size; // of a sum in elements, of a copy in bytes
   // The stored value of a sum; for a norm, one double per chunk; the source of
   // a copy.
@@ -314,6 +315,7 @@ struct RowSteps {
   void* memory; // the stored value
   void* master; // or null
   std::array<void*, kMaxStates> states; // null: not of this rule
+  bool follows_writes; // as cpu::StateLine
 };
 
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own

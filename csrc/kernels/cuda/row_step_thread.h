@@ -20,7 +20,8 @@ struct RowStepParams {
         memory(call.memory),
         pointers{call.master},
         step(*call.step),
-        rule(rule_of(call.step->rule.id)) {
+        rule(rule_of(call.step->rule.id)),
+        follows_writes(call.follows_writes) {
     for (size_t i = 0; i < kMaxStates; ++i) {
       pointers[1 + i] = call.states[i];
     }
@@ -32,6 +33,7 @@ struct RowStepParams {
   void* pointers[1 + kMaxStates]; // the master, the states
   Step<T> step;
   Rule rule;
+  bool follows_writes;
 };
 
 // Elements of a thread: a word of weights, or one where rows are not aligned.
@@ -55,6 +57,9 @@ TORCHKV_HOST_DEVICE inline void row_step_thread(
   weight.load(call.memory, call.pointers, element);
   Pack<arithmetic_t<V>, kSize> total;
   sum_rows<V, kSize>(call.gradients, pack, total);
+  if (call.follows_writes) {
+    weight.follow_writes(call.memory, element);
+  }
   weight.step(call.pointers, call.rule, call.step, total);
   weight.store_state(call.pointers, element, total);
   store_rounded<true>(total, static_cast<S*>(call.memory) + element);

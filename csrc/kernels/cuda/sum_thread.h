@@ -97,6 +97,9 @@ class PackOfSum {
       return squares;
     } else {
       if constexpr (P::kHasWeight) {
+        if (key.follows_writes != 0) {
+          weight_.follow_writes(key.memory, element);
+        }
         weight_.step(pointers_of(key), P::kRule, *step, total);
         weight_.store_state(pointers_of(key), element, total);
       }

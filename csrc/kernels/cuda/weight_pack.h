@@ -43,6 +43,23 @@ class WeightPack {
     }
   }
 
+  // As cpu::StateLine. Loads what may have been written here, because load()
+  // has no registers left.
+  TORCHKV_HOST_DEVICE inline void follow_writes(
+      const void* memory,
+      int64_t element) {
+    if constexpr (kHasMaster) {
+      const auto written =
+          cuda::load<false, S, kSize>(static_cast<const S*>(memory) + element);
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSize; ++i) {
+        const weight_t number = widen(written.at[i]);
+        const weight_t rounded = widen(narrow<S>(weight_.at[i]));
+        weight_.at[i] = rounded == number ? weight_.at[i] : number;
+      }
+    }
+  }
+
   // gradient = rule(weight, gradient)
   TORCHKV_HOST_DEVICE inline void step(
       void* const* pointers,

@@ -144,11 +144,21 @@ struct RuleLine {
     if (kHasMaster) {
       result.state.master = master.bytes();
     }
+    result.state.follows_writes = follows_writes;
     const auto data = state_data();
     for (size_t k = 0; k < kMaxStates; ++k) {
       result.state.states[k] = reinterpret_cast<char*>(data[k]);
     }
     return result;
+  }
+
+  // Each second number is as the step before left it.
+  void follow_writes() {
+    follows_writes = kHasMaster;
+    for (size_t i = 0; i < master.memory.size() && i < stored.memory.size();
+         i += 2) {
+      stored.memory[i] = static_cast<storage_t>(master.memory[i]);
+    }
   }
 
   real_t& weight(int64_t i) {
@@ -175,6 +185,11 @@ struct RuleLine {
     const RuleNumbers<real_t> n(step);
     const auto data = state_data();
     for (int64_t i = 0; i < count; ++i) {
+      const auto written = static_cast<real_t>(stored.data()[i]);
+      const auto rounded = static_cast<storage_t>(weight(i));
+      if (follows_writes && static_cast<real_t>(rounded) != written) {
+        weight(i) = written;
+      }
       weight(i) = plain_rule(
           step.rule, n, weight(i), gradient(step, i), data.data(), i);
     }
@@ -205,6 +220,7 @@ struct RuleLine {
   Numbers<storage_t> stored;
   Numbers<real_t> master;
   std::array<Numbers<real_t>, kMaxStates> states;
+  bool follows_writes = false;
   std::array<c10::ScalarType, 2> dtypes{};
   std::array<const char*, 2> values{};
 };
@@ -222,8 +238,11 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
         for (const int64_t length : kRuleLengths) {
           for (const int64_t offset : {0, 1, 5}) {
             const int64_t count = is_complex ? length / 2 * 2 : length;
-            const line_t before(
+            line_t before(
                 random_, step.rule, kMaxRuleLength, offset, is_complex);
+            if ((length + offset) % 2 == 0) {
+              before.follow_writes();
+            }
             line_t expected = before;
             expected.plain_update(step, count);
             if (step.rule.id == RuleSpec::Id::kLamb && line_t::kHasMaster) {

@@ -86,6 +86,7 @@ RowSteps call_of(const Key& key, const Pushed& pushed, int64_t num_columns) {
   call.memory = job.stored;
   call.master = job.master;
   call.states = job.states;
+  call.follows_writes = job.follows_writes;
   auto bits =
       static_cast<uint64_t>(num_columns) * c10::elementSize(key.value_dtype);
   const auto add = [&](const void* memory) {
@@ -131,6 +132,7 @@ TEST_P(CudaRowStepTest, EqualsTheCpu) {
           options.step = step;
           options.has_master = variant % 2 == 0;
           options.misaligned = variant < 2 ? 0 : random();
+          options.follows_writes = num_columns != 7;
           std::vector<Key> keys{make_key(random, options)};
           keys[0].stored.size = kRows * num_columns;
           const Pushed pushed(random, keys[0], num_columns);

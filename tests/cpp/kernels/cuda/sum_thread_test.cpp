@@ -107,6 +107,8 @@ TEST_P(CudaRuleTest, EqualsTheCpu) {
           Options options{dtypes.value, dtypes.stored, num_values, size, step};
           keys.push_back(make_key(random, options));
           options.misaligned = random();
+          options.follows_writes = true;
+          keys.push_back(make_key(random, options));
           options.has_master = false;
           keys.push_back(make_key(random, options));
           options.first_is_sum = c10::isReducedFloatingType(dtypes.value);
