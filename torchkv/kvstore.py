@@ -192,8 +192,8 @@ class KVStore(Stateful):
             ValueError: a key that is already initialized, a negative size, more than
                 2**63 - 1 elements, a dtype that `init` does not support.
             NotImplementedError: a ``dist`` store; at a push, an updater or optimizer
-                that needs the whole value (LAMB; MXNet's lamb, lars, lbsgd, sgld and
-                dcasgd).
+                that needs the whole value (LAMB; MXNet's lamb, lars, and lbsgd with its
+                strategy "lars").
         """
         init = Zeros() if init is None else init
         expect("init_rows", init, Initializer, "one of torchkv.initializers as init")

@@ -142,6 +142,7 @@ bool DeviceRowSums::add_kernel_step(
   call.rows = step.sources.ids.const_data_ptr<int64_t>();
   call.memory = result.mutable_data_ptr();
   job.get_state(call);
+  call.begin = piece.begin;
   // Where the piece begins, of tensors whose elements have this size.
   const auto move = [&](void*& memory, size_t size) {
     if (memory != nullptr) {
@@ -193,7 +194,11 @@ void DeviceRowSums::add_step(
     }
   }
   const Value value(&summed.sums);
+  // Rows of other pieces have other random numbers.
+  RuleStep shifted = *job.step;
+  shifted.stream += static_cast<uint64_t>(piece.begin);
   Job step = job;
+  step.step = &shifted;
   step.slice = &rows;
   step.values = value;
   step.result = &rows.value;

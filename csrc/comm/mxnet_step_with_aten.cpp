@@ -1,9 +1,9 @@
 #include "mxnet_step_with_aten.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/randn_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -14,6 +14,7 @@
 
 #include "../core/errors.h"
 #include "../kernels/rules.h"
+#include "random_with_aten.h"
 #include "step_with_aten.h"
 
 namespace torchkv {
@@ -94,8 +95,8 @@ class MxnetStep {
       case Id::kMxnetSgld:
         clip();
         decay();
-        w_.sub_(g_, rule_.lr / 2);
-        w_.add_(at::randn_like(w_), std::sqrt(rule_.lr));
+        w_.sub_(g_, rule_.lr / 2)
+            .add_(normal_numbers_with_aten(w_, step_.stream), n_.noise);
         return;
       case Id::kMxnetGroupAdagrad:
         return group_adagrad();
@@ -250,9 +251,7 @@ class MxnetStep {
     if (rule_.weight_decay != 0) {
       change.add_(w_, rule_.weight_decay);
     }
-    if (!step_.is_first) {
-      change.add_(g_.square_().mul_(w_ - s_[0]), rule_.extra1);
-    }
+    change.add_(g_.square_().mul_(w_ - s_[0]), rule_.extra1);
     change.mul_(-rule_.lr);
     if (s_[1].defined()) {
       change = s_[1].mul_(rule_.momentum).add_(change);
@@ -295,9 +294,9 @@ class MxnetStep {
         .to(w_.scalar_type());
   }
 
-  // `extra1` is eta; 0 for none of LARS.
+  // `extra1` is eta; 0 if `extra2` is the ratio of the norms.
   void lars() {
-    at::Tensor trust = at::ones_like(norm_of(w_), w_.options());
+    at::Tensor trust = at::full({}, rule_.extra2, w_.options());
     if (rule_.extra1 > 0) {
       const auto of_w = norm_of(w_);
       const auto of_g = norm_of(g_);
@@ -308,44 +307,24 @@ class MxnetStep {
     if (!rule_.correction || !s_[0].defined()) {
       return sgd(trust.mul_(rule_.lr));
     }
-    // MXNet multiplies its momentum, which contains the learning rate, by the
-    // ratio of this step's rate to the last one's. Here it does not contain it.
+    if (rule_.lr == 0) {
+      s_[0].zero_();
+      return;
+    }
     clip();
     decay();
-    s_[0].mul_(rule_.lr == 0 ? 0 : rule_.momentum);
-    if (rule_.lr != 0) {
-      s_[0].sub_(g_.mul_(trust));
-    }
+    s_[0].mul_(rule_.momentum).sub_(g_.mul_(trust));
     w_.add_(s_[0], rule_.lr);
   }
 
-  // The gradient is the sum of batch_scale pushes.
+  // The ratio of the norms, that of the gradient before it is rescaled.
   void lbsgd() {
-    const double batch_scale = rule_.alpha;
-    g_.div_(batch_scale);
-    const auto strategy =
-        static_cast<WarmupStrategy>(static_cast<int>(rule_.extra1));
-    if (strategy == WarmupStrategy::kLars) {
-      // Of the gradient that is not rescaled.
-      const auto g = g_.to(at::kDouble).div(step_.scale);
-      const auto of_w = norm_of(w_).square_();
-      const auto of_g = norm_of(g).square_();
-      const auto divisor = of_w.mul(rule_.weight_decay).add_(of_g).add_(1e-18);
-      return sgd(of_w.div_(divisor).sqrt_().clamp_(0.01, 100).mul_(rule_.lr).to(
-          w_.scalar_type()));
-    }
-    const double updates =
-        rule_.lr_decay + static_cast<double>(step_.step) * batch_scale;
-    double factor = batch_scale;
-    if (updates < rule_.extra2) {
-      const double part = rule_.extra2 <= 1     ? 0
-          : strategy == WarmupStrategy::kLinear ? updates / rule_.extra2
-          : strategy == WarmupStrategy::kPower2
-          ? std::pow(updates / rule_.extra2, 2)
-          : std::sqrt(updates / rule_.extra2);
-      factor = 1 + (batch_scale - 1) * part;
-    }
-    sgd(rule_.lr * factor);
+    const auto g = g_.to(at::kDouble).div(step_.scale);
+    const auto of_w = norm_of(w_).square_();
+    const auto of_g = norm_of(g).square_();
+    const auto divisor = of_w.mul(rule_.weight_decay).add_(of_g).add_(1e-18);
+    sgd(of_w.div_(divisor).sqrt_().clamp_(0.01, 100).mul_(rule_.lr).to(
+        w_.scalar_type()));
   }
 
   // One history per row: the first dimension.

@@ -1,7 +1,6 @@
 #include "send_with_aten.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
@@ -11,6 +10,7 @@
 
 #include "../core/errors.h"
 #include "../kernels/codecs.h"
+#include "random_with_aten.h"
 
 namespace torchkv {
 namespace {
@@ -82,56 +82,6 @@ at::Tensor sent_fp8(const at::Tensor& values, int64_t block_size) {
   return nan_unless_finite(values, sent);
 }
 
-// Arithmetic of unsigned 64-bit and 32-bit numbers in int64 tensors: products
-// and sums wrap around; shifts to the right need a mask.
-int64_t as_signed(uint64_t bits) {
-  return static_cast<int64_t>(bits);
-}
-
-at::Tensor shifted_right(const at::Tensor& bits, int64_t count) {
-  return bits.bitwise_right_shift(count).bitwise_and_(
-      as_signed(~uint64_t{0} >> static_cast<uint64_t>(count)));
-}
-
-at::Tensor low_32_bits(const at::Tensor& bits) {
-  return bits.bitwise_and(as_signed(0xFFFFFFFFU));
-}
-
-// mixed_bits of core/mixed_bits.h.
-at::Tensor mixed_64(const at::Tensor& given) {
-  at::Tensor bits = given + as_signed(0x9E3779B97F4A7C15U);
-  bits = bits.bitwise_xor(shifted_right(bits, 30))
-             .mul_(as_signed(0xBF58476D1CE4E5B9U));
-  bits = bits.bitwise_xor(shifted_right(bits, 27))
-             .mul_(as_signed(0x94D049BB133111EBU));
-  return bits.bitwise_xor(shifted_right(bits, 31));
-}
-
-// codecs::random_from_8 of numbers of 32 bits.
-at::Tensor random_from_8(at::Tensor bits) {
-  bits = low_32_bits(
-      bits.bitwise_xor(shifted_right(bits, 16)).mul_(int64_t{0x7FEB352D}));
-  bits = low_32_bits(
-      bits.bitwise_xor(shifted_right(bits, 15)).mul_(int64_t{0x846CA68B}));
-  return shifted_right(bits, 12).to(at::kFloat).mul_(0x1p-20).add_(8);
-}
-
-at::Tensor random_numbers(
-    const at::Tensor& values,
-    int64_t block_size,
-    uint64_t stream) {
-  const int64_t count = values.numel();
-  const int64_t num_blocks = (count + block_size - 1) / block_size;
-  const at::TensorOptions options = values.options().dtype(at::kLong);
-  const at::Tensor of_blocks =
-      low_32_bits(mixed_64(at::arange(num_blocks, options) + as_signed(stream)))
-          .unsqueeze(1);
-  const at::Tensor bits =
-      low_32_bits(of_blocks + at::arange(block_size, options));
-  return random_from_8(bits.view({-1}).narrow(0, 0, count))
-      .to(values.scalar_type());
-}
-
 at::Tensor sent_int4(
     const at::Tensor& values,
     int64_t block_size,
@@ -139,11 +89,12 @@ at::Tensor sent_int4(
   const auto [scale, inverse] = scales_of(values, block_size, codecs::kInt4Max);
   const at::Tensor finite =
       at::where(values.isfinite(), values, at::zeros_like(values));
-  const at::Tensor codes = (finite * inverse)
-                               .add_(random_numbers(values, block_size, stream))
-                               .clamp_(1, 15)
-                               .trunc_()
-                               .sub_(8);
+  const at::Tensor codes =
+      (finite * inverse)
+          .add_(rounding_numbers_with_aten(values, block_size, stream))
+          .clamp_(1, 15)
+          .trunc_()
+          .sub_(8);
   return nan_unless_finite(values, codes * scale);
 }
 

@@ -215,6 +215,9 @@ void check_rule(const char* op, const RuleSpec& rule) {
       op,
       ": expected a batch_scale of at least 1, but got ",
       rule.alpha);
+  if (rule.id == RuleSpec::Id::kMxnetSgld) {
+    whole_number(op, "seed", rule.extra1, 0);
+  }
 }
 
 } // namespace torchkv

@@ -15,7 +15,7 @@ namespace torchkv {
 // data, so that it can be copied per call (a changed learning rate takes effect
 // at the next push), written to a file and sent to a server. Because a rule
 // processes each element independently, it can run in the same pass as the sum
-// (LAMB needs a second one). The formulas are in kernels/rules.h.
+// (those that need norms have two). The formulas are in kernels/rules.h.
 struct RuleSpec {
   enum class Id : uint16_t {
     kAssign = 0, // stored = sum of the values
@@ -39,8 +39,6 @@ struct RuleSpec {
     kMxnetFtml = 17,
     kMxnetDcasgd = 18,
     kMxnetTest = 19,
-    // On whole values, as they need norms or random numbers: by ATen, but for
-    // GroupAdaGrad on CPUs.
     kMxnetLamb = 20,
     kMxnetLars = 21,
     kMxnetLbsgd = 22,
@@ -89,32 +87,49 @@ inline bool is_row_wise(const RuleSpec& rule) {
   return rule.id == RuleSpec::Id::kMxnetGroupAdagrad;
 }
 
-// Whether there are kernels for the rule, on CPUs at least.
-inline bool has_kernel(const RuleSpec& rule) {
-  return rule.id < RuleSpec::Id::kMxnetLamb || is_row_wise(rule);
+// How LBSGD multiplies the learning rate: growing with the updates up to
+// batch_scale, or by the norms of weight and gradient.
+enum class WarmupStrategy : uint8_t { kLinear, kPower2, kSqrt, kLars };
+
+inline WarmupStrategy warmup_strategy(const RuleSpec& lbsgd) {
+  return static_cast<WarmupStrategy>(static_cast<int>(lbsgd.extra1));
+}
+
+// Whether the rule is LAMB: it needs the norms of the weight and of the
+// direction of the step, which its first pass makes known.
+inline bool is_lamb(const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kLamb || rule.id == RuleSpec::Id::kMxnetLamb;
+}
+
+// Whether the learning rate depends on the norms of the weight and of the
+// gradient. With these, a step is elementwise: scaled_by_norms().
+inline bool needs_gradient_norm(const RuleSpec& rule) {
+  using Id = RuleSpec::Id;
+  return (rule.id == Id::kMxnetLars && rule.extra1 > 0) ||
+      (rule.id == Id::kMxnetLbsgd &&
+       warmup_strategy(rule) == WarmupStrategy::kLars);
 }
 
 // Whether the rule can be applied to shards of a value: LAMB, for example,
 // needs the norms of the whole.
 inline bool is_elementwise(const RuleSpec& rule) {
-  return rule.id != RuleSpec::Id::kLamb && rule.id < RuleSpec::Id::kMxnetLamb;
+  return !is_lamb(rule) && !is_row_wise(rule) && !needs_gradient_norm(rule);
 }
 
-// Whether the rule can step the rows of a sparse gradient alone. DCASGD cannot:
-// it takes a weight without a previous one for the first of its key.
+// Whether the rule can step the rows of a sparse gradient alone.
 inline bool can_step_rows(const RuleSpec& rule) {
-  return is_row_wise(rule) ||
-      (is_elementwise(rule) && rule.id != RuleSpec::Id::kMxnetDcasgd);
+  return is_row_wise(rule) || is_elementwise(rule);
+}
+
+// Whether new state of the rule is a copy of the weight.
+inline bool begins_as_weight(const RuleSpec& rule, size_t state) {
+  return rule.id == RuleSpec::Id::kMxnetDcasgd && state == 0;
 }
 
 // Whether it is one of MXNet's.
 inline bool is_mxnet(const RuleSpec& rule) {
   return rule.id >= RuleSpec::Id::kMxnetSgd;
 }
-
-// How LBSGD multiplies the learning rate: growing with the updates up to
-// batch_scale, or by the norms of weight and gradient.
-enum class WarmupStrategy : uint8_t { kLinear, kPower2, kSqrt, kLars };
 
 // The step of a rule for one key in one push.
 struct RuleStep {
@@ -125,6 +140,8 @@ struct RuleStep {
   double scale = 1; // of the sum
   double clip_value = 0; // then clipped to [-clip_value, clip_value]; 0 = off
   double last_scale = 1; // then scaled again
+  // Of random numbers: element i uses number stream + i.
+  uint64_t stream = 0;
 };
 
 inline const RuleStep kAssignStep;

@@ -53,6 +53,7 @@ void set_mxnet_defaults(RuleSpec& rule) {
     case Id::kMxnetLars:
       rule.eps = 0;
       rule.extra1 = 0.001;
+      rule.extra2 = 1;
       rule.correction = true;
       break;
     case Id::kMxnetLbsgd:

@@ -119,7 +119,7 @@ inline constexpr std::array<RuleInfo, 25> kRules{{
       "begin_update",
       "batch_scale",
       "clip_gradient"}},
-    {RuleSpec::Id::kMxnetSgld, "mxnet_sgld", {}, {"clip_gradient"}},
+    {RuleSpec::Id::kMxnetSgld, "mxnet_sgld", {}, {"seed", "clip_gradient"}},
     {RuleSpec::Id::kMxnetGroupAdagrad,
      "mxnet_groupadagrad",
      {"history"},
@@ -135,7 +135,7 @@ struct Number {
 };
 
 // Names that no rule has together share a member.
-inline constexpr std::array<Number, 28> kNumbers{{
+inline constexpr std::array<Number, 29> kNumbers{{
     {"lr", &RuleSpec::lr},
     {"weight_decay", &RuleSpec::weight_decay},
     {"momentum", &RuleSpec::momentum},
@@ -160,6 +160,7 @@ inline constexpr std::array<Number, 28> kNumbers{{
     {"lamda", &RuleSpec::extra1},
     {"lower_bound", &RuleSpec::extra1},
     {"eta", &RuleSpec::extra1},
+    {"seed", &RuleSpec::extra1},
     {"warmup_strategy", &RuleSpec::extra1}, // the number of a WarmupStrategy
     {"beta", &RuleSpec::extra2},
     {"upper_bound", &RuleSpec::extra2},

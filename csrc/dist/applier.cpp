@@ -270,6 +270,7 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
         static_cast<c10::ScalarType>(round.spec->dtype),
         buffers_));
     store_.insert({"init", key, &value});
+    store_.set_offset(key, begin_of(round, config_));
     held_[key] = {round.kid, {}};
     const auto* stored = dynamic_cast<const StoredValue*>(round.source.get());
     if (stored != nullptr && stored->state) {

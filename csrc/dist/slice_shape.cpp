@@ -22,4 +22,11 @@ SliceShape::SliceShape(
   }
 }
 
+int64_t begin_of(const Round& round, const Config& config) {
+  const KeySpec& spec = *round.spec;
+  const auto places =
+      place(round.slice.key, spec, config.num_servers, config.split_bytes);
+  return places.at(static_cast<size_t>(round.slice.index)).begin;
+}
+
 } // namespace torchkv::dist

@@ -26,4 +26,7 @@ struct TORCHKV_API SliceShape {
   int64_t num_cells = 1;
 };
 
+// Elements of the key before the slice.
+TORCHKV_API int64_t begin_of(const Round& round, const Config& config);
+
 } // namespace torchkv::dist

@@ -230,7 +230,7 @@ TORCHKV_HOST_DEVICE inline T mxnet_ftml(
   return -z / d;
 }
 
-// `extra1` is lamda. The previous weight of the first step is the weight.
+// `extra1` is lamda. New state is the weight.
 template <bool kMomentum, typename T>
 TORCHKV_HOST_DEVICE inline T mxnet_dcasgd(
     T w,
@@ -239,14 +239,52 @@ TORCHKV_HOST_DEVICE inline T mxnet_dcasgd(
     T& momentum,
     const RuleNumbers<T>& n) {
   g = limited(g, n.clip);
-  const T moved = n.is_first ? T(0) : w - previous;
-  T change = -n.lr * (decayed(w, g, n.weight_decay) + n.extra1 * g * g * moved);
+  T change = -n.lr *
+      (decayed(w, g, n.weight_decay) + n.extra1 * g * g * (w - previous));
   if constexpr (kMomentum) {
     change = n.momentum * momentum + change;
     momentum = change;
   }
   previous = w;
   return w + change;
+}
+
+// LARS with a momentum that does not contain the learning rate. `extra2` is the
+// ratio of the norms (scaled_by_norms).
+template <typename T>
+TORCHKV_HOST_DEVICE inline T mxnet_lars(
+    T w,
+    T g,
+    T& momentum,
+    const RuleNumbers<T>& n) {
+  if (n.lr == 0) {
+    momentum = 0;
+    return w;
+  }
+  momentum = n.momentum * momentum - n.extra2 * clipped_then_decayed(w, g, n);
+  return w + n.lr * momentum;
+}
+
+// `random` is a number of the standard normal distribution.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T mxnet_sgld(
+    T w,
+    T g,
+    T random,
+    const RuleNumbers<T>& n) {
+  return w - n.lr / 2 * clipped_then_decayed(w, g, n) + n.noise * random;
+}
+
+// As lamb_state.
+template <typename T>
+TORCHKV_HOST_DEVICE inline void mxnet_lamb_state(
+    T g,
+    T& mean,
+    T& variance,
+    const RuleNumbers<T>& n) {
+  g = limited(g, n.clip);
+  mean = n.beta1 * mean + n.one_minus_beta1 * g;
+  variance = n.beta2 * variance + n.one_minus_beta2 * g * g;
 }
 
 } // namespace torchkv::kernels

@@ -91,6 +91,7 @@ struct RuleNumbers {
   T extra2;
   T of_gradient = 0; // Nadam's factors
   T of_average = 0;
+  T noise = 0; // SGLD's standard deviation
   bool nesterov;
   bool is_first;
 
@@ -118,6 +119,8 @@ struct RuleNumbers {
     if (rule.id == RuleSpec::Id::kAdagrad) {
       decayed_lr = static_cast<T>(
           rule.lr / (1 + static_cast<double>(step - 1) * rule.lr_decay));
+    } else if (rule.id == RuleSpec::Id::kMxnetSgld) {
+      noise = static_cast<T>(std::sqrt(rule.lr));
     }
     if (!needs_powers(rule.id)) {
       return; // powers cost more than the sum of a small key
@@ -128,6 +131,9 @@ struct RuleNumbers {
     step_size = static_cast<T>(rule.lr / correction1);
     bias1 = static_cast<T>(correction1);
     sqrt_bias2 = static_cast<T>(std::sqrt(correction2));
+    if (rule.id == RuleSpec::Id::kMxnetLamb && !rule.correction) {
+      bias1 = sqrt_bias2 = 1;
+    }
     if (rule.id == RuleSpec::Id::kMxnetAdam) {
       step_size =
           static_cast<T>(rule.lr * std::sqrt(correction2) / correction1);

@@ -112,6 +112,9 @@ struct Entry : c10::intrusive_ptr_target {
   std::unique_ptr<RowTable> rows;
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
   c10::Device device = c10::kCPU; // of new tensors like it
+  // Elements before it, where it is a part of a larger value, whose random
+  // numbers it has.
+  int64_t offset = 0;
   Placing placing = Placing::kNot;
   // The value is a tensor of the caller's, in the only slice, which stays where
   // it is. The caller may write it between calls.

@@ -150,9 +150,11 @@ void init_new(Entry& entry, int64_t first, const RuleSpec* rule) {
   if (slice.accumulated.defined()) {
     added(slice.accumulated).zero_();
   }
-  for (const auto& state : slice.states) {
-    if (state.defined()) {
-      fill_new_state(added(state), rule);
+  const at::Tensor weights =
+      added(slice.master.defined() ? slice.master : slice.value);
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (slice.states[i].defined()) {
+      init_state(added(slice.states[i]), rule, i, weights);
     }
   }
 }

@@ -17,8 +17,16 @@
 
 namespace torchkv {
 
-void fill_new_state(const at::Tensor& state, const RuleSpec* rule) {
+void init_state(
+    const at::Tensor& state,
+    const RuleSpec* rule,
+    size_t place,
+    const at::Tensor& weight) {
   const PlainDispatch plain;
+  if (rule != nullptr && begins_as_weight(*rule, place)) {
+    state.copy_(weight);
+    return;
+  }
   // Real and imaginary parts count as separate numbers.
   (state.is_complex() ? at::view_as_real(state) : state)
       .fill_(
@@ -249,7 +257,8 @@ bool Slices::prepare_state(
   for (size_t i = 0; i < kMaxStates; ++i) {
     if (names[i] != nullptr && !slice.states[i].defined()) {
       at::Tensor state = allocate_like(slice.value, dtype);
-      fill_new_state(state, &rule);
+      init_state(
+          state, &rule, i, slice.master.defined() ? slice.master : slice.value);
       slice.states[i] = std::move(state);
       made.push_back(&slice.states[i]);
       all_there = false;

@@ -28,8 +28,13 @@ using Allocator = std::function<at::Tensor(
     c10::ScalarType dtype,
     c10::Device device)>;
 
-// Fills state that a rule, null: any, has not stepped yet.
-void fill_new_state(const at::Tensor& state, const RuleSpec* rule);
+// Fills a state that a rule, null: any, has not stepped yet. `weight` has its
+// shape.
+void init_state(
+    const at::Tensor& state,
+    const RuleSpec* rule,
+    size_t place,
+    const at::Tensor& weight);
 
 // Allocates stored values and the state of optimizers, and copies them in and
 // out.

@@ -8,10 +8,9 @@
 #include <cstring>
 #include <utility>
 
-#include "../core/checksum.h"
 #include "../core/errors.h"
-#include "../core/mixed_bits.h"
 #include "../core/plain_dispatch.h"
+#include "../core/random_stream.h"
 #include "../kernels/cpu/compressed_sums.h"
 #include "../kernels/cpu/select_top.h"
 #include "../memory/layout.h"
@@ -63,18 +62,11 @@ void free_residuals(
 }
 
 uint64_t stream_of(const Codec& codec, const Entry& entry, size_t position) {
-  const Key& key = entry.key;
-  const uint64_t of_key = key.kind() == KeyKind::kInt
-      ? static_cast<uint64_t>(key.id())
-      : crc32(key.text().data(), key.text().size());
-  uint64_t result = mixed_bits(static_cast<uint64_t>(codec.seed));
-  for (const uint64_t part :
-       {of_key,
-        static_cast<uint64_t>(position),
-        static_cast<uint64_t>(entry.num_compressed)}) {
-    result = mixed_bits(result ^ part);
-  }
-  return result;
+  return random_stream(
+      static_cast<uint64_t>(codec.seed),
+      entry.key,
+      {static_cast<uint64_t>(position),
+       static_cast<uint64_t>(entry.num_compressed)});
 }
 
 void check_compressible(

@@ -91,6 +91,10 @@ class TORCHKV_API LocalStore final : public Store {
 
   // For servers that hold a LocalStore:
 
+  // Before the first update of a value that is a part of a larger one: begins
+  // at this element, in the order of memory.
+  void set_offset(const Key& key, int64_t offset);
+
   // merge with an updater that need not be the one that is set, such as that of
   // the round which the values belong to. Generations of optimizers are
   // compared as in merge.

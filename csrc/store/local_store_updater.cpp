@@ -137,4 +137,10 @@ void LocalStore::visit_sole_updater(
   }
 }
 
+void LocalStore::set_offset(const Key& key, int64_t offset) {
+  const EntryPtr entry = table_.find("init", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  entry->offset = offset;
+}
+
 } // namespace torchkv

@@ -169,7 +169,7 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
       }
       batch.count_compressed(batch.accumulating);
       for (auto& step : batch.steps) {
-        step.last_scale = last_scale;
+        step.last_scale *= last_scale;
       }
       for (const auto& item : batch.stepping) {
         slices_.end_leases(*item.entry);

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "../core/errors.h"
+#include "../core/random_stream.h"
+#include "../core/step_rate.h"
 #include "../core/text.h"
 
 namespace torchkv {
@@ -132,6 +134,22 @@ void Optimizer::set_step(RuleStep& step, const Key& key, int64_t num_steps)
         schedule.rate(num_updates(num_steps + 1) - (is_lbsgd ? 1 : 0)) *
         (it == keys.end() ? 1 : it->second.lr_mult);
   }
+  if (is_lbsgd) {
+    step.last_scale = 1 / step.rule.alpha; // the mean of batch_scale pushes
+  }
+  if (step.rule.id == RuleSpec::Id::kMxnetSgld) {
+    step.stream = random_stream(
+        static_cast<uint64_t>(step.rule.extra1),
+        key,
+        {static_cast<uint64_t>(num_steps)});
+  }
+  step = without_norms(step);
+}
+
+bool Optimizer::is_elementwise() const {
+  return std::all_of(groups.begin(), groups.end(), [](const RuleSpec& rule) {
+    return torchkv::is_elementwise(rule);
+  });
 }
 
 int64_t Optimizer::num_updates(int64_t num_steps) const {

@@ -58,7 +58,8 @@ struct TORCHKV_API Optimizer {
   // With the learning rate of the group, whatever the schedule.
   RuleSpec rule_of(const Key& key) const;
   // The step of a key that has made `num_steps`, without what is done to its
-  // gradient: its number and, with a schedule, its learning rate.
+  // gradient: its rule with the learning rate, its number and its random
+  // numbers.
   void set_step(RuleStep& step, const Key& key, int64_t num_steps) const;
   // What MXNet calls num_update, of a key.
   int64_t num_updates(int64_t num_steps) const;
@@ -66,9 +67,7 @@ struct TORCHKV_API Optimizer {
   const char* name() const {
     return name_of(groups[0]);
   }
-  bool is_elementwise() const {
-    return torchkv::is_elementwise(groups[0]);
-  }
+  bool is_elementwise() const;
 };
 
 // What all groups share, by name: gradient, schedule, and begin_num_update if

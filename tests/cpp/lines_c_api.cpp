@@ -18,7 +18,7 @@ void torchkv_sum_line(const LineCall& call) {
     }
     const auto norms = line.squared_norms(call.num_elements, {1, 1});
     call.norms[0] = norms.weight;
-    call.norms[1] = norms.direction;
+    call.norms[1] = norms.step;
     return;
   }
   const SumLine line(

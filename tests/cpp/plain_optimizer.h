@@ -5,8 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
+#include "core/key.h"
+#include "core/mixed_bits.h"
+#include "core/normal.h"
+#include "core/random_stream.h"
 #include "core/rule.h"
 
 namespace torchkv::testing {
@@ -15,8 +20,12 @@ namespace torchkv::testing {
 // torch.optim and MXNet. One key of real numbers, element by element.
 class PlainOptimizer {
  public:
-  explicit PlainOptimizer(const at::Tensor& value)
-      : w(numbers_of(value)), m_(w.size()), v_(w.size()), x_(w.size()) {}
+  explicit PlainOptimizer(const at::Tensor& value, Key key = 1)
+      : w(numbers_of(value)),
+        key_(std::move(key)),
+        m_(w.size()),
+        v_(w.size()),
+        x_(w.size()) {}
 
   static std::vector<double> numbers_of(const at::Tensor& tensor) {
     at::Tensor real = tensor.resolve_conj().resolve_neg().contiguous();
@@ -27,33 +36,26 @@ class PlainOptimizer {
   }
 
   void step(const RuleSpec& rule, const at::Tensor& gradient) {
-    const auto gradients = numbers_of(gradient);
+    using Id = RuleSpec::Id;
+    auto gradients = numbers_of(gradient);
+    const double batch_scale = rule.id == Id::kMxnetLbsgd ? rule.alpha : 1;
+    for (double& g : gradients) {
+      g = (rule.maximize ? -g : g) / batch_scale;
+    }
     ++t_;
-    if (t_ == 1 && rule.id == RuleSpec::Id::kAdagrad) {
+    if (t_ == 1 && rule.id == Id::kAdagrad) {
       v_.assign(w.size(), rule.initial_accumulator_value);
     }
-    std::vector<double> directions;
-    double weight_norm = 0;
-    double direction_norm = 0;
-    for (size_t i = 0; i < w.size(); ++i) {
-      const double g = rule.maximize ? -gradients[i] : gradients[i];
-      if (rule.id == RuleSpec::Id::kLamb) {
-        moments(rule, g, i);
-        const double u = m_[i] / (1 - std::pow(rule.beta1, t_)) /
-                (std::sqrt(v_[i] / (1 - std::pow(rule.beta2, t_))) + rule.eps) +
-            rule.weight_decay * w[i];
-        directions.push_back(u);
-        weight_norm += w[i] * w[i];
-        direction_norm += u * u;
-      } else {
-        w[i] = one(rule, g, i);
-      }
+    if (t_ == 1 && rule.id == Id::kMxnetDcasgd) {
+      x_ = w;
     }
-    for (size_t i = 0; i < directions.size(); ++i) {
-      const double trust = weight_norm > 0 && direction_norm > 0
-          ? std::sqrt(weight_norm / direction_norm)
-          : 1;
-      w[i] -= rule.lr * trust * directions[i];
+    lr_ = rule.lr * rate(rule, norm(w), norm(gradients));
+    if (rule.id == Id::kLamb || rule.id == Id::kMxnetLamb) {
+      lamb(rule, gradients);
+      return;
+    }
+    for (size_t i = 0; i < w.size(); ++i) {
+      w[i] = one(rule, gradients[i], i);
     }
   }
 
@@ -74,6 +76,67 @@ class PlainOptimizer {
   void moments(const RuleSpec& rule, double g, size_t i) {
     m_[i] = rule.beta1 * m_[i] + (1 - rule.beta1) * g;
     v_[i] = rule.beta2 * v_[i] + (1 - rule.beta2) * g * g;
+  }
+
+  static double norm(const std::vector<double>& numbers) {
+    double sum = 0;
+    for (const double number : numbers) {
+      sum += number * number;
+    }
+    return std::sqrt(sum);
+  }
+
+  // What LARS and LBSGD multiply the learning rate by.
+  double rate(const RuleSpec& rule, double of_w, double of_g) const {
+    using Id = RuleSpec::Id;
+    if (rule.id == Id::kMxnetLars && rule.extra1 > 0 && of_w > 0 && of_g > 0) {
+      return rule.extra1 * of_w / (of_g + rule.weight_decay * of_w + rule.eps);
+    }
+    if (rule.id != Id::kMxnetLbsgd) {
+      return 1;
+    }
+    const double most = rule.alpha;
+    const double part = t_ * most / rule.extra2;
+    switch (static_cast<int>(rule.extra1)) {
+      case 0:
+        return part < 1 ? 1 + (most - 1) * part : most;
+      case 1:
+        return part < 1 ? 1 + (most - 1) * part * part : most;
+      case 2:
+        return part < 1 ? 1 + (most - 1) * std::sqrt(part) : most;
+      default: {
+        const double divisor =
+            of_g * of_g + rule.weight_decay * of_w * of_w + 1e-18;
+        const double ratio = std::sqrt(of_w * of_w / divisor);
+        return std::max(0.01, std::min(ratio, 100.));
+      }
+    }
+  }
+
+  void lamb(const RuleSpec& rule, const std::vector<double>& gradients) {
+    const bool is_mxnet = rule.id == RuleSpec::Id::kMxnetLamb;
+    const bool corrects = rule.correction || !is_mxnet;
+    const double bias1 = corrects ? 1 - std::pow(rule.beta1, t_) : 1;
+    const double bias2 = corrects ? 1 - std::pow(rule.beta2, t_) : 1;
+    std::vector<double> directions;
+    for (size_t i = 0; i < w.size(); ++i) {
+      moments(rule, clip(gradients[i], is_mxnet ? rule.clip_gradient : 0), i);
+      directions.push_back(
+          m_[i] / bias1 / (std::sqrt(v_[i] / bias2) + rule.eps) +
+          rule.weight_decay * w[i]);
+    }
+    double of_w = norm(w);
+    if (is_mxnet && rule.extra1 > 0) {
+      of_w = std::max(of_w, rule.extra1);
+    }
+    if (is_mxnet && rule.extra2 > 0) {
+      of_w = std::min(of_w, rule.extra2);
+    }
+    const double length = norm(directions);
+    const double trust = of_w > 0 && length > 0 ? of_w / length : 1;
+    for (size_t i = 0; i < w.size(); ++i) {
+      w[i] -= rule.lr * trust * directions[i];
+    }
   }
 
   double one(const RuleSpec& rule, double g, size_t i) {
@@ -136,7 +199,7 @@ class PlainOptimizer {
   // MXNet's, with its names of what the numbered members are.
   double mxnet(const RuleSpec& rule, double g, size_t i) {
     using Id = RuleSpec::Id;
-    const double lr = rule.lr;
+    const double lr = lr_;
     const double wd = rule.weight_decay;
     const double eps = rule.eps;
     const double limit = rule.clip_gradient;
@@ -152,6 +215,8 @@ class PlainOptimizer {
     g = clip(decays_first ? g + wd * weight : g, limit);
     switch (rule.id) {
       case Id::kMxnetSgd:
+      case Id::kMxnetLars: // with a constant rate
+      case Id::kMxnetLbsgd:
         m = rule.momentum * m - lr * (g + wd * weight);
         return weight + m;
       case Id::kMxnetNag: {
@@ -223,21 +288,30 @@ class PlainOptimizer {
         return -m / d;
       }
       case Id::kMxnetDcasgd: {
-        const double moved = t_ == 1 ? 0 : weight - x;
         m = rule.momentum * m -
-            lr * (g + wd * weight + rule.extra1 * g * g * moved);
+            lr * (g + wd * weight + rule.extra1 * g * g * (weight - x));
         x = weight;
         return weight + m;
       }
       case Id::kMxnetTest:
         return weight + g;
+      case Id::kMxnetSgld: {
+        const uint64_t stream = random_stream(
+            static_cast<uint64_t>(rule.extra1),
+            key_,
+            {static_cast<uint64_t>(t_ - 1)});
+        return weight - lr / 2 * (g + wd * weight) +
+            std::sqrt(lr) * normal_number(mixed_bits(stream + i));
+      }
       default:
         ADD_FAILURE();
         return 0;
     }
   }
 
+  Key key_;
   double t_ = 0;
+  double lr_ = 0; // of the step
   std::vector<double> m_;
   std::vector<double> v_;
   std::vector<double> x_; // the largest, or the mean

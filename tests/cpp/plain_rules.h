@@ -2,20 +2,23 @@
 
 #include <gtest/gtest.h>
 
+#include "core/mixed_bits.h"
+#include "core/normal.h"
 #include "kernels/mxnet_rules.h"
 
 namespace torchkv::testing {
 
-// The new value of one number. For LAMB, updates only the state.
+// The new value of number i. For LAMB, updates only the state.
 template <typename T>
 T plain_rule(
-    const RuleSpec& rule,
+    const RuleStep& step,
     const kernels::RuleNumbers<T>& n,
     T w,
     T g,
     T* const* s,
     int64_t i) {
   using namespace kernels; // NOLINT: the formulas
+  const RuleSpec& rule = step.rule;
   T none = 0;
   const auto at = [&](size_t k) -> T& {
     return s[k] == nullptr ? none : s[k][i];
@@ -77,6 +80,15 @@ T plain_rule(
                                 : mxnet_dcasgd<true>(w, g, at(0), at(1), n);
     case RuleSpec::Id::kMxnetTest:
       return w + g;
+    case RuleSpec::Id::kMxnetLars:
+      return mxnet_lars(w, g, at(0), n);
+    case RuleSpec::Id::kMxnetSgld: {
+      const uint64_t bits = mixed_bits(step.stream + static_cast<uint64_t>(i));
+      return mxnet_sgld(w, g, static_cast<T>(normal_number(bits)), n);
+    }
+    case RuleSpec::Id::kMxnetLamb:
+      mxnet_lamb_state(g, at(0), at(1), n);
+      return w;
     default:
       ADD_FAILURE();
       return w;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/rule.h"
+#include "core/step_rate.h"
 
 namespace torchkv::testing {
 
@@ -19,8 +20,8 @@ inline void PrintTo(const RuleCase& rule, std::ostream* out) {
   *out << rule.name;
 }
 
-// Every rule that has kernels, also on GPUs, with every option, and
-// hyperparameters other than the defaults.
+// Every rule but GroupAdaGrad with every option, and hyperparameters other than
+// the defaults.
 inline const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> all = [] {
     std::vector<RuleCase> cases;
@@ -101,6 +102,26 @@ inline const std::vector<RuleCase>& rule_cases() {
     add("", "mxnet_ftrl", with(clip, {{"lamda1", 0.1}, {"beta", 2}}));
     add("", "mxnet_ftml", with(clip, betas));
     add("", "mxnet_test", decay);
+    add("", "mxnet_sgld", with(clip, {{"seed", 7}}));
+    const NumbersByName lamb = with(clip, betas);
+    add("", "mxnet_lamb", with(lamb, {{"lower_bound", 20}}));
+    add("_plain", "mxnet_lamb", {{"bias_correction", 0}, {"upper_bound", 2}});
+    add("", "mxnet_lars", with(clip, {{"momentum", 0.9}, {"eps", 0.5}}));
+    add("_plain", "mxnet_lars", {{"eta", 0.5}});
+    add("_uncorrected",
+        "mxnet_lars",
+        with(decay, {{"momentum", 0.9}, {"momentum_correction", 0}}));
+    add("_unscaled", "mxnet_lars", with(clip, {{"momentum", 0.9}, {"eta", 0}}));
+    const NumbersByName batch = with(clip, {{"batch_scale", 3}});
+    for (const double strategy : {0, 1, 2, 3}) {
+      add(("_" + std::to_string(static_cast<int>(strategy))).c_str(),
+          "mxnet_lbsgd",
+          with(
+              batch,
+              {{"warmup_strategy", strategy},
+               {"warmup_updates", 10},
+               {"momentum", 0.9}}));
+    }
     return cases;
   }();
   return all;
@@ -115,7 +136,12 @@ inline bool has_step_count(const RuleSpec& rule) {
     case RuleSpec::Id::kMxnetAdamax:
     case RuleSpec::Id::kMxnetNadam:
     case RuleSpec::Id::kMxnetFtml:
+    case RuleSpec::Id::kMxnetSgld: // its random numbers
       return true;
+    case RuleSpec::Id::kMxnetLamb:
+      return rule.correction;
+    case RuleSpec::Id::kMxnetLbsgd:
+      return warmup_strategy(rule) != WarmupStrategy::kLars;
     default:
       return rule.lr_decay != 0;
   }
@@ -125,6 +151,8 @@ inline bool has_step_count(const RuleSpec& rule) {
 inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
   RuleStep first;
   first.rule = rule;
+  first.stream = 12345;
+  first = without_norms(first);
   RuleStep later = first;
   later.step = 7;
   later.is_first = false;
@@ -135,6 +163,17 @@ inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
   clipped.clip_value = 0.5;
   clipped.last_scale = 0.3;
   return {first, later, scaled, clipped};
+}
+
+// Those that are steps of kernels for lines: LAMB in its first pass.
+inline std::vector<RuleCase> rule_cases_of_lines() {
+  std::vector<RuleCase> cases;
+  std::copy_if(
+      rule_cases().begin(),
+      rule_cases().end(),
+      std::back_inserter(cases),
+      [](const RuleCase& rule) { return !needs_gradient_norm(rule.rule); });
+  return cases;
 }
 
 inline std::vector<RuleCase> elementwise_rule_cases() {

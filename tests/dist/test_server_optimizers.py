@@ -22,6 +22,8 @@ MXNET = {
     "dcasgd": {},
     "lamb": {},
     "lars": {"momentum": 0.9, "eta": 0.1},
+    "lbsgd": {"momentum": 0.5, "batch_scale": 2, "updates_per_epoch": 1},
+    "sgld": {"seed": 3},
     "nag": {
         "momentum": 0.5,
         "lr_scheduler": FactorScheduler(1, 0.5),

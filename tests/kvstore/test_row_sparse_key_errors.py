@@ -153,7 +153,7 @@ UPDATERS = {
     "python": lambda kv: kv.set_updater(lambda key, input, stored: stored.add_(input)),
     "torch.optim": lambda kv: kv.set_optimizer(torch.optim.SGD, lr=0.1),
     "lamb": lambda kv: kv.set_optimizer(optim.LAMB(lr=0.1)),
-    "mxnet": lambda kv: kv.set_optimizer(optim.mxnet.DCASGD()),
+    "mxnet": lambda kv: kv.set_optimizer(optim.mxnet.LARS()),
 }
 
 

@@ -136,14 +136,13 @@ def test_a_push_without_rows_is_a_step(kv):
 
 NEED_ALL_ROWS = [
     optim.LAMB,
-    optim.mxnet.DCASGD,
     optim.mxnet.LAMB,
     optim.mxnet.LARS,
-    optim.mxnet.LBSGD,
+    lambda: optim.mxnet.LBSGD(warmup_strategy="lars"),
 ]
 
 
-@pytest.mark.parametrize("make", NEED_ALL_ROWS, ids=str)
+@pytest.mark.parametrize("make", NEED_ALL_ROWS, ids=["lamb", "lamb2", "lars", "lbsgd"])
 def test_rules_that_need_all_rows_get_the_dense_sum(kv, make):
     shape = (8, 5)
     kv.init([3, 5], [numbers(shape)] * 2)

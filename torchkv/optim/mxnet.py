@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
+import torch
+
 from torchkv.optim.mxnet_base import MXNetOptimizer, MXNetOptions, OptionsBesidesRate
 
 
@@ -284,6 +286,7 @@ class LBSGD(MXNetOptimizer):
     """
 
     _rule = "mxnet_lbsgd"
+    _is_lazy = True
 
     def __init__(  # type: ignore[misc]  # multi_precision has a place of its own
         self,
@@ -323,13 +326,24 @@ class LBSGD(MXNetOptimizer):
 class SGLD(MXNetOptimizer):
     """Stochastic gradient Langevin dynamics: half a step, and noise.
 
-    The noise is from the default generator of the device of the value.
+    The noise is a function of the seed, the key, the step and the element, so it does
+    not depend on the device, and a resumed training continues as it would have.
     """
 
     _rule = "mxnet_sgld"
 
-    def __init__(self, **options: Unpack[MXNetOptions]) -> None:
-        """Arguments as MXNet's; errors as :class:`SGD`."""
+    def __init__(
+        self, seed: int | None = None, **options: Unpack[MXNetOptions]
+    ) -> None:
+        """Arguments as MXNet's; errors as :class:`SGD`.
+
+        Args:
+            seed: of the noise, from 0 to 2**53 - 1; by default, a number of PyTorch's
+                default generator, which ``torch.manual_seed`` seeds.
+            **options: those of all.
+        """
+        if seed is None:
+            seed = int(torch.randint(2**53, ()))
         super().__init__(locals())
 
 

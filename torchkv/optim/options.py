@@ -74,7 +74,7 @@ _OPTIONAL = (
 # Names that are the numbers of a C++ enum.
 _CHOICES = {"warmup_strategy": ("linear", "power2", "sqrt", "lars")}
 
-_COUNTS = ("accumulate", "batch_scale", "begin_update", "warmup_updates")
+_COUNTS = ("accumulate", "batch_scale", "begin_update", "seed", "warmup_updates")
 
 
 def with_defaults(

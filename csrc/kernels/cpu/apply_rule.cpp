@@ -4,6 +4,8 @@
 #include <type_traits>
 
 #include "../../core/errors.h"
+#include "../../core/mixed_bits.h"
+#include "../../core/normal.h"
 #include "../mxnet_rules.h"
 #include "clones.h"
 #include "squares.h"
@@ -22,6 +24,20 @@ TORCHKV_CLONES void update_each(
     State* __restrict... states) {
   for (int64_t i = 0; i < num_numbers; ++i) {
     w[i] = formula(w[i], g[i], states[i]...);
+  }
+}
+
+template <typename T>
+TORCHKV_CLONES void sgld_each(
+    const RuleNumbers<T>& numbers,
+    uint64_t stream, // of the first number
+    const T* __restrict g,
+    T* __restrict w,
+    int64_t num_numbers) {
+  const RuleNumbers<T> n = numbers;
+  for (int64_t i = 0; i < num_numbers; ++i) {
+    const uint64_t bits = mixed_bits(stream + static_cast<uint64_t>(i));
+    w[i] = mxnet_sgld(w[i], g[i], static_cast<T>(normal_number(bits)), n);
   }
 }
 
@@ -235,6 +251,19 @@ void mxnet_each(
             s[0]);
       }
       break;
+    case RuleSpec::Id::kMxnetLars:
+      update([n](T w, T g, T& m) { return mxnet_lars(w, g, m, n); }, s[0]);
+      break;
+    case RuleSpec::Id::kMxnetLamb:
+      // As LAMB below.
+      update(
+          [n](T w, T g, T& m, T& v) {
+            mxnet_lamb_state(g, m, v, n);
+            return w;
+          },
+          s[0],
+          s[1]);
+      break;
     case RuleSpec::Id::kMxnetGroupAdagrad:
       // The second of two passes; the first has updated the history.
       update(
@@ -302,6 +331,14 @@ void apply_rule(
     case RuleSpec::Id::kAssign:
       TORCHKV_INTERNAL_ASSERT(false);
       break;
+    case RuleSpec::Id::kMxnetSgld:
+      sgld_each(
+          n,
+          step.stream + static_cast<uint64_t>(block.begin),
+          block.gradients,
+          block.weights,
+          block.num_numbers);
+      break;
     default:
       mxnet_each(rule, n, states, update);
   }
@@ -323,6 +360,11 @@ double squared_norm(
 }
 
 template <typename T>
+double squared_norm(const T* numbers, int64_t count, double scale) {
+  return scaled_squares(numbers, count, scale);
+}
+
+template <typename T>
 void make_limited_gradient(const RuleStep& step, T* g, int64_t num_numbers) {
   make_gradient(step, g, num_numbers);
   if (step.rule.clip_gradient > 0) {
@@ -341,6 +383,8 @@ template void apply_rule(
     const RuleBlock<double>& block);
 template double squared_norm(const RuleStep&, float*, int64_t, double);
 template double squared_norm(const RuleStep&, double*, int64_t, double);
+template double squared_norm(const float*, int64_t, double);
+template double squared_norm(const double*, int64_t, double);
 template void make_limited_gradient(const RuleStep&, float*, int64_t);
 template void make_limited_gradient(const RuleStep&, double*, int64_t);
 

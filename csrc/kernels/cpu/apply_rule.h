@@ -14,6 +14,7 @@ struct RuleBlock {
   T* weights;
   std::array<T*, kMaxStates> states; // null if not used
   int64_t num_numbers;
+  int64_t begin; // numbers of the stored tensor before the block
 };
 
 template <typename T>
@@ -30,6 +31,10 @@ double squared_norm(
     T* g,
     int64_t num_numbers,
     double scale);
+
+// The sum of the squares of numbers, each multiplied by `scale` in fp64.
+template <typename T>
+double squared_norm(const T* numbers, int64_t count, double scale);
 
 // The gradients as rules of MXNet see them that apply clip_gradient before all
 // else. In place.

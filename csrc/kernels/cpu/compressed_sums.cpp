@@ -118,7 +118,7 @@ void CompressedSumBatch::step_tiles(
     line.dense(
         &total,
         job.stored + first * job.stored_size,
-        job.state.at(first * job.bytes_of_state),
+        job.state.at(first, job.bytes_of_state),
         size,
         stream);
   }

@@ -22,7 +22,7 @@ TORCHKV_CLONES void add_squares(
     const T* average,
     const T* average_sq,
     int64_t num_numbers,
-    LambLine::Norms scales,
+    Norms scales,
     double* weight_lanes,
     double* direction_lanes) {
   const RuleNumbers<T> n = numbers;
@@ -31,7 +31,7 @@ TORCHKV_CLONES void add_squares(
       const int64_t j = i + lane;
       const double weight = w[j] * scales.weight;
       const double direction =
-          lamb_direction(w[j], average[j], average_sq[j], n) * scales.direction;
+          lamb_direction(w[j], average[j], average_sq[j], n) * scales.step;
       weight_lanes[lane] += weight * weight;
       direction_lanes[lane] += direction * direction;
     }
@@ -39,7 +39,7 @@ TORCHKV_CLONES void add_squares(
   for (int64_t j = num_numbers / kLanes * kLanes; j < num_numbers; ++j) {
     const double weight = w[j] * scales.weight;
     const double direction =
-        lamb_direction(w[j], average[j], average_sq[j], n) * scales.direction;
+        lamb_direction(w[j], average[j], average_sq[j], n) * scales.step;
     weight_lanes[0] += weight * weight;
     direction_lanes[0] += direction * direction;
   }
@@ -61,8 +61,15 @@ TORCHKV_CLONES void move_weights(
 
 } // namespace
 
-double LambLine::Norms::trust() const {
-  return weight > 0 && direction > 0 ? weight / direction : 1;
+double LambLine::trust(const RuleSpec& rule, Norms norms) {
+  if (rule.id == RuleSpec::Id::kMxnetLamb) {
+    const double least = rule.extra1;
+    const double most = rule.extra2;
+    norms.weight =
+        least > 0 && norms.weight < least ? least : norms.weight; // NaN stays
+    norms.weight = most > 0 && norms.weight > most ? most : norms.weight;
+  }
+  return norms.weight > 0 && norms.step > 0 ? norms.weight / norms.step : 1;
 }
 
 LambLine::LambLine(
@@ -82,9 +89,7 @@ T* LambLine::weights() const {
       state_.master != nullptr ? state_.master : stored_);
 }
 
-LambLine::Norms LambLine::squared_norms(
-    int64_t num_elements,
-    const Norms& scales) const {
+Norms LambLine::squared_norms(int64_t num_elements, const Norms& scales) const {
   std::array<double, kLanes> weight{};
   std::array<double, kLanes> direction{};
   const auto add = [&](auto zero) {
@@ -104,7 +109,7 @@ LambLine::Norms LambLine::squared_norms(
   Norms sum;
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     sum.weight += weight[lane];
-    sum.direction += direction[lane];
+    sum.step += direction[lane];
   }
   return sum;
 }

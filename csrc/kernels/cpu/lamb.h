@@ -6,20 +6,18 @@
 
 #include "../../core/rule.h"
 #include "lines.h"
+#include "norms.h"
 
 namespace torchkv::kernels::cpu {
 
-// The second pass of LAMB on a dense line, whose state the sum has updated: the
-// weights move along their direction by the ratio of the norms.
+// The second pass of a rule that is_lamb() on a dense line, whose state the sum
+// has updated: the weights move along their direction by the ratio of the
+// norms.
 class LambLine {
  public:
-  struct Norms {
-    double weight = 0;
-    double direction = 0;
-
-    // The ratio of the norms of a whole value.
-    double trust() const;
-  };
+  // The ratio of the norms of a whole value, the weight's within the rule's
+  // bounds, or 1.
+  static double trust(const RuleSpec& rule, Norms norms);
 
   LambLine(
       const RuleStep& step,

@@ -282,7 +282,12 @@ void SumLine::update_block(
   apply_rule<real_t>(
       step_,
       numbers,
-      {gradients, reinterpret_cast<real_t*>(weights), states, num_numbers});
+      {gradients,
+       reinterpret_cast<real_t*>(weights),
+       states,
+       num_numbers,
+       state.begin * (kComplex ? 2 : 1)});
+  state.begin += size;
   if (!in_place) {
     weight_.store(weights, line.stored, line.stored_stride, size);
   }

@@ -23,14 +23,16 @@ struct StateLine {
   // There is a master, and before the step it takes over the numbers of the
   // stored line to which its own do not round: others have written them.
   bool follows_writes = false;
+  int64_t begin = 0; // elements of the stored tensor before the line
 
-  // The state so many bytes further on.
-  StateLine at(int64_t num_bytes) const {
+  // The state so many elements further on, of this size in bytes.
+  StateLine at(int64_t num_elements, int64_t size) const {
     const auto moved = [&](char* data) {
-      return data == nullptr ? nullptr : data + num_bytes;
+      return data == nullptr ? nullptr : data + num_elements * size;
     };
     StateLine result;
     result.follows_writes = follows_writes;
+    result.begin = begin + num_elements;
     result.master = moved(master);
     for (size_t i = 0; i < kMaxStates; ++i) {
       result.states[i] = moved(states[i]);

@@ -85,7 +85,7 @@ class StepRows {
     const int64_t first = line.begin - job_.begin;
     const int64_t size = line.end - line.begin;
     fetch(job_.stored + first * job_.stored_size, size * job_.stored_size);
-    const StateLine state = job_.state.at(first * job_.bytes_of_state);
+    const StateLine state = job_.state.at(first, job_.bytes_of_state);
     fetch(state.master, size * job_.bytes_of_state);
     for (const char* data : state.states) {
       fetch(data, size * job_.bytes_of_state);
@@ -102,7 +102,7 @@ class StepRows {
       std::memset(stored, 0, size * job_.stored_size);
     } else if (
         !is_assign_ || line.sources.size() != 1 || line.sources[0] != stored) {
-      const StateLine state = job_.state.at(first * job_.bytes_of_state);
+      const StateLine state = job_.state.at(first, job_.bytes_of_state);
       if (first_pass_) {
         first_pass_->histories.add(
             first_pass_->gradients.of(line.sources.size()),

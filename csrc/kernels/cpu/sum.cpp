@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "../../core/step_rate.h"
+#include "apply_rule.h"
 #include "cache_line.h"
 #include "chunks.h"
 #include "lamb.h"
@@ -61,14 +63,14 @@ void SumBatch::add(const Sum& sum) {
   jobs_.push_back(job);
 }
 
-SumLine SumBatch::line_of(size_t i) const {
+SumLine SumBatch::line_of(size_t i, const RuleStep& step) const {
   const Job& job = jobs_[i];
   const size_t first = i == 0 ? 0 : jobs_[i - 1].values_end;
   return {
       {dtypes_.data() + first, job.values_end - first},
       job.dtype,
       job.accumulation,
-      *job.step,
+      step,
       SumLine::Layout::kDense};
 }
 
@@ -83,14 +85,18 @@ c10::SmallVector<const char*, 8> SumBatch::values_of(size_t i, int64_t begin)
 }
 
 StateLine SumBatch::state_of(size_t i, int64_t begin) const {
-  return jobs_[i].state.at(begin * jobs_[i].bytes_of_state);
+  return jobs_[i].state.at(begin, jobs_[i].bytes_of_state);
 }
 
 void SumBatch::run() const {
-  bool has_lamb = false;
-  for (const auto& job : jobs_) {
-    has_lamb = has_lamb || job.step->rule.id == RuleSpec::Id::kLamb;
-  }
+  const auto has = [&](auto is_such) {
+    return std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& job) {
+      return is_such(job.step->rule);
+    });
+  };
+  const bool has_scaled = has(needs_gradient_norm);
+  const std::vector<RuleStep> steps =
+      has_scaled ? elementwise_steps() : std::vector<RuleStep>();
   parallel_spans(
       static_cast<int64_t>(jobs_.size()),
       [&](int64_t i) {
@@ -98,17 +104,18 @@ void SumBatch::run() const {
       },
       [&](int64_t i, int64_t begin, int64_t end, bool stream) {
         const Job& job = jobs_[i];
-        line_of(i).dense(
-            values_of(i, begin).data(),
-            job.stored + begin * size_of(job.dtype),
-            state_of(i, begin),
-            end - begin,
-            stream);
+        line_of(i, has_scaled ? steps[i] : *job.step)
+            .dense(
+                values_of(i, begin).data(),
+                job.stored + begin * size_of(job.dtype),
+                state_of(i, begin),
+                end - begin,
+                stream);
         if (stream) {
           end_stream();
         }
       });
-  if (has_lamb) {
+  if (has(is_lamb)) {
     run_lamb();
   }
 }
@@ -120,26 +127,22 @@ double SumBatch::squared_norm(double scale) const {
   }
   std::vector<double> sums(chunks.size());
   chunks.for_each([&](int64_t i, int64_t chunk, int64_t first, int64_t size) {
-    sums[chunk] =
-        line_of(i).squared_norm(values_of(i, first).data(), size, scale);
+    sums[chunk] = line_of(i, *jobs_[i].step)
+                      .squared_norm(values_of(i, first).data(), size, scale);
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-// The second half of LAMB: the norms of weights and directions, then the steps.
-void SumBatch::run_lamb() const {
-  using Norms = LambLine::Norms;
-  const auto line_of = [&](int64_t i, int64_t first) {
-    const Job& job = jobs_[i];
-    char* const stored = job.stored + first * size_of(job.dtype);
-    return LambLine(*job.step, job.dtype, stored, state_of(i, first));
-  };
+// The norms of the jobs that `includes(i)`. `squares(i, first, size, scales)`
+// are those of a part, whose numbers are multiplied by their scale first.
+template <class Includes, class Squares>
+std::vector<Norms> SumBatch::norms_of(Includes includes, Squares squares)
+    const {
   const auto chunks_of = [&](auto is_included) {
     Chunks chunks(kNormChunk);
     for (size_t i = 0; i < jobs_.size(); ++i) {
-      const bool is_lamb = jobs_[i].step->rule.id == RuleSpec::Id::kLamb;
       chunks.add_job(
-          is_lamb && is_included(i) ? jobs_[i].num_elements : 0,
+          is_included(i) ? jobs_[i].num_elements : 0,
           jobs_[i].bytes_per_element);
     }
     return chunks;
@@ -147,37 +150,101 @@ void SumBatch::run_lamb() const {
   std::vector<Norms> scales(jobs_.size(), {1, 1});
   std::vector<Norms> norms(jobs_.size());
   const auto find_norms = [&](const Chunks& chunks) {
-    std::vector<Norms> squares(chunks.size());
+    std::vector<Norms> found(chunks.size());
     chunks.for_each([&](int64_t i, int64_t chunk, int64_t first, int64_t size) {
-      squares[chunk] = line_of(i, first).squared_norms(size, scales[i]);
+      found[chunk] = squares(i, first, size, scales[i]);
     });
     for (size_t i = 0; i < jobs_.size(); ++i) {
       Norms sum;
       for (int64_t chunk = chunks.end(i); chunk < chunks.end(i + 1); ++chunk) {
-        sum.weight += squares[chunk].weight;
-        sum.direction += squares[chunk].direction;
+        sum.weight += found[chunk].weight;
+        sum.step += found[chunk].step;
       }
       if (chunks.end(i) != chunks.end(i + 1)) {
         norms[i] = {
             std::sqrt(sum.weight) / scales[i].weight,
-            std::sqrt(sum.direction) / scales[i].direction};
+            std::sqrt(sum.step) / scales[i].step};
       }
     }
   };
-  const Chunks all = chunks_of([](size_t /*i*/) { return true; });
-  find_norms(all);
+  find_norms(chunks_of(includes));
   const Chunks out_of_range = chunks_of([&](size_t i) {
     if (c10::toRealValueType(jobs_[i].dtype) == c10::kDouble) {
-      scales[i] = {scale_for(norms[i].weight), scale_for(norms[i].direction)};
+      scales[i] = {scale_for(norms[i].weight), scale_for(norms[i].step)};
     }
-    return scales[i].weight != 1 || scales[i].direction != 1;
+    return includes(i) && (scales[i].weight != 1 || scales[i].step != 1);
   });
   if (out_of_range.size() != 0) {
     find_norms(out_of_range);
   }
-  all.for_each([&](int64_t i, int64_t /*chunk*/, int64_t first, int64_t size) {
-    line_of(i, first).move(norms[i].trust(), size);
-  });
+  return norms;
+}
+
+// Of a weight and its gradient, as the rule sees it before `last_scale`.
+Norms SumBatch::squares_of(size_t i, int64_t begin, int64_t size, Norms scales)
+    const {
+  const Job& job = jobs_[i];
+  const char* const weights = job.state.master != nullptr
+      ? state_of(i, begin).master
+      : job.stored + begin * size_of(job.dtype);
+  const int64_t count = size * (c10::isComplexType(job.dtype) ? 2 : 1);
+  const bool is_double = c10::toRealValueType(job.dtype) == c10::kDouble;
+  return {
+      is_double
+          ? cpu::squared_norm(
+                reinterpret_cast<const double*>(weights), count, scales.weight)
+          : cpu::squared_norm(
+                reinterpret_cast<const float*>(weights), count, scales.weight),
+      line_of(i, *job.step)
+          .squared_norm(values_of(i, begin).data(), size, scales.step)};
+}
+
+// The jobs' steps, with the norms that they need.
+std::vector<RuleStep> SumBatch::elementwise_steps() const {
+  const auto needs_norms = [&](size_t i) {
+    return needs_gradient_norm(jobs_[i].step->rule);
+  };
+  const std::vector<Norms> norms = norms_of(
+      needs_norms,
+      [&](int64_t i, auto... part) { return squares_of(i, part...); });
+  std::vector<RuleStep> steps;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    const RuleStep& step = *jobs_[i].step;
+    steps.push_back(
+        needs_norms(i) ? scaled_by_norms(
+                             step,
+                             norms[i].weight,
+                             norms[i].step * std::abs(step.last_scale))
+                       : step);
+  }
+  return steps;
+}
+
+// The second half of LAMB: the norms of weights and directions, then the steps.
+void SumBatch::run_lamb() const {
+  const auto is_included = [&](size_t i) {
+    return is_lamb(jobs_[i].step->rule);
+  };
+  const auto line_of = [&](int64_t i, int64_t first) {
+    const Job& job = jobs_[i];
+    char* const stored = job.stored + first * size_of(job.dtype);
+    return LambLine(*job.step, job.dtype, stored, state_of(i, first));
+  };
+  const std::vector<Norms> norms = norms_of(
+      is_included, [&](int64_t i, int64_t first, int64_t size, Norms scales) {
+        return line_of(i, first).squared_norms(size, scales);
+      });
+  parallel_spans(
+      static_cast<int64_t>(jobs_.size()),
+      [&](int64_t i) {
+        return Work{
+            is_included(i) ? jobs_[i].num_elements : 0,
+            jobs_[i].bytes_per_element};
+      },
+      [&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
+        line_of(i, begin).move(
+            LambLine::trust(jobs_[i].step->rule, norms[i]), end - begin);
+      });
 }
 
 } // namespace torchkv::kernels::cpu

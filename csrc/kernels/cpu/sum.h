@@ -13,6 +13,7 @@
 #include "../../core/value.h"
 #include "copy_batch.h"
 #include "lines.h"
+#include "norms.h"
 
 namespace torchkv::kernels::cpu {
 
@@ -62,9 +63,13 @@ class TORCHKV_API SumBatch {
     int64_t bytes_of_state = 0;
   };
 
-  SumLine line_of(size_t job) const;
+  SumLine line_of(size_t job, const RuleStep& step) const;
   c10::SmallVector<const char*, 8> values_of(size_t job, int64_t begin) const;
   StateLine state_of(size_t job, int64_t begin) const;
+  Norms squares_of(size_t job, int64_t begin, int64_t size, Norms scales) const;
+  template <class Includes, class Squares>
+  std::vector<Norms> norms_of(Includes includes, Squares squares) const;
+  std::vector<RuleStep> elementwise_steps() const;
   void run_lamb() const;
 
   c10::SmallVector<const char*, 4> values_;

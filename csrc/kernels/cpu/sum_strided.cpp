@@ -87,7 +87,7 @@ void sum_lines(const Sum& part, const char* first) {
           strides + 1,
           next[0],
           strides[0],
-          part.state.at(element * state_size), // has the strides of `stored`
+          part.state.at(element, state_size), // has the strides of `stored`
           num_elements);
       for (size_t k = 0; k <= num_values; ++k) {
         next[k] += line_strides[k];

@@ -187,6 +187,7 @@ struct Step {
         last_scale(
             static_cast<T>(
                 call.rule.maximize ? -call.last_scale : call.last_scale)),
+        stream(call.stream),
         id(call.rule.id),
         decoupled(call.rule.decoupled) {}
 
@@ -194,6 +195,7 @@ struct Step {
   T scale;
   T limit;
   T last_scale;
+  uint64_t stream; // as RuleStep
   RuleSpec::Id id;
   bool decoupled;
 };
@@ -316,6 +318,7 @@ struct RowSteps {
   void* master; // or null
   std::array<void*, kMaxStates> states; // null: not of this rule
   bool follows_writes; // as cpu::StateLine
+  int64_t begin; // elements of the stored tensor before `memory`
 };
 
 // The functions of libtorchkv_cuda. They return the cudaError_t of their own

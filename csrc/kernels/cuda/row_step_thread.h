@@ -22,6 +22,7 @@ struct RowStepParams {
         step(*call.step),
         rule(rule_of(call.step->rule.id)),
         follows_writes(call.follows_writes) {
+    step.stream += static_cast<uint64_t>(call.begin);
     for (size_t i = 0; i < kMaxStates; ++i) {
       pointers[1 + i] = call.states[i];
     }
@@ -60,7 +61,7 @@ TORCHKV_HOST_DEVICE inline void row_step_thread(
   if (call.follows_writes) {
     weight.follow_writes(call.memory, element);
   }
-  weight.step(call.pointers, call.rule, call.step, total);
+  weight.step(call.pointers, call.rule, call.step, element, total);
   weight.store_state(call.pointers, element, total);
   store_rounded<true>(total, static_cast<S*>(call.memory) + element);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "../../core/mixed_bits.h"
+#include "../../core/normal.h"
 #include "../mxnet_rules.h"
 #include "params.h"
 
@@ -21,7 +23,8 @@ TORCHKV_HOST_DEVICE inline T update(
     T w,
     T g,
     const bool* has,
-    T* s) {
+    T* s,
+    int64_t element) {
   g = clipped(step, g) * step.last_scale;
   const RuleNumbers<T>& n = step.numbers;
   if (rule == Rule::kSgd) {
@@ -66,6 +69,13 @@ TORCHKV_HOST_DEVICE inline T update(
     case RuleSpec::Id::kMxnetDcasgd:
       return has[1] ? mxnet_dcasgd<true>(w, g, s[0], s[1], n)
                     : mxnet_dcasgd<false>(w, g, s[0], s[0], n);
+    case RuleSpec::Id::kMxnetLars:
+      return mxnet_lars(w, g, s[0], n);
+    case RuleSpec::Id::kMxnetSgld: {
+      const uint64_t bits =
+          mixed_bits(step.stream + static_cast<uint64_t>(element));
+      return mxnet_sgld(w, g, static_cast<T>(normal_number(bits)), n);
+    }
     case RuleSpec::Id::kMxnetTest:
       return w + g;
     default:

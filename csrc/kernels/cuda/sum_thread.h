@@ -100,7 +100,7 @@ class PackOfSum {
         if (key.follows_writes != 0) {
           weight_.follow_writes(key.memory, element);
         }
-        weight_.step(pointers_of(key), P::kRule, *step, total);
+        weight_.step(pointers_of(key), P::kRule, *step, element, total);
         weight_.store_state(pointers_of(key), element, total);
       }
       store_rounded<kStreams>(

@@ -65,6 +65,7 @@ class WeightPack {
       void* const* pointers,
       Rule rule,
       const Step<weight_t>& step,
+      int64_t element,
       Pack<weight_t, kSize>& gradient) {
     bool has[kStates];
     TORCHKV_UNROLL
@@ -78,8 +79,8 @@ class WeightPack {
       for (int s = 0; s < kStates; ++s) {
         states[s] = states_[s].at[i];
       }
-      gradient.at[i] =
-          update(step, rule, weight_.at[i], gradient.at[i], has, states);
+      gradient.at[i] = update(
+          step, rule, weight_.at[i], gradient.at[i], has, states, element + i);
       TORCHKV_UNROLL
       for (int s = 0; s < kStates; ++s) {
         states_[s].at[i] = states[s];

@@ -84,7 +84,7 @@ const std::map<std::string, std::vector<std::string>>& options_by_rule() {
         "begin_update",
         "batch_scale",
         "clip_gradient"}},
-      {"mxnet_sgld", {"clip_gradient"}},
+      {"mxnet_sgld", {"seed", "clip_gradient"}},
       {"mxnet_groupadagrad", {"eps", "clip_gradient"}}};
   return options;
 }
@@ -205,7 +205,10 @@ TEST(RuleTest, EachNumberOfARuleIsItsOwn) {
   }
 }
 
-TEST(RuleTest, GroupAdagradHasNoDecayAndLbsgdSumsAtLeastOnePush) {
+TEST(RuleTest, LimitsOfSingleRules) {
+  EXPECT_TRUE(
+      has(refusal("mxnet_sgld", {{"seed", 0.5}}),
+          "expected seed to be a whole number"));
   EXPECT_TRUE(
       has(refusal("mxnet_groupadagrad", {{"weight_decay", 0.1}}),
           "expected no weight_decay"));

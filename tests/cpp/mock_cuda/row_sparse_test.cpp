@@ -238,6 +238,9 @@ TEST_P(RowSparseDevicesTest, EveryRuleStepsRows) {
     GTEST_SKIP() << "rules do not depend on the machine";
   }
   for (const auto& rule : testing::rule_cases()) {
+    if (rule.rule.id == RuleSpec::Id::kMxnetSgld && !GetParam().has_kernels) {
+      continue; // operators step copies of rows, with other random numbers
+    }
     const Key key(rule.name);
     init(key, at::randn({kRows, columns})); // no sums that are 0, for signs
     for (const auto& store : {store_, expected_}) {

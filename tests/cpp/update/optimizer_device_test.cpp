@@ -48,8 +48,7 @@ TEST_P(DeviceRuleTest, MatchesTheCpu) {
       const std::vector<Value> values{
           Value(&gradients[0]), Value(&gradients[1])};
       RuleStep step;
-      step.rule = rule_;
-      step.step = t;
+      optimizer(rule_).set_step(step, 1, t - 1);
       Item item{&entry, values, {}, &step};
       if (t == 4) { // the sum of two pushes
         pipeline.reducer.accumulate(

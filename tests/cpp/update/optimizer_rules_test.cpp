@@ -138,7 +138,7 @@ TEST_P(OptimizerRuleTest, AListOfKeys) {
         at::randn(
             {key == 7 ? 100000 : key * key},
             key % 2 == 0 ? at::kDouble : at::kFloat));
-    plain.emplace_back(values.back());
+    plain.emplace_back(values.back(), key);
   }
   store->init(keys, Tensors::one_each(values));
   for (int i = 0; i < 3; ++i) {

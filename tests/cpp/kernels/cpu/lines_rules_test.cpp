@@ -190,10 +190,10 @@ struct RuleLine {
       if (follows_writes && static_cast<real_t>(rounded) != written) {
         weight(i) = written;
       }
-      weight(i) = plain_rule(
-          step.rule, n, weight(i), gradient(step, i), data.data(), i);
+      weight(i) =
+          plain_rule(step, n, weight(i), gradient(step, i), data.data(), i);
     }
-    if (step.rule.id != RuleSpec::Id::kLamb) {
+    if (!is_lamb(step.rule)) {
       round(count);
     }
   }
@@ -245,7 +245,7 @@ class LineRulesTest : public ::testing::TestWithParam<RuleCase> {
             }
             line_t expected = before;
             expected.plain_update(step, count);
-            if (step.rule.id == RuleSpec::Id::kLamb && line_t::kHasMaster) {
+            if (is_lamb(step.rule) && line_t::kHasMaster) {
               expected.round(count); // the first pass stores the old weights
             }
             for (const auto& level : levels()) {
@@ -361,7 +361,7 @@ TEST_P(LineRulesTest, SquaredNorms) {
 INSTANTIATE_TEST_SUITE_P(
     All,
     LineRulesTest,
-    ::testing::ValuesIn(testing::rule_cases()),
+    ::testing::ValuesIn(testing::rule_cases_of_lines()),
     [](const auto& info) { return info.param.name; });
 
 // --- The second pass of LAMB
@@ -429,7 +429,7 @@ void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
 
 TEST(LineLambTest, EqualsThePlainLoop) {
   for (const auto& rule : testing::rule_cases()) {
-    if (rule.rule.id == RuleSpec::Id::kLamb) {
+    if (is_lamb(rule.rule)) {
       for (const bool special : {false, true}) {
         SCOPED_TRACE(rule.name);
         lamb_is_the_plain_loop<float>(rule.rule, special);
@@ -442,13 +442,31 @@ TEST(LineLambTest, EqualsThePlainLoop) {
 }
 
 TEST(LineLambTest, TrustIsTheRatioOfNormsOrOne) {
-  EXPECT_EQ((LambLine::Norms{6, 2}.trust()), 3);
-  EXPECT_EQ((LambLine::Norms{0, 4}.trust()), 1);
-  EXPECT_EQ((LambLine::Norms{36, 0}.trust()), 1);
-  EXPECT_EQ((LambLine::Norms{NAN, 4}.trust()), 1);
+  const auto trust = [](double weight, double direction) {
+    RuleSpec lamb;
+    lamb.id = RuleSpec::Id::kLamb;
+    return LambLine::trust(lamb, {weight, direction});
+  };
+  EXPECT_EQ(trust(6, 2), 3);
+  EXPECT_EQ(trust(0, 4), 1);
+  EXPECT_EQ(trust(36, 0), 1);
+  EXPECT_EQ(trust(NAN, 4), 1);
   // Their product is out of range.
-  EXPECT_EQ((LambLine::Norms{1e-300, 1e-300}.trust()), 1);
-  EXPECT_DOUBLE_EQ((LambLine::Norms{1e150, 1e-150}.trust()), 1e300);
+  EXPECT_EQ(trust(1e-300, 1e-300), 1);
+  EXPECT_DOUBLE_EQ(trust(1e150, 1e-150), 1e300);
+}
+
+TEST(LineLambTest, MxnetsHasBoundsOfTheWeightsNorm) {
+  const auto trust = [](const NumbersByName& bounds, double weight) {
+    return LambLine::trust(
+        make_rule("test", "mxnet_lamb", bounds), {weight, 2});
+  };
+  EXPECT_EQ(trust({}, 6), 3);
+  EXPECT_EQ(trust({{"lower_bound", 8}}, 6), 4);
+  EXPECT_EQ(trust({{"lower_bound", 8}}, 0), 4);
+  EXPECT_EQ(trust({{"upper_bound", 4}}, 6), 2);
+  EXPECT_EQ(trust({{"lower_bound", 1}, {"upper_bound", 10}}, 6), 3);
+  EXPECT_EQ(trust({{"lower_bound", 8}}, NAN), 1);
 }
 
 } // namespace

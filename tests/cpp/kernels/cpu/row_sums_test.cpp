@@ -149,6 +149,8 @@ void step_rows(
   std::transform(
       memory.states.begin(), memory.states.end(), states.begin(), part);
   const at::Tensor stored = part(memory.stored);
+  RuleStep shifted = step; // with the random numbers of the part
+  shifted.stream += static_cast<uint64_t>(begin);
   RowSumBatch batch;
   batch.add(
       {sources_of(all, begin),
@@ -157,7 +159,7 @@ void step_rows(
        begin,
        stored,
        at::kFloat,
-       step,
+       shifted,
        testing::state_line(states)});
   batch.run();
 }
@@ -195,7 +197,7 @@ class RowSumsOfRule : public ::testing::TestWithParam<testing::RuleCase> {};
 
 // A rule's step is that of SumBatch with the dense sum, in the pushed rows.
 TEST_P(RowSumsOfRule, StepsPushedRowsOnly) {
-  const RuleStep step{GetParam().rule, 3, /*is_first=*/false};
+  const RuleStep step = without_norms({GetParam().rule, 3, /*is_first=*/false});
   for (const auto [num_rows, size] :
        {std::array<int64_t, 2>{7, 1}, {31, 5}, {600, 64}}) {
     for (const auto& all : row_cases(num_rows, size)) {
