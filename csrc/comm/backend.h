@@ -32,9 +32,11 @@ struct Job {
   bool is_step() const {
     return !is_norm && step->rule.id != RuleSpec::Id::kAssign;
   }
-  // Whether a step must first do what Slices::follow_writes does.
+  // Whether a step must first do what Slices::follow_writes does. Of rules that
+  // are not elementwise, it has been done.
   bool follows_writes() const {
-    return is_step() && entry->is_shared && slice->master.defined();
+    return is_step() && entry->is_shared && slice->master.defined() &&
+        is_elementwise(step->rule);
   }
   // Sets the memory of the state that a step uses: members of `state`. In
   // place: copied as a whole, pointers just written would stall the loads.

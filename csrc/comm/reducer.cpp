@@ -141,7 +141,7 @@ std::vector<RuleStep> Reducer::prepare(
     }
     Slice& slice = *part.slice;
     slice.enter(call.order);
-    // Of a shared value, the pass that steps each element does so itself.
+    // Else the pass that steps a shared value does so itself.
     const bool follows = part.entry->is_master_loaded ||
         (part.entry->is_shared && !is_elementwise(part.step->rule));
     if (follows && slice.master.defined()) {

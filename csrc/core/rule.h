@@ -116,8 +116,12 @@ inline bool is_elementwise(const RuleSpec& rule) {
   return !is_lamb(rule) && !is_row_wise(rule) && !needs_gradient_norm(rule);
 }
 
-// Whether the rule can step the rows of a sparse gradient alone.
+// Whether the rule can step the rows of a sparse gradient alone; and whether
+// all that it needs are these rows.
 inline bool can_step_rows(const RuleSpec& rule) {
+  return !is_lamb(rule);
+}
+inline bool needs_only_rows(const RuleSpec& rule) {
   return is_row_wise(rule) || is_elementwise(rule);
 }
 

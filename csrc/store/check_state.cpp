@@ -107,7 +107,7 @@ void check_steps_rows(
   if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
     const RuleSpec rule = (*optimizer)->rule_of(entry.key);
     TORCHKV_CHECK_NOT_IMPLEMENTED(
-        can_step_rows(rule),
+        needs_only_rows(rule),
         where,
         "expected an optimizer that steps rows by themselves, as the key is "
         "row-sparse, but got '",

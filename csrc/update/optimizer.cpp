@@ -134,16 +134,23 @@ void Optimizer::set_step(RuleStep& step, const Key& key, int64_t num_steps)
         schedule.rate(num_updates(num_steps + 1) - (is_lbsgd ? 1 : 0)) *
         (it == keys.end() ? 1 : it->second.lr_mult);
   }
-  if (is_lbsgd) {
-    step.last_scale = 1 / step.rule.alpha; // the mean of batch_scale pushes
+  switch (step.rule.id) {
+    case RuleSpec::Id::kMxnetLbsgd:
+      step.last_scale = 1 / step.rule.alpha; // the mean of batch_scale pushes
+      step = without_norms(step);
+      break;
+    case RuleSpec::Id::kMxnetLars:
+      step = without_norms(step);
+      break;
+    case RuleSpec::Id::kMxnetSgld:
+      step.stream = random_stream(
+          static_cast<uint64_t>(step.rule.extra1),
+          key,
+          {static_cast<uint64_t>(num_steps)});
+      break;
+    default:
+      break;
   }
-  if (step.rule.id == RuleSpec::Id::kMxnetSgld) {
-    step.stream = random_stream(
-        static_cast<uint64_t>(step.rule.extra1),
-        key,
-        {static_cast<uint64_t>(num_steps)});
-  }
-  step = without_norms(step);
 }
 
 bool Optimizer::is_elementwise() const {

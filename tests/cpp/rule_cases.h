@@ -165,24 +165,13 @@ inline std::vector<RuleStep> steps_of(const RuleSpec& rule) {
   return {first, later, scaled, clipped};
 }
 
-// Those that are steps of kernels for lines: LAMB in its first pass.
-inline std::vector<RuleCase> rule_cases_of_lines() {
+inline std::vector<RuleCase> rule_cases_that(bool (*are)(const RuleSpec&)) {
   std::vector<RuleCase> cases;
   std::copy_if(
       rule_cases().begin(),
       rule_cases().end(),
       std::back_inserter(cases),
-      [](const RuleCase& rule) { return !needs_gradient_norm(rule.rule); });
-  return cases;
-}
-
-inline std::vector<RuleCase> elementwise_rule_cases() {
-  std::vector<RuleCase> cases;
-  std::copy_if(
-      rule_cases().begin(),
-      rule_cases().end(),
-      std::back_inserter(cases),
-      [](const RuleCase& rule) { return is_elementwise(rule.rule); });
+      [&](const RuleCase& rule) { return are(rule.rule); });
   return cases;
 }
 

@@ -184,14 +184,16 @@ class BuiltIn(StoreOptimizer):
                 # A momentum that began after the first step has no buffer yet.
                 if name in state or (self._rule == "sgd" and state["step"] > 0):
                     continue
+                if name == "previous_weight":
+                    state[name] = _weight(impl, key, kept)
+                    continue
                 first: complex = 0.0
                 if self._rule == "adagrad" and name == "sum":
                     first = self.param_groups[group]["initial_accumulator_value"]
                     first = complex(first, first) if kept.is_complex else first
                 state[name] = torch.full(shape, first, dtype=kept, device="cpu")
             if kept != dtype and "master" not in state:
-                value = impl.pull(key, None, 0)
-                state["master"] = (value.values() if is_row_sparse else value).to(kept)
+                state["master"] = _weight(impl, key, kept)
         return parts
 
     def _load(
@@ -264,6 +266,12 @@ class BuiltIn(StoreOptimizer):
         optimizer.defaults.update(options)
         optimizer._adopt("load", settings)
         return optimizer
+
+
+def _weight(impl: _C.KVStore, key: StoreKey, dtype: torch.dtype) -> torch.Tensor:
+    """A key's value, of a row-sparse one its rows in the order of their states."""
+    value: torch.Tensor = impl.pull(key, None, 0)
+    return (value.values() if impl.is_row_sparse(key) else value).to(dtype)
 
 
 def _plain_state(op: str, key: StoreKey, state: Mapping[str, Any]) -> dict[str, Any]:

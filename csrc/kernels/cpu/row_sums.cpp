@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "cache_line.h"
 #include "group_adagrad.h"
+#include "norms.h"
 #include "parallel.h"
 #include "row_merge.h"
 
@@ -272,6 +275,19 @@ void RowSumBatch::for_each(Body body) const {
 }
 
 void RowSumBatch::run() const {
+  const bool needs_norms =
+      std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) {
+        return needs_gradient_norm(job.step->rule);
+      });
+  if (needs_norms) {
+    const std::vector<RuleStep> steps = elementwise_steps();
+    RowSumBatch scaled = *this;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      scaled.jobs_[i].step = &steps[i];
+    }
+    scaled.run();
+    return;
+  }
   for_each([&](int64_t i, int64_t begin, int64_t end, bool stream) {
     const Job& job = jobs_[i];
     StepRows step(job, stream);
@@ -281,7 +297,7 @@ void RowSumBatch::run() const {
   });
 }
 
-double RowSumBatch::squared_norm(double scale) const {
+std::vector<double> RowSumBatch::squared_norms(double scale) const {
   std::vector<std::vector<double>> sums;
   sums.reserve(jobs_.size());
   for (const auto& job : jobs_) {
@@ -289,7 +305,7 @@ double RowSumBatch::squared_norm(double scale) const {
   }
   for_each([&](int64_t i, int64_t begin, int64_t end, bool /*stream*/) {
     const Job& job = jobs_[i];
-    for (int64_t piece = begin; piece < end; ++piece) {
+    for (int64_t piece = begin; piece < end && !is_assign(job); ++piece) {
       SquareRows square(job, scale);
       RowMerge merge(job, square);
       merge.run(job.cuts[piece], job.cuts[piece + 1]);
@@ -297,13 +313,44 @@ double RowSumBatch::squared_norm(double scale) const {
       sums[i][piece] = square.sum();
     }
   });
-  double result = 0;
+  std::vector<double> result;
   for (const auto& of_job : sums) {
-    for (const double sum : of_job) {
-      result += sum;
-    }
+    result.push_back(std::accumulate(of_job.begin(), of_job.end(), 0.0));
   }
   return result;
+}
+
+double RowSumBatch::squared_norm(double scale) const {
+  const std::vector<double> norms = squared_norms(scale);
+  return std::accumulate(norms.begin(), norms.end(), 0.0);
+}
+
+// The jobs' steps, with the norms that they need.
+std::vector<RuleStep> RowSumBatch::elementwise_steps() const {
+  const std::vector<double> squares = squared_norms(1);
+  std::vector<double> small;
+  std::vector<double> large;
+  std::vector<RuleStep> steps;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    const Job& job = jobs_[i];
+    double norm = std::sqrt(squares[i]);
+    const double scale = scale_for(norm);
+    if (scale != 1 && c10::toRealValueType(job.dtype) == c10::kDouble) {
+      auto& scaled = scale < 1 ? large : small;
+      scaled = scaled.empty() ? squared_norms(scale) : scaled;
+      norm = std::sqrt(scaled[i]) / scale;
+    }
+    steps.push_back(
+        needs_gradient_norm(job.step->rule) ? elementwise_step(
+                                                  *job.step,
+                                                  job.dtype,
+                                                  job.stored,
+                                                  job.state.master,
+                                                  job.end - job.begin,
+                                                  norm)
+                                            : *job.step);
+  }
+  return steps;
 }
 
 } // namespace torchkv::kernels::cpu

@@ -48,8 +48,9 @@ struct RowSum {
 
 // Sums of rows, executed together by run(), as SumBatch: one pass merges the
 // rows by id, steps and writes, without a sum in memory.
-// REQUIRES: a rule that can_step_rows(), and whole rows for one that is not
-// elementwise; except for norms.
+// REQUIRES: a rule that can_step_rows(), and whole rows for one that
+// is_row_wise() or the whole value for one that needs_gradient_norm(); except
+// for norms.
 class TORCHKV_API RowSumBatch {
  public:
   void add(const RowSum& sum);
@@ -63,6 +64,8 @@ class TORCHKV_API RowSumBatch {
  private:
   template <class Body>
   void for_each(Body body) const;
+  std::vector<double> squared_norms(double scale) const; // of the jobs
+  std::vector<RuleStep> elementwise_steps() const;
 
   std::vector<Job> jobs_;
 };

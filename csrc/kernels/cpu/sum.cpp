@@ -7,8 +7,6 @@
 #include <numeric>
 #include <vector>
 
-#include "../../core/step_rate.h"
-#include "apply_rule.h"
 #include "cache_line.h"
 #include "chunks.h"
 #include "lamb.h"
@@ -17,17 +15,8 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-constexpr int64_t kNormChunk = int64_t{16} * 1024; // elements
-
 int64_t size_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-// The factor that brings the squares of fp64 numbers of such a 2-norm into
-// fp64's range.
-double scale_for(double norm) {
-  constexpr double kScale = 0x1p600;
-  return norm > 0x1p500 ? 1 / kScale : norm < 0x1p-450 ? kScale : 1;
 }
 
 } // namespace
@@ -180,42 +169,30 @@ std::vector<Norms> SumBatch::norms_of(Includes includes, Squares squares)
   return norms;
 }
 
-// Of a weight and its gradient, as the rule sees it before `last_scale`.
-Norms SumBatch::squares_of(size_t i, int64_t begin, int64_t size, Norms scales)
-    const {
-  const Job& job = jobs_[i];
-  const char* const weights = job.state.master != nullptr
-      ? state_of(i, begin).master
-      : job.stored + begin * size_of(job.dtype);
-  const int64_t count = size * (c10::isComplexType(job.dtype) ? 2 : 1);
-  const bool is_double = c10::toRealValueType(job.dtype) == c10::kDouble;
-  return {
-      is_double
-          ? cpu::squared_norm(
-                reinterpret_cast<const double*>(weights), count, scales.weight)
-          : cpu::squared_norm(
-                reinterpret_cast<const float*>(weights), count, scales.weight),
-      line_of(i, *job.step)
-          .squared_norm(values_of(i, begin).data(), size, scales.step)};
-}
-
 // The jobs' steps, with the norms that they need.
 std::vector<RuleStep> SumBatch::elementwise_steps() const {
   const auto needs_norms = [&](size_t i) {
     return needs_gradient_norm(jobs_[i].step->rule);
   };
   const std::vector<Norms> norms = norms_of(
-      needs_norms,
-      [&](int64_t i, auto... part) { return squares_of(i, part...); });
+      needs_norms, [&](int64_t i, int64_t first, int64_t size, Norms scales) {
+        return Norms{
+            0,
+            line_of(i, *jobs_[i].step)
+                .squared_norm(values_of(i, first).data(), size, scales.step)};
+      });
   std::vector<RuleStep> steps;
   for (size_t i = 0; i < jobs_.size(); ++i) {
-    const RuleStep& step = *jobs_[i].step;
+    const Job& job = jobs_[i];
     steps.push_back(
-        needs_norms(i) ? scaled_by_norms(
-                             step,
-                             norms[i].weight,
-                             norms[i].step * std::abs(step.last_scale))
-                       : step);
+        needs_norms(i) ? elementwise_step(
+                             *job.step,
+                             job.dtype,
+                             job.stored,
+                             job.state.master,
+                             job.num_elements,
+                             norms[i].step)
+                       : *job.step);
   }
   return steps;
 }

@@ -66,7 +66,6 @@ class TORCHKV_API SumBatch {
   SumLine line_of(size_t job, const RuleStep& step) const;
   c10::SmallVector<const char*, 8> values_of(size_t job, int64_t begin) const;
   StateLine state_of(size_t job, int64_t begin) const;
-  Norms squares_of(size_t job, int64_t begin, int64_t size, Norms scales) const;
   template <class Includes, class Squares>
   std::vector<Norms> norms_of(Includes includes, Squares squares) const;
   std::vector<RuleStep> elementwise_steps() const;

@@ -21,7 +21,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 10;
+constexpr uint32_t kAbi = 11;
 
 constexpr uint32_t kThreads = 256; // of a block
 

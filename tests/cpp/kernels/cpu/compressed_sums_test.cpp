@@ -297,7 +297,7 @@ TEST_P(CompressedSumsOfRule, StepsWithTheSum) {
 INSTANTIATE_TEST_SUITE_P(
     AllRules,
     CompressedSumsOfRule,
-    ::testing::ValuesIn(testing::elementwise_rule_cases()),
+    ::testing::ValuesIn(testing::rule_cases_that(is_elementwise)),
     [](const auto& info) { return info.param.name; });
 
 TEST(CompressedSumsTest, EmptyValuesDoNothing) {
