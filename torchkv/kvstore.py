@@ -135,8 +135,8 @@ class KVStore(Stateful):
                 ``torch.sparse_coo`` tensor with one sparse dimension makes a row-sparse
                 key: see :meth:`init_rows`.
             whole: in a ``dist`` store, one server holds the whole value whatever its
-                size; it may not be split where an updater that is not built in, or
-                LAMB, is set after ``init``.
+                size; it may not be split where an updater that is not built in, or an
+                optimizer that needs whole values, such as LAMB, is set after ``init``.
             share: in a store on one machine, the value is the tensor itself, not a
                 copy: updates write it in place, and what the caller writes to it
                 between calls is the stored value. It stays whole, and on its device.
@@ -222,9 +222,9 @@ class KVStore(Stateful):
         gradients of ``nn.Embedding(sparse=True)``. Their rows are added up by id; on
         several machines, only they are sent, repeats included. Without an updater, rows
         that were not pushed become zero; the optimizers of :mod:`torchkv.optim` other
-        than LAMB, and MXNet's sgd, adam, adagrad, ftrl, lars and lbsgd, step the pushed
-        rows only; all others get a dense sum. The host waits for ids on an accelerator.
-        For row-sparse keys, see :meth:`init_rows`.
+        than LAMB, and MXNet's sgd, adam, adagrad, ftrl, groupadagrad, lars and lbsgd,
+        step the pushed rows only; all others get a dense sum. The host waits for ids on
+        an accelerator. For row-sparse keys, see :meth:`init_rows`.
 
         Args:
             key: keys of the store.

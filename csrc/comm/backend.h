@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <type_traits>
 
 #include "../core/rule.h"
@@ -59,6 +60,12 @@ struct Job {
     }
   }
 };
+
+// Of elements of a dtype: complex ones are two numbers.
+inline uint64_t num_numbers(int64_t num_elements, c10::ScalarType dtype) {
+  return static_cast<uint64_t>(num_elements) *
+      (c10::isComplexType(dtype) ? 2 : 1);
+}
 
 // One implementation of the sums, steps and copies of a call. Backends are
 // tried in order (Backends): add*() either accepts the work and returns true,

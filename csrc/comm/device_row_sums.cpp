@@ -196,7 +196,7 @@ void DeviceRowSums::add_step(
   const Value value(&summed.sums);
   // Rows of other pieces have other random numbers.
   RuleStep shifted = *job.step;
-  shifted.stream += static_cast<uint64_t>(piece.begin);
+  shifted.stream += num_numbers(piece.begin, job.result->scalar_type());
   Job step = job;
   step.step = &shifted;
   step.slice = &rows;

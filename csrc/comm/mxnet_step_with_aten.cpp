@@ -21,7 +21,7 @@ namespace torchkv {
 namespace {
 
 // One step; the formulas are those of kernels/mxnet_rules.h, and at the end
-// those that have no kernel.
+// those that have no kernel on GPUs.
 class MxnetStep {
  public:
   MxnetStep(
@@ -319,7 +319,8 @@ class MxnetStep {
 
   // The ratio of the norms, that of the gradient before it is rescaled.
   void lbsgd() {
-    const auto g = g_.to(at::kDouble).div(step_.scale);
+    const auto g =
+        g_.to(at::kDouble).mul(step_.scale == 0 ? 0 : 1 / step_.scale);
     const auto of_w = norm_of(w_).square_();
     const auto of_g = norm_of(g).square_();
     const auto divisor = of_w.mul(rule_.weight_decay).add_(of_g).add_(1e-18);

@@ -153,9 +153,10 @@ std::vector<RuleStep> Reducer::prepare(
       call.order.use(slice.home, value.device());
     }
     RuleStep& step = steps.emplace_back(*part.step);
-    const bool is_complex = c10::isComplexType(slice.value.scalar_type());
-    step.stream += static_cast<uint64_t>(
-        (part.entry->offset + slice.begin) * (is_complex ? 2 : 1));
+    if (is_random(step.rule)) { // other steps stay the same, to share a launch
+      step.stream += num_numbers(
+          part.entry->offset + slice.begin, slice.value.scalar_type());
+    }
     step.is_first = lacks_state(slice, step.rule) &&
         !slices_.prepare_state(slice, step.rule, made);
   }

@@ -36,7 +36,7 @@ void scale_and_clip(const RuleStep& step, at::Tensor& gradient) {
 // The squares of fp32 numbers are in fp64's range; fp64 numbers are divided by
 // the largest first.
 at::Tensor norm_of(const at::Tensor& numbers) {
-  if (numbers.scalar_type() != at::kDouble) {
+  if (numbers.scalar_type() != at::kDouble || numbers.numel() == 0) {
     return at::linalg_vector_norm(numbers, 2, {}, false, at::kDouble);
   }
   at::Tensor largest = numbers.abs().amax();

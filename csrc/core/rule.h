@@ -130,6 +130,11 @@ inline bool begins_as_weight(const RuleSpec& rule, size_t state) {
   return rule.id == RuleSpec::Id::kMxnetDcasgd && state == 0;
 }
 
+// Whether it has random numbers.
+inline bool is_random(const RuleSpec& rule) {
+  return rule.id == RuleSpec::Id::kMxnetSgld;
+}
+
 // Whether it is one of MXNet's.
 inline bool is_mxnet(const RuleSpec& rule) {
   return rule.id >= RuleSpec::Id::kMxnetSgd;

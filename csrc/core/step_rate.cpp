@@ -50,7 +50,8 @@ RuleStep scaled_by_norms(const RuleStep& step, double weight, double gradient) {
   } else {
     // Of the gradient that is not rescaled.
     const double decay = std::sqrt(rule.weight_decay) * weight;
-    const double divisor = std::hypot(decay, gradient / step.scale, 1e-9);
+    const double own = step.scale == 0 ? 0 : gradient / step.scale;
+    const double divisor = std::hypot(decay, own, 1e-9);
     rule.id = RuleId::kMxnetSgd;
     rule.lr *= std::clamp(weight / divisor, 0.01, 100.);
   }

@@ -112,8 +112,8 @@ struct Entry : c10::intrusive_ptr_target {
   std::unique_ptr<RowTable> rows;
   c10::SmallVector<int64_t, 4> strides; // of the whole value, which is dense
   c10::Device device = c10::kCPU; // of new tensors like it
-  // Elements before it, where it is a part of a larger value, whose random
-  // numbers it has.
+  // Where it is part of a larger value: how many of that value's elements
+  // precede it, for its random numbers.
   int64_t offset = 0;
   Placing placing = Placing::kNot;
   // The value is a tensor of the caller's, in the only slice, which stays where

@@ -177,12 +177,12 @@ c10::ArrayRef<Value> Batch::compress_to_dense(
   return {begin + count - 1, end};
 }
 
-void Batch::find_rows() {
+void Batch::find_rows(const RuleSpec* rule) {
   Value* value = values_.data();
   const RuleStep* step = steps.data();
   for (const Item& item : items) {
     Entry& entry = *item.entry;
-    const RuleSpec* const rule = steps.empty() ? nullptr : &step++->rule;
+    rule = steps.empty() ? rule : &step++->rule;
     Value* const own = value;
     value += item.values.size();
     if (entry.rows == nullptr) {

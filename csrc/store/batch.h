@@ -70,8 +70,9 @@ class TORCHKV_API Batch {
       Slices& slices);
 
   // Gives the rows that values of row-sparse keys have slots in the stored
-  // values, which are made where they are missing: with plan(), for its steps.
-  void find_rows();
+  // values, which are made where they are missing: with the first state of
+  // plan()'s steps or, without, of `rule`; null: of any.
+  void find_rows(const RuleSpec* rule = nullptr);
   // Instead, of the item that is the only one, and whose values are all
   // row-sparse: replaces ids by places among the distinct ones, which it
   // returns in ascending order.

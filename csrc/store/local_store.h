@@ -91,8 +91,8 @@ class TORCHKV_API LocalStore final : public Store {
 
   // For servers that hold a LocalStore:
 
-  // Before the first update of a value that is a part of a larger one: begins
-  // at this element, in the order of memory.
+  // Says at which element of a larger value this one begins. REQUIRES: before
+  // its first update.
   void set_offset(const Key& key, int64_t offset);
 
   // merge with an updater that need not be the one that is set, such as that of

@@ -266,7 +266,12 @@ void LocalStore::load_rows(
 void LocalStore::replace_rows(const Groups& values, size_t i) {
   has_row_sparse_ = true;
   Batch batch(values, i, i + 1);
-  batch.find_rows();
+  const Entry& entry = *values.entries()[i];
+  const OptimizerPtr optimizer = current_optimizer();
+  const bool has_state =
+      optimizer != nullptr && entry.generation == optimizer->generation;
+  const RuleSpec rule = has_state ? optimizer->rule_of(entry.key) : RuleSpec();
+  batch.find_rows(has_state ? &rule : nullptr);
   reducer_.update(batch.items);
   batch.keep_rows();
 }

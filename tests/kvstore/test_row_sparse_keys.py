@@ -179,6 +179,17 @@ def test_pushpull_and_async(kv):
     assert_same(out, expected)
 
 
+def test_rows_that_assign_adds_begin_with_the_optimizers_state(kv):
+    kv.init_rows(3, (1,), num_rows=6)
+    kv.set_optimizer(optim.Adagrad(lr=0.1, initial_accumulator_value=3))
+    kv.push(3, sparse([1], torch.ones(1, 1), (6, 1)))
+    kv.assign(3, sparse([1, 5], torch.ones(2, 1), (6, 1)))
+    kv.push(3, sparse([5], torch.ones(1, 1), (6, 1)))
+    state = kv.optimizer.state_dict()["state"][3]
+    sums = dict(zip(state["row_ids"].tolist(), state["sum"].flatten(), strict=True))
+    assert sums == {1: 4, 5: 4}
+
+
 def test_another_optimizer_starts_without_state(kv):
     kv.init_rows(3, (4,), num_rows=6)
     kv.set_optimizer(optim.Adam(lr=0.1))

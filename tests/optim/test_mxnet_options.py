@@ -176,6 +176,43 @@ def test_half_precision_has_a_master(kv, name):
     np.testing.assert_allclose(master.numpy(), formula.w, rtol=1e-5, atol=1e-5)
 
 
+def test_lbsgd_clips_the_sum_of_its_pushes(kv):
+    kv.init(3, torch.zeros(2))
+    options = {"batch_scale": 2, "warmup_epochs": 0, "max_norm": 1.0}
+    kv.set_optimizer("lbsgd", learning_rate=0.5, **options)
+    for _ in range(2):  # of norm 10 together
+        kv.push(3, torch.tensor([3.0, 4.0]))
+    # The mean of two pushes, at twice the learning rate.
+    torch.testing.assert_close(stored(kv, 3), torch.tensor([-0.3, -0.4]))
+
+
+def test_lbsgd_skips_pushes_that_are_not_finite(kv):
+    kv.init(3, torch.zeros(2))
+    kv.set_optimizer("lbsgd", learning_rate=1.0, batch_scale=1, skip_nonfinite=True)
+    kv.push(3, torch.tensor([1.0, float("inf")]))
+    kv.push(3, torch.tensor([1.0, 2.0]))
+    assert stored(kv, 3).tolist() == [-1, -2]
+
+
+def test_groups_with_and_without_norms_in_one_push(kv):
+    kv.init([3, 5], [torch.full((2,), 4.0)] * 2)
+    names = {3: "layer_weight", 5: "layer_bias"}
+    lars = mxnet.LARS(learning_rate=0.5, eta=0.25, param_idx2name=names)
+    kv.set_optimizer(lars)
+    kv.push([3, 5], [torch.tensor([3.0, 4.0])] * 2)
+    rate = 0.5 * 0.25 * 32**0.5 / 5
+    expected = 4 - rate * torch.tensor([3.0, 4.0])
+    torch.testing.assert_close(stored(kv, 3), expected)
+    assert stored(kv, 5).tolist() == [2.5, 2]
+
+
+def test_lbsgd_without_a_gradient_scale_changes_nothing(kv):
+    kv.init(3, torch.ones(2))
+    kv.set_optimizer("lbsgd", warmup_strategy="lars", rescale_grad=0.0)
+    kv.push(3, torch.ones(2))
+    assert stored(kv, 3).tolist() == [1, 1]
+
+
 def test_sgld_by_its_moments(kv):
     torch.manual_seed(3)
     size, lr = 200_000, 0.04

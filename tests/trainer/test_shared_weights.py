@@ -112,6 +112,18 @@ def test_a_written_element_replaces_its_master_and_no_other(dtype, how):
     assert master.tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32], ids=str)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_writes_to_other_narrow_weights_count(dtype):
+    weight = nn.Parameter(torch.ones(3).to(dtype))
+    trainer = torchkv.Trainer({"w": weight}, "sgd", {"learning_rate": 1.0})
+    for value in (1.0, 3.0):
+        weight.data[2:] = torch.tensor([value]).to(dtype)
+        weight.grad = torch.zeros(3).to(dtype)
+        trainer.step(1)
+        assert weight.detach().to(torch.complex64)[2] == value
+
+
 def test_the_first_of_two_replicas_is_shared():
     model = make_model()
     replicas = torchkv.replicate(model, ["cpu", "cpu"])

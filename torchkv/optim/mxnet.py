@@ -326,19 +326,21 @@ class LBSGD(MXNetOptimizer):
 class SGLD(MXNetOptimizer):
     """Stochastic gradient Langevin dynamics: half a step, and noise.
 
-    The noise is a function of the seed, the key, the step and the element, so it does
-    not depend on the device, and a resumed training continues as it would have.
+    The noise of an element is a function of the seed, the key, the step and its place
+    in the value's memory; of a row-sparse key, in that of the rows in the order in
+    which they came. So training that is resumed with the same seed continues as it
+    would have, and the kernels of all devices make the same noise.
     """
 
     _rule = "mxnet_sgld"
 
     def __init__(
-        self, seed: int | None = None, **options: Unpack[MXNetOptions]
+        self, *, seed: int | None = None, **options: Unpack[MXNetOptions]
     ) -> None:
-        """Arguments as MXNet's; errors as :class:`SGD`.
+        """Arguments as MXNet's, and a seed; errors as :class:`SGD`.
 
         Args:
-            seed: of the noise, from 0 to 2**53 - 1; by default, a number of PyTorch's
+            seed: of the noise, from 0 to 2**53 - 1; by default, drawn from PyTorch's
                 default generator, which ``torch.manual_seed`` seeds.
             **options: those of all.
         """

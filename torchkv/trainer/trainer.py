@@ -48,7 +48,7 @@ class Trainer(States):
     version counter: training continues from them and the optimizer's state is kept.
     With replicas, the first replica's weights are used. With several processes, write
     them in all of them; rank 0's weights are used. On one device of one machine, a
-    weight in fp32 or fp64 that is dense and overlaps with no other is the stored value
+    weight without gaps in its memory that overlaps with no other is the stored value
     (``KVStore.init(share=True)``): it takes no second memory, and no write is lost.
     Elsewhere, one through ``.data`` is: use ``with torch.no_grad(): p.clamp_(0)``.
 

@@ -17,13 +17,6 @@ from torchkv.optim.built_in import BuiltIn
 _ON_ONE_MACHINE = ("local", "device", "nccl")
 # A step of half-precision values changes masters in fp32.
 _WITH_MASTER = (torch.float16, torch.bfloat16)
-_SHAREABLE = (
-    *_WITH_MASTER,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
 
 
 class Seen:
@@ -133,7 +126,7 @@ class Weights:
             if (
                 all(p.device == first.device for p in others)
                 and (self._store.type != "local" or first.device.type == "cpu")
-                and first.dtype in _SHAREABLE
+                and (first.is_floating_point() or first.is_complex())
                 and first.numel() != 0
                 # Memory of its own, without gaps: empty_like has the same strides.
                 and id(first) not in overlapping
