@@ -16,10 +16,13 @@ TORCHKV_HOST_DEVICE inline float normal_number(uint64_t bits) {
   // log(u), u in (0, 1], as log(m) + exponent * log(2), m in [0.707, 1.414).
   const auto u =
       static_cast<float>(static_cast<int32_t>(bits >> 40U) + 1) * 0x1p-24F;
-  int32_t bits_of_u;
+  constexpr uint32_t kFromLeastMTo1 = 0x3F800000 - 0x3F3504F3; // in bits
+  uint32_t bits_of_u;
   std::memcpy(&bits_of_u, &u, sizeof(u));
-  const int32_t exponent = (bits_of_u - 0x3F3504F3) >> 23;
-  const int32_t bits_of_m = bits_of_u - exponent * 0x800000;
+  const int32_t exponent =
+      static_cast<int32_t>((bits_of_u + kFromLeastMTo1) >> 23U) - 127;
+  const uint32_t bits_of_m =
+      bits_of_u - static_cast<uint32_t>(exponent) * 0x800000U;
   float m;
   std::memcpy(&m, &bits_of_m, sizeof(m));
   const float s = (m - 1) / (m + 1);

@@ -314,6 +314,7 @@ std::vector<double> RowSumBatch::squared_norms(double scale) const {
     }
   });
   std::vector<double> result;
+  result.reserve(sums.size());
   for (const auto& of_job : sums) {
     result.push_back(std::accumulate(of_job.begin(), of_job.end(), 0.0));
   }
