@@ -177,7 +177,7 @@ std::vector<RuleStep> SumBatch::elementwise_steps() const {
   const std::vector<Norms> norms = norms_of(
       needs_norms, [&](int64_t i, int64_t first, int64_t size, Norms scales) {
         return Norms{
-            0,
+            1, // elementwise_step() finds it; 0 would be measured again in fp64
             line_of(i, *jobs_[i].step)
                 .squared_norm(values_of(i, first).data(), size, scales.step)};
       });
