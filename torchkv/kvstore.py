@@ -167,8 +167,9 @@ class KVStore(Stateful):
         Rows that were never pushed have their initial value and take no memory, so a
         table of a billion rows takes what its used rows take: their values, what the
         optimizer keeps for them, and about 60 to 110 bytes each for an index. They stay
-        until :meth:`delete` forgets them; nothing is evicted. On one machine, in CPU
-        memory, also in a ``device`` store. :meth:`init` with a ``torch.sparse_coo``
+        until :meth:`delete` forgets them; nothing is evicted. They are in CPU memory,
+        also in a ``device`` store; in a ``dist`` store, where all ranks make the call,
+        each server has those of some ids. :meth:`init` with a ``torch.sparse_coo``
         tensor makes such a key, too, whose initial value is zero.
 
         :meth:`push` takes ``torch.sparse_coo`` tensors with one sparse dimension, or
@@ -186,14 +187,14 @@ class KVStore(Stateful):
                 *row_shape)``. None for as many as fit into 2**63 - 1 elements, the most
                 that a tensor's shape can have; then :meth:`push` takes sparse tensors
                 of any number of rows.
-            init: one of :mod:`torchkv.initializers`; None for zeros.
+            init: one of :mod:`torchkv.initializers`; None for zeros. In a ``dist``
+                store, rank 0's counts.
 
         Raises:
             ValueError: a key that is already initialized, a negative size, more than
                 2**63 - 1 elements, a dtype that `init` does not support.
-            NotImplementedError: a ``dist`` store; at a push, an updater or optimizer
-                that needs the whole value (LAMB; MXNet's lamb, lars, and lbsgd with its
-                strategy "lars").
+            NotImplementedError: at a push, an updater or optimizer that needs the whole
+                value (LAMB; MXNet's lamb, lars, and lbsgd with its strategy "lars").
         """
         init = Zeros() if init is None else init
         expect("init_rows", init, Initializer, "one of torchkv.initializers as init")

@@ -16,14 +16,15 @@
 namespace torchkv::dist {
 namespace {
 
-// join_encoded(), with false instead of an error.
+// Whether the round is one of values; join_encoded(), with false instead of an
+// error.
 bool can_join(Round& round, const Config& config, const Buffers& buffers) {
   try {
     join_encoded(round, SliceShape(round, config), buffers);
+    return !forgets_rows(round);
   } catch (const c10::Error&) {
     return false;
   }
-  return true;
 }
 
 } // namespace
@@ -148,7 +149,7 @@ bool Applier::is_short(const std::vector<RoundPtr>& rounds) const {
   constexpr int64_t kMaxElements = 4096; // of all values
   int64_t num_elements = 0;
   for (const auto& round : rounds) {
-    if (!updates_.is_known_rule(round->gen)) {
+    if (!updates_.is_known_rule(round->gen) || round->spec->is_row_sparse()) {
       return false;
     }
     num_elements +=
@@ -222,7 +223,9 @@ std::vector<Applier::Finished> Applier::apply_all(
       // A round with a payload that is not one fails alone.
       join_encoded(first, SliceShape(first, config_), buffers_);
       const Updates::Update update = updates_.of(first);
-      if (!std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
+      const bool forgets = forgets_rows(first);
+      if (!forgets &&
+          !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
         while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
                updates_.of(*rounds[end]).replaces == update.replaces &&
@@ -232,8 +235,9 @@ std::vector<Applier::Finished> Applier::apply_all(
           ++end;
         }
       }
-      error = apply_batch(
-          c10::ArrayRef<RoundPtr>(rounds).slice(begin, end - begin), update);
+      const auto batch =
+          c10::ArrayRef<RoundPtr>(rounds).slice(begin, end - begin);
+      error = forgets ? forget_rows(first, update) : apply_batch(batch, update);
     } catch (const std::exception& caught) {
       error = describe(caught);
     } catch (...) {
@@ -264,13 +268,17 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
       store_.erase(key);
       held_.erase(found);
     }
-    const Tensors value(tensor_of(
-        round.source->pieces,
-        SliceShape(round, config_).sizes,
-        static_cast<c10::ScalarType>(round.spec->dtype),
-        buffers_));
-    store_.insert({"init", key, &value});
-    store_.set_offset(key, begin_of(round, config_));
+    if (round.spec->is_row_sparse()) {
+      insert_rows(round);
+    } else {
+      const Tensors value(tensor_of(
+          round.source->pieces,
+          SliceShape(round, config_).sizes,
+          static_cast<c10::ScalarType>(round.spec->dtype),
+          buffers_));
+      store_.insert({"init", key, &value});
+      store_.set_offset(key, begin_of(round, config_));
+    }
     held_[key] = {round.kid, {}};
     const auto* stored = dynamic_cast<const StoredValue*>(round.source.get());
     if (stored != nullptr && stored->state) {
@@ -342,7 +350,7 @@ std::optional<std::string> Applier::apply_batch(
     const InProgress<Store> updating(owner_);
     const Call call{"push", keys, &values};
     if (update.replaces) {
-      store_.assign(call);
+      store_.assign(call, update.updater);
     } else if (rounds[0]->group) {
       store_.apply(call, update.updater, rounds[0]->factor);
     } else {
@@ -354,12 +362,21 @@ std::optional<std::string> Applier::apply_batch(
     error = "an exception of an unknown type";
   }
   for (const auto& round : rounds) {
-    auto result = std::make_shared<StoredValue>();
-    result->pieces =
-        cut(blob_of(store_.lease(round->slice.key).first), config_.piece_bytes);
-    round->result = std::move(result);
+    round->result = result_of(*round);
   }
   return error;
+}
+
+ValuePtr Applier::result_of(const Round& round) {
+  auto result = std::make_shared<StoredValue>();
+  if (round.spec->is_row_sparse()) {
+    result->is_live = true;
+    result->pieces.emplace_back();
+  } else {
+    const at::Tensor value = store_.lease(round.slice.key).first;
+    result->pieces = cut(blob_of(value), config_.piece_bytes);
+  }
+  return result;
 }
 
 void Applier::forget(const Erased& erased) {

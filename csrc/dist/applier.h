@@ -92,6 +92,17 @@ class Applier {
   const CallerValues& callers() const {
     return callers_;
   }
+  // Of a row-sparse key whose value is live (StoredValue): how many rows it
+  // has; the ids of some, in the order in which they are stored; rows of it,
+  // those of ids that it does not have, too, into a contiguous tensor in CPU
+  // memory.
+  int64_t num_rows(const Key& key) const {
+    return store_.num_rows("num_rows", key);
+  }
+  at::Tensor row_ids(const Key& key, int64_t begin, int64_t count) const {
+    return store_.ids_by_slot(key, begin, count);
+  }
+  void copy_rows(const Key& key, const at::Tensor& ids, const at::Tensor& rows);
   // For Updates::set_python, and for what complete() calls.
   Updates& updates() {
     return updates_;
@@ -120,6 +131,13 @@ class Applier {
       const Updates::Update& update);
   void measure_one(const RoundPtr& round);
   void prepare(const Round& round, const Updates::Update& update);
+  ValuePtr result_of(const Round& round);
+  // applier_rows.cpp: row-sparse keys.
+  void insert_rows(const Round& round);
+  std::optional<std::string> forget_rows(
+      Round& round,
+      const Updates::Update& update);
+  Blobs stored_rows(const SliceId& slice, int64_t kid);
   void run(const std::function<void()>& function);
   void set_state(const Key& key, const Updater& updater, KeyState state);
   std::optional<KeyState> state_of(const SliceId& slice, int64_t kid);

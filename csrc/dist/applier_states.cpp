@@ -64,6 +64,9 @@ void Applier::keep_state(const Round& round) {
   auto* stored = dynamic_cast<StoredValue*>(round.source.get());
   if (round.in_snapshot && stored != nullptr && !stored->state) {
     stored->state = state_of(round.slice, round.kid);
+    if (stored->is_live) {
+      stored->rows = stored_rows(round.slice, round.kid);
+    }
   }
 }
 
@@ -86,14 +89,27 @@ void Applier::complete(std::function<Shard()> make, Completed done) {
 void Applier::add_states(const Shard& shard) {
   for (const auto& [slice, shot] : shard.slices) {
     const auto* kept = dynamic_cast<const StoredValue*>(shot->value.get());
-    if (kept != nullptr && kept->state && restored_.count(slice.key) == 0) {
-      continue; // by keep_state, or of a snapshot that the job began with
+    const bool is_live = kept != nullptr && kept->is_live;
+    // By keep_state, or of a snapshot that the job began with.
+    const bool has_state =
+        kept != nullptr && kept->state && restored_.count(slice.key) == 0;
+    if (has_state && !is_live) {
+      continue;
     }
-    // The value is the current one, or as init has brought it. A copy: restore
-    // may replace the state.
+    // Else it is the current value, or as init has brought it, without a state
+    // but one to be restored. A copy: restore may replace the state.
     auto value = std::make_shared<StoredValue>();
-    value->pieces = shot->value->pieces;
-    value->state = state_of(slice, shot->kid);
+    const bool is_current = kept != nullptr || restored_.count(slice.key) != 0;
+    value->state = has_state ? kept->state
+        : is_current         ? state_of(slice, shot->kid)
+                             : KeyState();
+    if (!is_live) {
+      value->pieces = shot->value->pieces;
+    } else if (has_state) {
+      value->pieces = kept->rows;
+    } else {
+      value->pieces = stored_rows(slice, shot->kid);
+    }
     shot->value = std::move(value);
   }
 }

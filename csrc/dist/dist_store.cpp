@@ -167,19 +167,19 @@ void DistStore::raise_deferred(const char* op, const Keys* keys) const {
 
 KeySpec DistStore::spec_of(const Meta& meta, bool whole) const {
   KeySpec spec;
-  spec.total = meta.num_elements;
+  spec.total = meta.is_row_sparse ? 0 : meta.num_elements;
   spec.dtype = static_cast<int32_t>(meta.dtype);
   spec.item_bytes = static_cast<int32_t>(c10::elementSize(meta.dtype));
   spec.sizes.assign(meta.sizes.begin(), meta.sizes.end());
+  if (meta.is_row_sparse) {
+    spec.row_init = RowInit();
+  }
   const std::lock_guard lock(updater_mutex_);
-  spec.whole = whole || !is_elementwise(updater_);
+  spec.whole = whole || needs_whole(updater_, meta);
   return spec;
 }
 
-void check_fits_messages(
-    const char* op,
-    const Key& key,
-    const at::Tensor& value) {
+void check_fits_messages(const char* op, const Key& key, int64_t num_dims) {
   const Where where{op, key};
   TORCHKV_CHECK_VALUE(
       key.kind() == KeyKind::kInt || key.text().size() <= kMaxKeyBytes,
@@ -189,12 +189,12 @@ void check_fits_messages(
       " bytes, but got one of ",
       key.text().size());
   TORCHKV_CHECK_VALUE(
-      value.dim() <= static_cast<int64_t>(kMaxKeyDims),
+      num_dims <= static_cast<int64_t>(kMaxKeyDims),
       where,
       "expected at most ",
       kMaxKeyDims,
       " dimensions, but got ",
-      value.dim());
+      num_dims);
 }
 
 } // namespace torchkv::dist

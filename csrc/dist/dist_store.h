@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -7,6 +8,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "../store/key_table.h"
@@ -25,10 +27,13 @@ namespace torchkv::dist {
 class GatherRound;
 
 // ValueError for a key or a value that messages have no room for.
-void check_fits_messages(
-    const char* op,
-    const Key& key,
-    const at::Tensor& value);
+void check_fits_messages(const char* op, const Key& key, int64_t num_dims);
+
+inline bool has_table(const Entries& entries) {
+  return std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+    return entry->rows != nullptr;
+  });
+}
 
 // A store whose keys are spread over the servers of several processes
 // (dist_sync, dist_async). It checks calls, sums each process's values, and
@@ -52,6 +57,15 @@ class DistStore final : public Store {
   std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
       override;
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override;
+  // Made by all ranks, as insert; rank 0's initial value counts.
+  void init_rows(const Key& key, const Meta& meta, const RowInit& init)
+      override;
+  int64_t num_rows(const char* op, const Key& key) const override;
+  // A push of all ranks with dist_sync, of which all rows are forgotten.
+  void erase_rows(
+      const char* op,
+      const Keys& keys,
+      c10::ArrayRef<at::Tensor> ids) override;
   void assign(const Call& call) override;
   void erase(const Keys& keys) override;
 
@@ -112,14 +126,86 @@ class DistStore final : public Store {
 
  private:
   Entries find(const Call& call) const;
+  // Whether one server must have a key. Optimizers step the rows of row-sparse
+  // ones by themselves, or refuse to.
+  static bool needs_whole(const Updater& updater, const Meta& meta);
   void check_updater_fits(const char* op, const Updater& next) const;
   void check_expected_keys(const char* op);
   CompressionPtr compression_of(const Call& call, const Entries& entries) const;
   static void check_skips(const char* op, const GradientSpec& gradient);
   void raise_deferred(const char* op, const Keys* keys) const;
   KeySpec spec_of(const Meta& meta, bool whole) const;
-  WorkPtr finish(const Call& call, PendingPtr pending, Outs outs);
+  WorkPtr merge_values(const Call& call);
+  WorkPtr finish(const Call& call, PendingPtr pending, Outs outs) const;
   void pull_sparse(const Call& call);
+  void pull_dense_rows(const char* op, c10::ArrayRef<RowPull> pulls);
+
+  // dist_store_tables.cpp: row-sparse keys.
+  struct Table { // rows in ascending order of their ids
+    at::Tensor ids;
+    at::Tensor values;
+  };
+  Request::Item init_item(
+      const Entry& entry,
+      bool whole,
+      const at::Tensor& ids,
+      const at::Tensor& values) const;
+  std::pair<EntryPtr, Request::Item> make_table(
+      const char* op,
+      const Key& key,
+      const at::Tensor& sparse,
+      bool whole) const;
+  void insert_entries(const char* op, const Entries& entries, Request request);
+  void insert_table(
+      const char* op,
+      const EntryPtr& entry,
+      bool whole,
+      const at::Tensor& ids,
+      const at::Tensor& values);
+  void insert_saved(
+      const char* op,
+      const StoreState& state,
+      size_t i,
+      bool whole);
+  WorkPtr merge_with_tables(const Call& call, const Entries& entries);
+  WorkPtr pull_with_tables(const Call& call, const Entries& entries);
+  void ask(
+      const char* op,
+      const Key& key,
+      std::vector<Request::Query> queries,
+      const at::Tensor& answers,
+      int64_t min_version) const;
+  std::vector<int64_t> num_rows_of_slices(
+      const char* op,
+      const Entry& entry,
+      int64_t min_version) const;
+  std::vector<at::Tensor> ids_of_slices(
+      const char* op,
+      const Entry& entry,
+      int64_t min_version) const;
+  Table pull_table(const char* op, Entry& entry, int64_t min_version) const;
+  static at::Tensor sparse_of(const Table& table, const Meta& meta);
+  void pull_table(const char* op, const RowPull& pull) const;
+  void pull_table(
+      const char* op,
+      Entry& entry,
+      c10::ArrayRef<at::Tensor> outs,
+      int64_t min_version) const;
+  void pull_table_rows(
+      const char* op,
+      const Entry& entry,
+      const at::Tensor& ids,
+      const at::Tensor& rows,
+      int64_t min_version) const;
+  at::Tensor checked_row_ids(
+      const char* op,
+      const Entry& entry,
+      const KeyState& state) const;
+  void restore_states(
+      const char* op,
+      const Entries& entries,
+      const std::vector<KeyState>& states,
+      const std::vector<at::Tensor>& row_ids);
   // Waits for a call and throws its error.
   const Return& wait(const char* op, Pending& pending) const;
   std::unique_lock<std::timed_mutex> hold(
@@ -200,7 +286,8 @@ class DistStore final : public Store {
   const bool is_sync_;
   std::shared_ptr<Node> node_;
   std::shared_ptr<Session> session_;
-  KeyTable table_; // entries without slices
+  KeyTable table_; // entries without slices; row-sparse ones have no rows
+  std::atomic<bool> has_tables_{false}; // whether there were row-sparse keys
   Staging staging_;
   SnapshotSchedule snapshots_;
   const std::shared_ptr<NormReport> norms_; // pushes in flight have it, too

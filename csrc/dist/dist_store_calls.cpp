@@ -48,74 +48,36 @@ Session::Complete completion(HostCopy copy, std::vector<Deferred> all) {
 
 } // namespace
 
-WorkPtr DistStore::insert(const Call& call) {
-  refuse_sharing(call);
-  check_not_capturing(call, runtime_);
-  check_count(call.op, call.keys, *call.values);
-  table_.check_absent(call.op, call.keys);
-  check_key_kind(call.op, updater(), call.keys.list[0].kind());
-  check_one_each(call);
-  Entries entries;
-  Request request(Request::Kind::kInit);
-  for (size_t i = 0; i < call.keys.list.size(); ++i) {
-    const Key& key = call.keys.list[i];
-    const at::Tensor& value = call.values->flat[i];
-    check_fits_messages(call.op, key, value);
-    Meta meta{
-        c10::SmallVector<int64_t, 4>(value.sizes()),
-        value.scalar_type(),
-        value.numel()};
-    Request::Item item;
-    item.key = key;
-    item.spec = spec_of(meta, call.options.whole);
-    if (rank() == 0) {
-      const at::Tensor copy =
-          Buffers().empty(value.sizes(), value.scalar_type());
-      runtime_.copy(copy, value);
-      item.value = blob_of(copy);
-    }
-    request.items.push_back(std::move(item));
-    entries.push_back(c10::make_intrusive<Entry>(key, std::move(meta)));
-  }
-  check_no_repeats(call.op, entries);
-  check_outs(call, entries);
-  // Until the servers have answered: one thread of several initializes a key.
-  const KeyTable::Reservation reservation(table_, call.op, call.keys);
-  std::vector<Key> split;
-  for (const auto& item : request.items) {
-    const auto places = place(
-        item.key,
-        item.spec,
-        session_->config().num_servers,
-        session_->config().split_bytes);
-    if (places.size() > 1) {
-      split.push_back(item.key);
-    }
-  }
-  run(call.op, std::move(request));
-  { // before others find the keys
-    const std::lock_guard lock(updater_mutex_);
-    split_keys_.insert(split.begin(), split.end());
-  }
-  table_.insert(call.op, entries);
-  return call.outs == nullptr ? nullptr : pull(call);
-}
-
 Entries DistStore::find(const Call& call) const {
   check_not_capturing(call, runtime_);
   Entries entries = table_.find(call.op, call.keys);
   check_values(call, entries);
   check_outs(call, entries);
-  if (call.values != nullptr &&
-      std::holds_alternative<OptimizerPtr>(updater())) {
-    for (const auto& entry : entries) {
+  if (call.values == nullptr) {
+    return entries;
+  }
+  const Updater updater = this->updater();
+  const bool steps = std::holds_alternative<OptimizerPtr>(updater);
+  for (const auto& entry : entries) {
+    if (steps) {
       check_optimizable(call.op, *entry);
     }
+    check_steps_rows(call.op, *entry, updater);
   }
   return entries;
 }
 
-WorkPtr DistStore::merge(const Call& given) {
+WorkPtr DistStore::merge(const Call& call) {
+  if (has_tables_) {
+    const Entries entries = table_.find(call.op, call.keys);
+    if (has_table(entries)) {
+      return merge_with_tables(call, entries);
+    }
+  }
+  return merge_values(call);
+}
+
+WorkPtr DistStore::merge_values(const Call& given) {
   const auto& values_given = given.values->flat;
   std::optional<Tensors> rows;
   if (std::any_of(values_given.begin(), values_given.end(), is_sparse_coo)) {
@@ -260,6 +222,12 @@ void DistStore::take_snapshot(std::optional<int64_t> step) {
 }
 
 WorkPtr DistStore::pull(const Call& call) {
+  if (has_tables_) {
+    const Entries entries = table_.find(call.op, call.keys);
+    if (has_table(entries)) {
+      return pull_with_tables(call, entries);
+    }
+  }
   if (dense_outs(call)) { // some are sparse
     pull_sparse(call);
     return call.options.async_op
@@ -288,14 +256,31 @@ std::vector<at::Tensor> DistStore::pull(
     const CallOptions& options) {
   constexpr auto* op = "pull";
   check_not_empty(op, keys);
+  const PlainDispatch plain;
   std::vector<at::Tensor> result;
-  for (const auto& entry : table_.find(op, keys)) {
-    const PlainDispatch plain;
-    result.push_back(
-        at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype)));
+  Keys dense;
+  dense.single = keys.single;
+  Tensors outs;
+  const Entries entries = table_.find(op, keys);
+  for (const auto& entry : entries) {
+    result.emplace_back();
+    if (entry->rows == nullptr) {
+      result.back() =
+          at::empty(entry->meta.sizes, at::TensorOptions(entry->meta.dtype));
+      dense.list.push_back(entry->key);
+      outs.append(result.back());
+      outs.end_group();
+    }
   }
-  const Tensors outs = Tensors::one_each(result);
-  pull({op, keys, nullptr, &outs, options});
+  if (dense.size() != 0) {
+    pull({op, dense, nullptr, &outs, options});
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i]->rows != nullptr) {
+      result[i] = sparse_of(
+          pull_table(op, *entries[i], options.min_version), entries[i]->meta);
+    }
+  }
   return result;
 }
 
@@ -331,7 +316,8 @@ void DistStore::erase(const Keys& keys) {
   forget();
 }
 
-WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs) {
+WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs)
+    const {
   auto receipt = std::make_shared<Receipt>(
       runtime_,
       call.op,

@@ -78,6 +78,32 @@ void DistStore::pull_sparse(const Call& call) {
 }
 
 void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
+  Keys keys;
+  keys.single = false;
+  for (const auto& pull : pulls) {
+    keys.list.push_back(pull.key);
+  }
+  check_not_capturing({op, keys}, runtime_);
+  const Entries entries = table_.find(op, keys);
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    const Meta& meta = entries[i]->meta;
+    check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
+  }
+  raise_deferred(op, &keys);
+  std::vector<RowPull> dense;
+  for (size_t i = 0; i < pulls.size(); ++i) {
+    if (entries[i]->rows == nullptr) {
+      dense.push_back(pulls[i]);
+    } else {
+      pull_table(op, pulls[i]);
+    }
+  }
+  if (!dense.empty()) {
+    pull_dense_rows(op, dense);
+  }
+}
+
+void DistStore::pull_dense_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
   Keys keys; // distinct
   keys.single = false;
   std::vector<RowsOfKey> of_keys;
@@ -92,13 +118,7 @@ void DistStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
     of_keys[at->second].asked.push_back(pull.ids);
     numbers.push_back(at->second);
   }
-  check_not_capturing({op, keys}, runtime_);
   const Entries entries = table_.find(op, keys);
-  for (size_t i = 0; i < pulls.size(); ++i) {
-    const Meta& meta = entries[numbers[i]]->meta;
-    check_still_fits(op, pulls[i], meta.sizes, meta.dtype);
-  }
-  raise_deferred(op, &keys);
   const PlainDispatch plain;
   Request request(Request::Kind::kPull);
   // Whether rows can be received where they are asked for.

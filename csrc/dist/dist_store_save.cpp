@@ -26,11 +26,35 @@ void append(
   } else {
     state.str_keys.push_back(entry.key.text());
   }
-  state.values.push_back(join_values(parts, sizes, entry.meta.dtype));
+  c10::SmallVector<int64_t, 4> of_value(sizes);
+  if (parts[0].row_init) {
+    auto [ids, values] = join_rows(parts, entry.meta);
+    of_value.assign(values.sizes().begin(), values.sizes().end());
+    StoreState::Rows& rows = state.rows[state.values.size()];
+    rows.ids = std::move(ids);
+    if (!entry.meta.has_unlimited_rows) {
+      rows.num_rows = entry.meta.sizes[0];
+    }
+    rows.init = *parts[0].row_init;
+    state.values.push_back(std::move(values));
+  } else {
+    state.values.push_back(join_values(parts, sizes, entry.meta.dtype));
+  }
   state.versions.push_back(parts[0].version);
   if (state.optimizer) {
-    state.states.push_back(join_states(parts, sizes));
+    state.states.push_back(join_states(parts, of_value));
   }
+}
+
+// In ascending order of the ids, which it has, too.
+KeyState state_by_id(const Parts& parts, const Meta& meta) {
+  const PlainDispatch plain;
+  const auto [ids, values] = join_rows(parts, meta);
+  const at::Tensor sorted = std::get<0>(ids.sort());
+  KeyState state =
+      state_of_rows(join_states(parts, values.sizes()), ids, sorted);
+  state.tensors[kRowIds] = sorted;
+  return state;
 }
 
 // As the residuals of replicas: position i is rank i's.
@@ -132,7 +156,8 @@ OwnState DistStore::own_state() {
           held->second,
           is_whole ? c10::IntArrayRef(entry->meta.sizes)
                    : c10::IntArrayRef(place.end - place.begin));
-      own.begins.push_back(is_whole ? -1 : place.begin);
+      const int64_t begin = entry->rows == nullptr ? place.begin : place.index;
+      own.begins.push_back(is_whole ? -1 : begin);
     }
     if (own.state.compression) {
       add_unsent(own, keys);
@@ -184,7 +209,10 @@ std::vector<KeyState> DistStore::optimizer_states(const Keys& keys) {
             .parts;
     std::vector<KeyState> states;
     for (const auto& entry : entries) {
-      states.push_back(join_states(parts.at(entry->key), entry->meta.sizes));
+      const Parts& of_key = parts.at(entry->key);
+      states.push_back(
+          entry->rows == nullptr ? join_states(of_key, entry->meta.sizes)
+                                 : state_by_id(of_key, entry->meta));
     }
     return states;
   });

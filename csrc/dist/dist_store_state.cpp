@@ -1,4 +1,5 @@
 // What a DistStore takes back of what was saved. All ranks make these calls.
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -6,10 +7,15 @@
 #include <utility>
 
 #include "../core/errors.h"
+#include "../core/plain_dispatch.h"
+#include "../core/row_sparse.h"
 #include "../store/check.h"
+#include "../store/row_values.h"
 #include "../store/shared_values.h"
+#include "capture.h"
 #include "dist_store.h"
 #include "held_parts.h"
+#include "row_payload.h"
 
 namespace torchkv::dist {
 
@@ -26,6 +32,8 @@ void DistStore::set_optimizer_states(
   const Updater updater = this->updater();
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   Entries entries;
+  std::vector<KeyState> given = states; // without ids
+  std::vector<at::Tensor> row_ids(states.size()); // of row-sparse keys
   check_together(op, [&] {
     TORCH_CHECK_VALUE(
         optimizer != nullptr,
@@ -42,19 +50,75 @@ void DistStore::set_optimizer_states(
         " states, one for each key, but got ",
         states.size());
     for (size_t i = 0; i < states.size(); ++i) {
+      std::optional<int64_t> num_rows;
+      if (entries[i]->rows != nullptr) {
+        row_ids[i] = checked_row_ids(op, *entries[i], states[i]);
+        num_rows = row_ids[i].numel();
+        given[i].tensors.erase(kRowIds);
+      }
       check_state(
-          op, *entries[i], (*optimizer)->rule_of(entries[i]->key), states[i]);
+          op,
+          *entries[i],
+          (*optimizer)->rule_of(entries[i]->key),
+          given[i],
+          num_rows);
     }
   });
+  restore_states(op, entries, given, row_ids);
+}
+
+// The ids of the rows that a state is of, in ascending order; ValueError unless
+// they are those that the key has.
+at::Tensor DistStore::checked_row_ids(
+    const char* op,
+    const Entry& entry,
+    const KeyState& state) const {
+  const PlainDispatch plain;
+  const at::Tensor own =
+      std::get<0>(at::cat(ids_of_slices(op, entry, /*min_version=*/0)).sort());
+  const auto given = state.tensors.find(kRowIds);
+  const Where where{op, entry.key};
+  TORCHKV_CHECK_VALUE(
+      (given == state.tensors.end() && state.tensors.empty()) ||
+          (given != state.tensors.end() &&
+           given->second.scalar_type() == c10::kLong &&
+           given->second.to(c10::kCPU).equal(own)),
+      where,
+      "expected the state of the ",
+      own.numel(),
+      " rows that the key has, by their ids as '",
+      kRowIds,
+      "', but got that of others; the state of the whole store (save, "
+      "state_dict) has rows and state");
+  return own;
+}
+
+// `row_ids`: of the states of row-sparse keys, those of the key in any order.
+void DistStore::restore_states(
+    const char* op,
+    const Entries& entries,
+    const std::vector<KeyState>& states,
+    const std::vector<at::Tensor>& row_ids) {
+  const Updater updater = this->updater();
+  const auto& optimizer = std::get<OptimizerPtr>(updater);
   for (size_t i = 0; i < states.size(); ++i) {
-    const auto places = places_of(*entries[i]);
+    const Entry& entry = *entries[i];
+    const auto places = places_of(entry);
+    const auto stored = entry.rows == nullptr
+        ? std::vector<at::Tensor>()
+        : ids_of_slices(op, entry, /*min_version=*/0);
     for (const Place& place : places) {
       if (place.server == rank()) {
         session_->applier().restore(
-            entries[i]->key,
-            *optimizer,
+            entry.key,
+            optimizer,
             epoch(),
-            cut_state(states[i], place, places.size() > 1));
+            entry.rows == nullptr
+                ? cut_state(states[i], place, places.size() > 1)
+                : state_of_rows(
+                      states[i],
+                      row_ids[i],
+                      stored[static_cast<size_t>(place.index)]));
       }
     }
   }
@@ -93,7 +157,7 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
     check_fits_messages(
         op,
         is_int ? Key(state.int_keys[i]) : Key(state.str_keys[i]),
-        state.values[i]);
+        state.values[i].dim());
   }
   if (!state.updater.empty()) {
     const Updater updater = own_script(op, state.updater[0]);
@@ -141,7 +205,12 @@ void DistStore::load(StoreState state) {
     run.single = false;
     CallOptions options;
     options.whole = whole.count(keys.list[begin]) != 0;
-    while (end < keys.list.size() &&
+    if (state.rows.count(begin) != 0) {
+      insert_saved("init", state, begin, options.whole);
+      ++end;
+      continue;
+    }
+    while (end < keys.list.size() && state.rows.count(end) == 0 &&
            (whole.count(keys.list[end]) != 0) == options.whole) {
       run.list.push_back(keys.list[end++]);
     }
@@ -154,16 +223,32 @@ void DistStore::load(StoreState state) {
   }
   restore_compression(state);
   if (!state.states.empty()) {
-    set_optimizer_states(keys, state.states);
+    std::vector<at::Tensor> row_ids(state.states.size());
+    for (const auto& [i, rows] : state.rows) {
+      row_ids[i] = rows.ids;
+    }
+    restore_states(op, table_.find(op, keys), state.states, row_ids);
   }
 }
 
 // A round whose update is rank 0's value. Other threads' pushes do not come
 // between the options and the push.
-void DistStore::assign(const Call& call) {
-  refuse_sharing(call);
-  const Entries entries = find(call);
-  check_one_each(call);
+void DistStore::assign(const Call& given) {
+  refuse_sharing(given);
+  const Entries entries = table_.find(given.op, given.keys);
+  check_one_each(given, /*takes_rows=*/true);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Where where{given.op, entries[i]->key};
+    TORCHKV_CHECK_NOT_IMPLEMENTED(
+        entries[i]->rows != nullptr || !is_sparse_coo(given.values->flat[i]),
+        where,
+        "expected a dense tensor, as the key is dense, but got a sparse one");
+  }
+  const auto rows = with_rows(given, entries, runtime_);
+  Call call = given;
+  call.values = rows ? &*rows : given.values;
+  check_not_capturing(call, runtime_);
+  check_values(call, entries);
   check_no_repeats(call.op, entries);
   settle(call.op);
   const auto setting = hold(call.op, setting_mutex_);
@@ -184,13 +269,28 @@ void DistStore::assign(const Call& call) {
     Request& request = requests.emplace_back(Request::Kind::kPush);
     for (size_t i = 0; i < entries.size(); ++i) {
       const Meta& meta = entries[i]->meta;
-      const at::Tensor value = Buffers().empty(meta.sizes, meta.dtype);
-      runtime_.copy(value, call.values->flat[i]);
+      const at::Tensor& pushed = call.values->flat[i];
+      const bool is_table = entries[i]->rows != nullptr;
+      // Rows travel in their dtype.
+      const at::Tensor value = is_table
+          ? pushed.contiguous()
+          : Buffers().empty(meta.sizes, meta.dtype);
       Request::Item item;
       item.key = entries[i]->key;
-      item.value = blob_of(value);
-      item.dtype = static_cast<int32_t>(meta.dtype);
+      item.dtype = static_cast<int32_t>(value.scalar_type());
       item.item_bytes = static_cast<int32_t>(value.element_size());
+      if (is_table) {
+        const auto places = places_of(*entries[i]);
+        item.codes = pack_rows(
+            dynamic_cast<const RowSparse&>(*call.values->encodings[i]),
+            value,
+            spec_of(meta, places.size() == 1),
+            places,
+            Buffers());
+      } else {
+        runtime_.copy(value, pushed);
+        item.value = blob_of(value);
+      }
       request.items.push_back(std::move(item));
     }
   }

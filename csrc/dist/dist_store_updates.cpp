@@ -102,6 +102,12 @@ Updater DistStore::updater() const {
   return updater_;
 }
 
+bool DistStore::needs_whole(const Updater& updater, const Meta& meta) {
+  return meta.is_row_sparse
+      ? std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater)
+      : !is_elementwise(updater);
+}
+
 // An updater that needs whole values cannot have keys that are split.
 void DistStore::check_updater_fits(const char* op, const Updater& next) const {
   table_.check_open(op);
@@ -112,10 +118,11 @@ void DistStore::check_updater_fits(const char* op, const Updater& next) const {
     return;
   }
   const std::lock_guard lock(updater_mutex_);
-  if (!split_keys_.empty()) {
-    const Where where{op, *split_keys_.begin()};
+  for (const Key& key : split_keys_) {
+    const auto meta = table_.meta(op, key);
+    const Where where{op, key};
     TORCHKV_CHECK_VALUE(
-        false,
+        !meta || !needs_whole(next, *meta),
         where,
         "expected keys that are not sharded over the servers, as this updater "
         "needs whole values; set the updater before init, or use init(..., whole=True)");

@@ -29,6 +29,10 @@ int64_t item_bytes_of(const Push& push) {
   return static_cast<int64_t>(c10::elementSize(dtype_of(push)));
 }
 
+bool is_forgetting(const Push& push) {
+  return has_form(push.pieces[0], RowForm::kForgotten);
+}
+
 // Checked again at each use: another process may write to the payload.
 at::Tensor ids_of(const Push& push, const SliceShape& shape) {
   TORCH_CHECK_VALUE(
@@ -88,12 +92,41 @@ void join_encoded(
     if (push.pieces.size() > 1) {
       push.pieces = {blob_of(joined_codes(push.pieces, buffers))};
     }
-    if (has_rows(push.pieces[0])) {
+    if (has_form(push.pieces[0], RowForm::kRows)) {
       ids_of(push, shape);
-    } else {
+      continue;
+    }
+    const bool is_row_sparse = round.spec->is_row_sparse();
+    TORCH_CHECK_VALUE(
+        !is_row_sparse || is_forgetting(push),
+        "expected rows for a row-sparse key, but got codes");
+    if (!is_row_sparse) {
       codes_in(push.pieces[0], round.num_elements);
     }
   }
+}
+
+bool forgets_rows(const Round& round) {
+  const auto& pushes = round.pushes;
+  if (!round.spec->is_row_sparse() ||
+      std::none_of(pushes.begin(), pushes.end(), is_forgetting)) {
+    return false;
+  }
+  TORCH_CHECK_VALUE(
+      std::all_of(pushes.begin(), pushes.end(), is_forgetting),
+      "expected that all ranks delete rows at the same place of the program, "
+      "but some have pushed the key instead");
+  return true;
+}
+
+std::vector<at::Tensor> forgotten_ids(
+    const Round& round,
+    const SliceShape& shape) {
+  std::vector<at::Tensor> result;
+  for (const auto& push : round.pushes) {
+    result.push_back(ids_in(push.pieces[0], shape.num_cells, /*cell_bytes=*/0));
+  }
+  return result;
 }
 
 void append_push(
@@ -104,7 +137,7 @@ void append_push(
     Tensors& values) {
   if (!push.is_encoded) {
     values.append(tensor_of(push.pieces, shape.sizes, dtype_of(push), buffers));
-  } else if (has_rows(push.pieces[0])) {
+  } else if (has_form(push.pieces[0], RowForm::kRows)) {
     append_rows(push, shape, buffers, values);
   } else {
     append_codes(push, shape, num_elements, values);

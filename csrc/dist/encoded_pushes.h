@@ -1,6 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <vector>
 
 #include "../core/export.h"
 #include "../store/arguments.h"
@@ -17,6 +20,14 @@ TORCHKV_API void join_encoded(
     Round& round,
     const SliceShape& shape,
     const Buffers& buffers);
+
+// Whether a round forgets rows of a row-sparse key: then all its pushes have
+// ids of them. ValueError if only some do. REQUIRES: join_encoded.
+bool forgets_rows(const Round& round);
+// Which ones.
+std::vector<at::Tensor> forgotten_ids(
+    const Round& round,
+    const SliceShape& shape);
 
 // Appends a push as a value. REQUIRES: join_encoded.
 TORCHKV_API void append_push(

@@ -1,6 +1,8 @@
 #include "held_parts.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/searchsorted.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +11,8 @@
 #include "../core/plain_dispatch.h"
 #include "buffers.h"
 #include "bytes.h"
+#include "row_payload.h"
+#include "saved_fields.h"
 #include "snapshot_files.h"
 
 namespace torchkv::dist {
@@ -40,6 +44,10 @@ at::Tensor write_parts(const Shard& shard, const UnsentByKey& unsent) {
     out.add(shot->version);
     out.add(shot->value->pieces);
     write_state(out, state_in(*shot));
+    out.add(static_cast<uint8_t>(shot->spec.is_row_sparse()));
+    if (shot->spec.is_row_sparse()) {
+      write_row_init(out, *shot->spec.row_init);
+    }
   }
   out.add(static_cast<uint64_t>(unsent.size()));
   for (const auto& [key, kept] : unsent) {
@@ -71,6 +79,9 @@ ReadParts read_parts(const std::vector<at::Tensor>& of_ranks) {
       part.version = in.number<int64_t>();
       part.pieces = {in.blob()};
       part.state = read_state(in);
+      if (in.number<uint8_t>() != 0) {
+        part.row_init = read_row_init(in);
+      }
       parts.push_back(std::move(part));
     }
     UnsentByKey& unsent = result.unsent.emplace_back();
@@ -99,7 +110,11 @@ PartsByKey parts_of(const Shard& shard) {
   PartsByKey result;
   for (const auto& [slice, shot] : shard.slices) {
     result[slice.key].push_back(
-        {slice.index, shot->version, shot->value->pieces, state_in(*shot)});
+        {slice.index,
+         shot->version,
+         shot->value->pieces,
+         state_in(*shot),
+         shot->spec.row_init});
   }
   return result;
 }
@@ -130,6 +145,42 @@ KeyState join_states(const Parts& parts, c10::IntArrayRef sizes) {
       pieces.push_back(blob_of(found->second.contiguous()));
     }
     result.tensors[name] = joined(pieces, sizes, first.scalar_type());
+  }
+  return result;
+}
+
+JoinedRows join_rows(const Parts& parts, const Meta& meta) {
+  const PlainDispatch plain;
+  const int64_t row_bytes =
+      meta.row_size() * static_cast<int64_t>(c10::elementSize(meta.dtype));
+  std::vector<at::Tensor> ids;
+  std::vector<at::Tensor> values;
+  for (const auto& part : parts) {
+    const Blob payload = blob_of(joined_codes(part.pieces, Buffers()));
+    ids.push_back(
+        ids_in(payload, meta.sizes[0], row_bytes, IdOrder::kDistinct));
+    c10::SmallVector<int64_t, 4> sizes(meta.sizes);
+    sizes[0] = ids.back().numel();
+    values.push_back(
+        cells_in(payload, sizes[0], meta.row_size(), meta.dtype, Buffers())
+            .view(sizes));
+  }
+  return {at::cat(ids), at::cat(values)};
+}
+
+KeyState state_of_rows(
+    const KeyState& state,
+    const at::Tensor& ids_of_state,
+    const at::Tensor& ids) {
+  const PlainDispatch plain;
+  const auto [sorted, order] = ids_of_state.sort();
+  const at::Tensor numbers =
+      order.index_select(0, at::searchsorted(sorted, ids));
+  KeyState result;
+  result.step = state.step;
+  result.num_accumulated = state.num_accumulated;
+  for (const auto& [name, tensor] : state.tensors) {
+    result.tensors[name] = tensor.to(c10::kCPU).index_select(0, numbers);
   }
   return result;
 }

@@ -3,11 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "../core/key.h"
+#include "../core/row_init.h"
 #include "../memory/key_state.h"
+#include "../memory/meta.h"
 #include "protocol/round.h"
 #include "protocol/slice.h"
 
@@ -19,8 +22,9 @@ constexpr auto* kSave = "save"; // the call
 struct Part {
   int32_t index = 0; // of the slice
   int64_t version = 0;
-  Blobs pieces; // of the value, in order
+  Blobs pieces; // of the value, in order; of a row-sparse key, its rows
   KeyState state; // of as many elements
+  std::optional<RowInit> row_init; // of a row-sparse key
 };
 using Parts = std::vector<Part>; // in the order of the value
 using PartsByKey = std::unordered_map<Key, Parts, KeyHash>;
@@ -49,8 +53,20 @@ at::Tensor join_values(
     c10::IntArrayRef sizes,
     c10::ScalarType dtype);
 KeyState join_states(const Parts& parts, c10::IntArrayRef sizes);
+// The rows of a row-sparse key: in the order of the parts, as their states are.
+struct JoinedRows {
+  at::Tensor ids;
+  at::Tensor values;
+};
+JoinedRows join_rows(const Parts& parts, const Meta& meta);
 
 // A copy of what the server of `place` holds of a key's state.
 KeyState cut_state(const KeyState& state, const Place& place, bool is_split);
+// The same of the state of rows, for some of these. REQUIRES: those of `ids`
+// are among those of the state.
+KeyState state_of_rows(
+    const KeyState& state,
+    const at::Tensor& ids_of_state,
+    const at::Tensor& ids);
 
 } // namespace torchkv::dist

@@ -14,19 +14,10 @@ namespace torchkv::dist {
 namespace {
 
 struct RowsHeader {
-  uint64_t form = 0xFF; // packed codes begin with the number of a codec
+  RowForm form = RowForm::kRows;
   int64_t num_ids = 0;
 };
-static_assert(sizeof(RowsHeader) == 16);
-
-constexpr int64_t kCellAlignment = 64;
-
-// Where the cells begin.
-constexpr int64_t cells_begin(int64_t num_ids) {
-  const auto header = static_cast<int64_t>(sizeof(RowsHeader));
-  const int64_t bytes = header + 8 * num_ids;
-  return (bytes + kCellAlignment - 1) / kCellAlignment * kCellAlignment;
-}
+static_assert(sizeof(RowsHeader) == kIdsBegin);
 
 RowsHeader header_of(const Blob& payload) {
   RowsHeader header;
@@ -72,10 +63,27 @@ Cells cells_of(const RowSparse& value, int64_t per_row, const Place& slice) {
   return cells;
 }
 
+// The same of each slice of a row-sparse key.
+std::vector<Cells> rows_of_slices(const RowSparse& value, size_t num_slices) {
+  std::vector<Cells> result(num_slices);
+  const auto* const ids = value.ids.const_data_ptr<int64_t>();
+  const auto* const order =
+      value.order.defined() ? value.order.const_data_ptr<int64_t>() : nullptr;
+  for (int64_t i = 0; i < value.ids.numel(); ++i) {
+    Cells& cells = result[slice_of_row(ids[i], num_slices)];
+    cells.ids.push_back(ids[i]);
+    cells.numbers.push_back(order == nullptr ? i : order[i]);
+  }
+  return result;
+}
+
 std::vector<Cells> cells_of_slices(
     const RowSparse& value,
     const KeySpec& spec,
     c10::ArrayRef<Place> places) {
+  if (spec.is_row_sparse()) {
+    return rows_of_slices(value, places.size());
+  }
   const int64_t cell = cell_size(spec, places);
   const int64_t per_row = cell == 0 ? 1 : row_size(spec) / cell;
   std::vector<Cells> result;
@@ -89,10 +97,11 @@ std::vector<Cells> cells_of_slices(
 
 // With room for the cells.
 at::Tensor with_header(
+    RowForm form,
     const std::vector<int64_t>& ids,
     int64_t cell_bytes,
     const Buffers& buffers) {
-  const RowsHeader header{0xFF, static_cast<int64_t>(ids.size())};
+  const RowsHeader header{form, static_cast<int64_t>(ids.size())};
   const auto begin = static_cast<size_t>(cells_begin(header.num_ids));
   const size_t num_bytes = ids.size() * sizeof(int64_t);
   const at::Tensor payload = buffers.empty_codes(
@@ -122,7 +131,7 @@ std::vector<Blob> pack_rows(
   std::vector<Blob> payloads;
   for (const auto& cells : cells_of_slices(value, spec, places)) {
     const at::Tensor payload =
-        with_header(cells.ids, memory.row_bytes(), buffers);
+        with_header(RowForm::kRows, cells.ids, memory.row_bytes(), buffers);
     const auto count = static_cast<int64_t>(cells.ids.size());
     kernels::cpu::gather_rows(
         memory,
@@ -137,6 +146,7 @@ std::vector<Blob> pack_rows(
 }
 
 std::vector<Blob> pack_ids(
+    RowForm form,
     const at::Tensor& ids,
     const KeySpec& spec,
     c10::ArrayRef<Place> places,
@@ -145,17 +155,46 @@ std::vector<Blob> pack_ids(
   value.ids = ids;
   std::vector<Blob> payloads;
   for (const auto& cells : cells_of_slices(value, spec, places)) {
-    payloads.push_back(blob_of(with_header(cells.ids, 0, buffers)));
+    payloads.push_back(blob_of(with_header(form, cells.ids, 0, buffers)));
   }
   return payloads;
 }
 
-bool has_rows(const Blob& payload) {
-  return payload.size() >= sizeof(RowsHeader) &&
-      header_of(payload).form == RowsHeader().form;
+Blob pack_count_query(const Buffers& buffers) {
+  return blob_of(with_header(RowForm::kCount, {}, 0, buffers));
 }
 
-at::Tensor ids_in(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
+Blob pack_ids_query(int64_t begin, int64_t count, const Buffers& buffers) {
+  // As if `begin` was an id.
+  const at::Tensor payload = with_header(RowForm::kIds, {begin}, 0, buffers);
+  const RowsHeader header{RowForm::kIds, count};
+  std::memcpy(payload.mutable_data_ptr(), &header, sizeof(header));
+  return blob_of(payload);
+}
+
+bool has_form(const Blob& payload, RowForm form) {
+  return payload.size() >= sizeof(RowsHeader) &&
+      header_of(payload).form == form;
+}
+
+int64_t number_in(const Blob& payload) {
+  return header_of(payload).num_ids;
+}
+
+int64_t begin_in(const Blob& payload) {
+  int64_t begin = -1;
+  if (has_form(payload, RowForm::kIds) &&
+      payload.size() >= kIdsBegin + sizeof(begin)) {
+    std::memcpy(&begin, payload.data() + kIdsBegin, sizeof(begin));
+  }
+  return begin;
+}
+
+at::Tensor ids_in(
+    const Blob& payload,
+    int64_t num_cells,
+    int64_t cell_bytes,
+    IdOrder order) {
   const int64_t count = header_of(payload).num_ids;
   const auto size = static_cast<int64_t>(payload.size());
   bool is_good = count >= 0 && count <= size / 8 &&
@@ -174,7 +213,13 @@ at::Tensor ids_in(const Blob& payload, int64_t num_cells, int64_t cell_bytes) {
   int64_t least = 0;
   for (int64_t i = 0; is_good && i < count; ++i) {
     is_good = id[i] >= least && id[i] < num_cells;
-    least = id[i];
+    least = order == IdOrder::kAscending ? id[i] : 0;
+  }
+  if (is_good && order == IdOrder::kDistinct) {
+    const at::Tensor sorted = std::get<0>(ids.sort());
+    const auto* const begin = sorted.const_data_ptr<int64_t>();
+    const auto* const end = begin + count;
+    is_good = std::adjacent_find(begin, end) == end;
   }
   TORCH_CHECK_VALUE(
       is_good,

@@ -12,14 +12,9 @@
 #include "slice_shape.h"
 
 namespace torchkv::dist {
-namespace {
 
-// The distinct ids of a query's payload; none if it is not one of so many
-// cells.
-std::optional<at::Tensor> distinct_ids_in(
-    const Blob& payload,
-    int64_t num_cells) {
-  if (!has_rows(payload)) {
+std::optional<at::Tensor> asked_ids(const Blob& payload, int64_t num_cells) {
+  if (!has_form(payload, RowForm::kRows)) {
     return std::nullopt;
   }
   at::Tensor ids;
@@ -36,7 +31,6 @@ std::optional<at::Tensor> distinct_ids_in(
   return ids;
 }
 
-// Copies bytes of a value that may be in two pieces, or more.
 void copy_range(
     const Blobs& pieces,
     size_t piece_bytes,
@@ -55,8 +49,6 @@ void copy_range(
   }
 }
 
-} // namespace
-
 std::vector<Request::Query> make_queries(
     const at::Tensor& ids,
     const KeySpec& spec,
@@ -65,9 +57,8 @@ std::vector<Request::Query> make_queries(
   const auto cell_bytes =
       static_cast<size_t>(cell_size(spec, places) * spec.item_bytes);
   std::vector<Request::Query> queries;
-  for (auto& payload : pack_ids(ids, spec, places, buffers)) {
-    const auto count =
-        static_cast<size_t>(ids_in(payload, spec.total, 0).numel());
+  for (auto& payload : pack_ids(RowForm::kRows, ids, spec, places, buffers)) {
+    const auto count = static_cast<size_t>(number_in(payload));
     queries.push_back({std::move(payload), count * cell_bytes});
   }
   return queries;
@@ -89,7 +80,7 @@ ValuePtr select_rows(
       spec,
       static_cast<int64_t>(num_bytes) / spec.item_bytes,
       config);
-  const auto ids = distinct_ids_in(
+  const auto ids = asked_ids(
       query.size() == 1 ? query[0] : blob_of(joined_codes(query, buffers)),
       shape.num_cells);
   if (!ids) {

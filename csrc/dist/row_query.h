@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "../core/export.h"
@@ -23,8 +25,20 @@ TORCHKV_API std::vector<Request::Query> make_queries(
     c10::ArrayRef<Place> places,
     const Buffers& buffers);
 
-// The answer; null if the query is not one of this slice. It has the value's
-// cells at most once, and therefore not more bytes.
+// The distinct ids that a query's payload asks for, of so many cells; none if
+// it is another payload.
+std::optional<at::Tensor> asked_ids(const Blob& payload, int64_t num_cells);
+
+// Copies bytes of a value that may be in several pieces.
+void copy_range(
+    const Blobs& pieces,
+    size_t piece_bytes,
+    size_t begin,
+    size_t size,
+    std::byte* out);
+
+// The answer of the slice of a dense key; null if the query is not one of this
+// slice. It has the value's cells at most once, and therefore not more bytes.
 TORCHKV_API ValuePtr select_rows(
     const SliceId& slice,
     const KeySpec& spec,

@@ -32,14 +32,17 @@ Session::Session(
           node_->rank(),
           config,
           Buffers(node_->memory()),
-          [this](const auto& finished) { on_applied(finished); }) {
+          [this](const auto& finished) { on_applied(finished); }),
+      table_queries_(applier_, config, Buffers(node_->memory())) {
   server_.set_select([this, buffers = Buffers(node_->memory())](
                          const auto& slice,
                          const auto& spec,
                          const auto& value,
                          const auto& query) {
     try {
-      return select_rows(slice, spec, value, query, config_, buffers);
+      return spec.is_row_sparse()
+          ? table_queries_.answer(slice, spec, value, query)
+          : select_rows(slice, spec, value, query, config_, buffers);
     } catch (const std::exception& error) { // of memory
       TORCH_WARN("row_sparse_pull: ", error.what());
       return ValuePtr();

@@ -14,6 +14,7 @@
 #include "pending.h"
 #include "protocol/server.h"
 #include "protocol/worker.h"
+#include "table_queries.h"
 #include "transport/transport.h"
 
 namespace torchkv::dist {
@@ -168,6 +169,7 @@ class Session {
   // Last: their threads use the rest, and the applier the writer.
   Background writer_;
   Applier applier_;
+  TableQueries table_queries_;
   Background queue_;
   Background futures_;
 };

@@ -26,6 +26,7 @@ Shard Session::held(const char* op, const Keys& keys, double timeout) {
         continue;
       }
       auto shot = std::make_shared<Shot>();
+      shot->spec = *view.spec;
       shot->value = view.value;
       shot->version = view.version;
       shot->kid = view.kid;

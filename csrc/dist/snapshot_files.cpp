@@ -16,6 +16,7 @@
 #include "../core/checksum.h"
 #include "buffers.h"
 #include "bytes.h"
+#include "saved_fields.h"
 
 namespace torchkv::dist {
 namespace {
@@ -146,62 +147,7 @@ SliceId read_slice(ByteReader& in) {
   return slice;
 }
 
-void write_spec(ByteWriter& out, const KeySpec& spec) {
-  out.add(spec.total);
-  out.add(spec.dtype);
-  out.add(spec.item_bytes);
-  out.add(spec.whole);
-  out.add(static_cast<uint64_t>(spec.sizes.size()));
-  for (const int64_t size : spec.sizes) {
-    out.add(size);
-  }
-}
-
-KeySpec read_spec(ByteReader& in) {
-  KeySpec spec;
-  spec.total = in.number<int64_t>();
-  spec.dtype = in.number<int32_t>();
-  spec.item_bytes = in.number<int32_t>();
-  spec.whole = in.number<bool>();
-  for (uint64_t i = in.count(); i > 0; --i) {
-    spec.sizes.push_back(in.number<int64_t>());
-  }
-  return spec;
-}
-
 } // namespace
-
-void write_state(ByteWriter& out, const KeyState& state) {
-  out.add(state.step);
-  out.add(state.num_accumulated);
-  out.add(static_cast<uint64_t>(state.tensors.size()));
-  for (const auto& [name, tensor] : state.tensors) {
-    out.add(std::string_view(name));
-    out.add(static_cast<int32_t>(tensor.scalar_type()));
-    out.add(static_cast<uint64_t>(tensor.dim()));
-    for (const int64_t size : tensor.sizes()) {
-      out.add(size);
-    }
-    out.add({blob_of(tensor.contiguous())});
-  }
-}
-
-KeyState read_state(ByteReader& in) {
-  const Buffers buffers;
-  KeyState state;
-  state.step = in.number<int64_t>();
-  state.num_accumulated = in.number<int64_t>();
-  for (uint64_t i = in.count(); i > 0; --i) {
-    const std::string name(in.text());
-    const auto dtype = static_cast<c10::ScalarType>(in.number<int32_t>());
-    std::vector<int64_t> sizes;
-    for (uint64_t j = in.count(); j > 0; --j) {
-      sizes.push_back(in.number<int64_t>());
-    }
-    state.tensors[name] = tensor_of({in.blob()}, sizes, dtype, buffers).clone();
-  }
-  return state;
-}
 
 SnapshotFiles::SnapshotFiles(std::string folder, uint64_t store)
     : folder_(std::move(folder)), store_(std::to_string(store)) {

@@ -5,7 +5,6 @@
 
 #include "../core/export.h"
 #include "../memory/key_state.h"
-#include "bytes.h"
 #include "protocol/round.h"
 
 namespace torchkv::dist {
@@ -15,6 +14,11 @@ struct StoredValue final : Value {
   // Of a value that a snapshot needs, once the value is written again; of a
   // restored one until then.
   std::optional<KeyState> state;
+  // Of a row-sparse key: its rows are in the applier's store, and none in
+  // `pieces`.
+  bool is_live = false;
+  // Then: these rows (pack_rows), with `state`.
+  Blobs rows;
 };
 
 // Snapshots in a folder: a file for each server and, once all of these are
@@ -48,8 +52,5 @@ class TORCHKV_API SnapshotFiles {
   const std::string folder_;
   const std::string store_;
 };
-
-void write_state(ByteWriter& out, const KeyState& state);
-KeyState read_state(ByteReader& in);
 
 } // namespace torchkv::dist

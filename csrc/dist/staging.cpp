@@ -66,6 +66,8 @@ struct Staging::Group {
   size_t index = 0; // of the sum
   size_t num_values = 0;
   bool has_rows_only = true; // all values are sparse
+  bool has_any_rows =
+      false; // sparse ones differ in how many rows they may have
   c10::ScalarType dtype = c10::ScalarType::Undefined; // of all values
   c10::ScalarType stored = c10::ScalarType::Undefined;
   c10::SmallVector<int64_t, 4> sizes;
@@ -74,6 +76,7 @@ struct Staging::Group {
   void add(const at::Tensor& value) {
     dtype = num_values == 0 ? value.scalar_type()
                             : promoted(dtype, value.scalar_type());
+    has_any_rows = has_any_rows || (num_values != 0 && value.sizes() != sizes);
     sizes.assign(value.sizes().begin(), value.sizes().end());
     if (device.is_cpu()) {
       device = value.device();
@@ -202,7 +205,7 @@ void Staging::sum_rows_of(const Call& call, const Group& group, Sum& sum) {
   const Where where{call.op, sum.key};
   const Meta meta = row_sparse_meta(
       where,
-      group.sizes[0],
+      group.has_any_rows ? std::nullopt : std::optional(group.sizes[0]),
       c10::IntArrayRef(group.sizes).slice(1),
       group.accumulation()); // also of one value, as ids repeat
   const auto known = row_store_.meta(call.op, sum.key);

@@ -11,7 +11,7 @@ namespace torchkv::dist {
 namespace {
 
 // Of all that the ranks of a store must agree on: the protocol included.
-constexpr uint64_t kProtocolVersion = 3;
+constexpr uint64_t kProtocolVersion = 4;
 
 constexpr double kLongest = 1e9; // seconds; in milliseconds, it fits in 64 bits
 

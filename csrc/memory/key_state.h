@@ -16,4 +16,8 @@ struct KeyState {
   std::unordered_map<std::string, at::Tensor> tensors;
 };
 
+// In what a store hands out of a row-sparse key: the ids of the rows,
+// ascending.
+constexpr const char* kRowIds = "row_ids";
+
 } // namespace torchkv

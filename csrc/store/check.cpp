@@ -11,6 +11,8 @@
 
 #include "../comm/backends.h"
 #include "../core/errors.h"
+#include "../core/row_sparse.h"
+#include "../kernels/cpu/row_memory.h"
 #include "../memory/layout.h"
 #include "row_values.h"
 
@@ -151,6 +153,18 @@ Meta row_sparse_meta(
   return meta;
 }
 
+void check_row_init(const Where& where, const Meta& meta, const RowInit& init) {
+  TORCHKV_CHECK_VALUE(
+      init.id == RowInit::Id::kZeros || kernels::cpu::can_init(meta.dtype),
+      where,
+      "expected rows of dtype torch.float16, torch.bfloat16, torch.float32 or "
+      "torch.float64 for the initial value '",
+      name_of(init),
+      "', but got ",
+      dtype_name(meta.dtype));
+  check_dtype(where, meta.dtype);
+}
+
 void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
   const c10::IntArrayRef expected = meta.sizes;
   TORCHKV_CHECK_VALUE(
@@ -281,7 +295,7 @@ void check_not_empty(const char* op, const Keys& keys) {
       keys.size() != 0, op, ": expected at least one key, but got none");
 }
 
-void check_one_each(const Call& call, bool takes_rows) {
+void check_one_each(const Call& call, bool takes_rows, bool takes_encoded) {
   const char* op = call.op;
   const Keys& keys = call.keys;
   check_count(op, keys, *call.values);
@@ -291,7 +305,9 @@ void check_one_each(const Call& call, bool takes_rows) {
     TORCHKV_CHECK_VALUE(
         size == 1, where, "expected one tensor, but got a list of ", size);
     const Value value = call.values->value(i);
-    if (takes_rows && value.dense() != nullptr && is_sparse_coo(*value.data)) {
+    if ((takes_rows && value.dense() != nullptr &&
+         is_sparse_coo(*value.data)) ||
+        (takes_encoded && rows_in(value) != nullptr)) {
       continue;
     }
     TORCHKV_CHECK_NOT_IMPLEMENTED(

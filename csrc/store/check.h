@@ -39,6 +39,9 @@ Meta row_sparse_meta(
     std::optional<int64_t> num_rows,
     c10::IntArrayRef row_shape,
     c10::ScalarType dtype);
+// ValueError unless rows of its dtype can begin with this value;
+// NotImplementedError if they cannot be summed.
+void check_row_init(const Where& where, const Meta& meta, const RowInit& init);
 
 // "torch.float32"
 std::string dtype_name(c10::ScalarType dtype);
@@ -78,8 +81,11 @@ void check_not_empty(const char* op, const Keys& keys);
 void check_count(const char* op, const Keys& keys, const Tensors& tensors);
 
 // One dense, storable value for each key; with `takes_rows`, also a sparse
-// tensor.
-void check_one_each(const Call& call, bool takes_rows = false);
+// tensor; with `takes_encoded`, also rows of one (RowSparse).
+void check_one_each(
+    const Call& call,
+    bool takes_rows = false,
+    bool takes_encoded = false);
 
 void check_no_repeats(const char* op, const Entries& entries);
 
@@ -122,11 +128,13 @@ void check_steps_rows(
 void check_counter(const Where& where, const char* name, int64_t count);
 
 // ValueError unless `state` is a valid state of the rule for the entry: of a
-// row-sparse value, of the rows that it has. REQUIRES: its mutex is free.
+// row-sparse value, of the rows that it has or, where servers have them, of so
+// many. REQUIRES: its mutex is free.
 void check_state(
     const char* op,
     Entry& entry,
     const RuleSpec& rule,
-    const KeyState& state);
+    const KeyState& state,
+    std::optional<int64_t> num_rows = std::nullopt);
 
 } // namespace torchkv

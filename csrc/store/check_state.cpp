@@ -28,7 +28,8 @@ void check_state(
     const char* op,
     Entry& entry,
     const RuleSpec& rule,
-    const KeyState& state) {
+    const KeyState& state,
+    std::optional<int64_t> num_rows) {
   const Where where{op, entry.key};
   const c10::ScalarType dtype = entry.meta.dtype;
   const auto names = state_names(rule);
@@ -46,7 +47,7 @@ void check_state(
   Meta expected = entry.meta;
   if (entry.rows != nullptr) {
     const std::lock_guard lock(entry.mutex);
-    expected.sizes[0] = entry.rows->size();
+    expected.sizes[0] = num_rows.value_or(entry.rows->size());
   }
   check_counter(where, "step", state.step);
   check_counter(where, "num_accumulated", state.num_accumulated);

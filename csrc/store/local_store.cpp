@@ -79,7 +79,7 @@ WorkPtr LocalStore::insert(const Call& given) {
   const auto values = rows ? std::make_unique<Groups>(entries, *rows) : nullptr;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i]->rows != nullptr) {
-      replace_rows(*values, i);
+      replace_rows(*values, i, {});
     } else {
       placement_.store(*entries[i], call.values->flat[i], call.options.share);
     }
@@ -263,9 +263,13 @@ void LocalStore::update_one_by_one(
   }
 }
 
-void LocalStore::assign(const Call& given) {
+void LocalStore::assign(const Call& call) {
+  assign(call, updater());
+}
+
+void LocalStore::assign(const Call& given, const Updater& updater) {
   const Entries entries = table_.find(given.op, given.keys);
-  check_one_each(given, /*takes_rows=*/true);
+  check_one_each(given, /*takes_rows=*/true, /*takes_encoded=*/true);
   for (size_t i = 0; i < entries.size(); ++i) {
     const Where where{given.op, entries[i]->key};
     const bool is_row_sparse = entries[i]->rows != nullptr;
@@ -313,7 +317,7 @@ void LocalStore::assign(const Call& given) {
     const auto& [value, keep_master, version] = assigned[i];
     const std::lock_guard lock(entry.mutex);
     if (entry.rows != nullptr) {
-      replace_rows(values, i);
+      replace_rows(values, i, updater);
     } else {
       slices_.end_leases(entry);
       // A push of another thread in between has stepped the master.

@@ -99,6 +99,7 @@ class TORCHKV_API LocalStore final : public Store {
   // the round which the values belong to. Generations of optimizers are
   // compared as in merge.
   WorkPtr apply(const Call& call, const Updater& updater);
+  void assign(const Call& call, const Updater& updater);
 
   // As OptimizerStep: the norm of the gradients, which changes nothing, and a
   // push of them with the factor that the norms of all servers lead to.
@@ -119,6 +120,15 @@ class TORCHKV_API LocalStore final : public Store {
   // next update moves the value to other memory. REQUIRES: nobody writes the
   // tensor.
   std::pair<at::Tensor, int64_t> lease(const Key& key);
+
+  // Of a row-sparse key, copies in the order in which they are stored: of its
+  // rows and their ids; of as many of the ids as there are in a range.
+  struct StoredRows {
+    at::Tensor ids;
+    at::Tensor values;
+  };
+  StoredRows rows_by_slot(const Key& key) const;
+  at::Tensor ids_by_slot(const Key& key, int64_t begin, int64_t count) const;
 
  private:
   OptimizerPtr optimizer(const char* op) const;
@@ -156,8 +166,9 @@ class TORCHKV_API LocalStore final : public Store {
   void copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs) const;
   // Of a value of any kind. REQUIRES: its mutex is free.
   void copy_to_sparse(Entry& entry, const at::Tensor& out) const;
-  // Replaces the rows of a row-sparse value. REQUIRES: its mutex.
-  void replace_rows(const Groups& values, size_t i);
+  // Replaces the rows of a row-sparse value; new ones begin with the state that
+  // `updater` begins with. REQUIRES: its mutex.
+  void replace_rows(const Groups& values, size_t i, const Updater& updater);
   // Adds a key without rows.
   EntryPtr insert_rows(const Key& key, const Meta& meta, const RowInit& init);
   // assign, where the tensors become the stored values.

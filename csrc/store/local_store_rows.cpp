@@ -117,15 +117,7 @@ EntryPtr LocalStore::insert_rows(
     const RowInit& init) {
   constexpr auto* op = "init_rows";
   const Where where{op, key};
-  TORCHKV_CHECK_VALUE(
-      init.id == RowInit::Id::kZeros || kernels::cpu::can_init(meta.dtype),
-      where,
-      "expected rows of dtype torch.float16, torch.bfloat16, torch.float32 or "
-      "torch.float64 for the initial value '",
-      name_of(init),
-      "', but got ",
-      dtype_name(meta.dtype));
-  check_dtype(where, meta.dtype);
+  check_row_init(where, meta, init);
   table_.check_absent(op, key);
   Entries entries{c10::make_intrusive<Entry>(key, meta)};
   make_row_sparse(*entries[0], init);
@@ -152,6 +144,29 @@ int64_t LocalStore::num_rows(const char* op, const Key& key) const {
   }
   const std::lock_guard lock(entry->mutex);
   return entry->rows->size();
+}
+
+LocalStore::StoredRows LocalStore::rows_by_slot(const Key& key) const {
+  const EntryPtr entry = table_.find("save", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  const PlainDispatch plain;
+  return {row_ids(*entry), entry->slices[0].value.clone()};
+}
+
+at::Tensor LocalStore::ids_by_slot(const Key& key, int64_t begin, int64_t count)
+    const {
+  const EntryPtr entry = table_.find("pull", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  const PlainDispatch plain;
+  const auto& ids = entry->rows->ids();
+  const int64_t first = std::min(begin, entry->rows->size());
+  const int64_t end = std::min(entry->rows->size() - first, count) + first;
+  at::Tensor result = at::empty({end - first}, at::TensorOptions(c10::kLong));
+  std::copy(
+      ids.begin() + first,
+      ids.begin() + end,
+      result.mutable_data_ptr<int64_t>());
+  return result;
 }
 
 void LocalStore::erase_rows(
@@ -256,21 +271,25 @@ void LocalStore::load_rows(
       Tensors::encoded(given.contiguous(), std::move(encoding));
   const std::lock_guard lock(entry->mutex);
   entry->rows->reserve(given.size(0));
-  replace_rows(Groups(Entries{entry}, encoded), 0);
+  replace_rows(Groups(Entries{entry}, encoded), 0, {});
   TORCHKV_CHECK_VALUE(
       entry->rows->size() == given.size(0),
       where,
       "expected distinct ids of rows, but got repeated ones");
 }
 
-void LocalStore::replace_rows(const Groups& values, size_t i) {
+void LocalStore::replace_rows(
+    const Groups& values,
+    size_t i,
+    const Updater& updater) {
   has_row_sparse_ = true;
   Batch batch(values, i, i + 1);
   const Entry& entry = *values.entries()[i];
-  const OptimizerPtr optimizer = current_optimizer();
+  const auto* const optimizer = std::get_if<OptimizerPtr>(&updater);
   const bool has_state =
-      optimizer != nullptr && entry.generation == optimizer->generation;
-  const RuleSpec rule = has_state ? optimizer->rule_of(entry.key) : RuleSpec();
+      optimizer != nullptr && entry.generation == (*optimizer)->generation;
+  const RuleSpec rule =
+      has_state ? (*optimizer)->rule_of(entry.key) : RuleSpec();
   batch.find_rows(has_state ? &rule : nullptr);
   reducer_.update(batch.items);
   batch.keep_rows();

@@ -27,9 +27,6 @@ bool keeps_place(const Entry& entry, const Entry& next) {
       same_layout(entry.meta.sizes, entry.strides, next.strides);
 }
 
-// In the state of a row-sparse key, the ids of the rows that it is of.
-constexpr const char* kRowIds = "row_ids";
-
 // ValueError unless a state is that of the rows which the key has.
 void check_row_ids(const char* op, Entry& entry, const KeyState& state) {
   const PlainDispatch plain;

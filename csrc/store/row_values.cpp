@@ -193,7 +193,7 @@ std::shared_ptr<const Encoding> encode_rows(
   const auto found = kernels::cpu::inspect_row_ids(
       ids.const_data_ptr<int64_t>(), count, num_rows);
   check_ids(where, ids, found.first_bad, num_rows);
-  if (entry.rows == nullptr) {
+  if (entry.rows == nullptr || entry.slices.empty()) { // or of servers
     set_ids(*encoding, ids, num_rows, found);
   } else {
     encoding->ids = ids; // Batch::find_rows sorts their slots
@@ -343,10 +343,14 @@ std::optional<Tensors> with_rows(
       at::Tensor& tensor = values.flat[j];
       auto& encoding = values.encodings[static_cast<size_t>(j)];
       if (encoding != nullptr) {
+        const auto* const rows = dynamic_cast<const RowSparse*>(encoding.get());
         TORCHKV_CHECK_NOT_IMPLEMENTED(
-            entry.rows == nullptr,
+            entry.rows == nullptr ||
+                (rows != nullptr && rows->ids.defined() &&
+                 !rows->order.defined()),
             where,
-            "expected a tensor for a row-sparse key, but got a value of form '",
+            "expected a tensor, or rows in the order of their ids, for a "
+            "row-sparse key, but got a value of form '",
             encoding->form,
             "'");
       } else if (is_sparse_coo(tensor)) {

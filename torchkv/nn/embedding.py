@@ -70,7 +70,8 @@ class StoreEmbedding(nn.Module):
             num_embeddings: the number of rows; ids are from 0 to it less 1. None: that
                 of the key or, of a new key, as many as fit into 2**63 - 1 elements.
             embedding_dim: the number of elements of a row.
-            store: where the table is; on several machines, a dense key.
+            store: where the table is. On several machines, all ranks make the module,
+                and rank 0's `init` counts.
             key: the table's key. If the store has it, its value of shape
                 ``(num_embeddings, embedding_dim)`` is the table. If not, the module
                 calls ``store.init_rows``, and a row exists once it has a gradient.

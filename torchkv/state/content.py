@@ -285,15 +285,9 @@ class Content:
 
         Raises:
             ValueError: the parts are inconsistent.
-            NotImplementedError: row-sparse keys, for a store of several processes.
         """
         if impl.type.startswith("dist"):
             for key, item in self.keys.items():
-                if item.rows is not None:
-                    raise NotImplementedError(
-                        "load: expected a store without row-sparse keys, which those "
-                        f"of several processes do not have (key {shown(key)})"
-                    )
                 if len(item.residuals) > impl.num_workers():
                     raise ValueError(
                         "load: expected at least as many ranks as there are residuals "

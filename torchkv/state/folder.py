@@ -39,10 +39,7 @@ from torchkv.progress import bar, check_tqdm
 from torchkv.state import tensor_files
 from torchkv.state.content import Content, KeyContent, Rows
 from torchkv.state.form import KEY_TYPES, check_distinct, parse, parse_kind
-from torchkv.state.parts import (
-    FORM,
-    join_tensors,
-)
+from torchkv.state.parts import FORM, ROW_FORM, join_tensors
 from torchkv.state.tensor_files import Originals, distinct
 
 MANIFEST = "manifest.json"
@@ -54,6 +51,7 @@ _FORM = {
     **{"format": int, "torchkv": str, "type": str, "key_kind": str, "keys": list},
     **dict.fromkeys(PER_KEY, list),
     **{"optimizer": object, "compression": object, "parts": FORM},
+    "row_parts": ROW_FORM,
     **{"strides": {str: [int]}, "dtypes": {str: str}},
     # Key, number of rows, initial value with its numbers and seed.
     "row_sparse": [(int | str, int, str, {str: float}, int)],
@@ -124,7 +122,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     # Stores without these write none, as earlier versions of torchkv.
     absent: dict[str, Any] = {"parts": {}, "compression": None, "compressed": []}
-    absent["row_sparse"] = []
+    absent |= {"row_sparse": [], "row_parts": {}}
     manifest = dict(parse({**absent, **manifest}, _FORM, "the manifest"))
     if not manifest["compressed"]:
         manifest["compressed"] = [0] * len(manifest["keys"])
@@ -201,7 +199,7 @@ def _fill(
 ) -> None:
     """Adds the keys and the updater of a manifest and its files to a content."""
     Originals(manifest["strides"], manifest["dtypes"]).restore(tensors)
-    join_tensors(tensors, manifest["parts"])
+    join_tensors(tensors, manifest["parts"], manifest["row_parts"])
     columns = [manifest[field] for field in PER_KEY]
     for key, *numbers in zip(manifest["keys"], *columns, strict=True):
         value = tensors.pop(f"value/{key}", None)

@@ -2,6 +2,7 @@
 
 A process that holds a part of a value, from element `begin` on, writes it, and what
 the optimizer keeps of it, as tensors of one dimension named ``<role>@<begin>/<key>``.
+Of a row-sparse key, whose parts are some of the rows each, `begin` counts the parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 from torchkv.arguments import shown
 
 FORM = {str: {"shape": [int], "begins": [int]}}
-"""Of the keys that are in parts, by ``str(key)``."""
+"""Of the dense keys that are in parts, by ``str(key)``."""
+ROW_FORM = {str: int}
+"""Of the row-sparse ones: how many parts there are."""
 
 
 def tensor_name(role: str, key: int | str, begin: int) -> str:
@@ -40,6 +43,8 @@ class Written:
     files: list[dict[str, Any]] = field(default_factory=list)
     # How many pushes the process has compressed, by str(key).
     compressed: dict[str, int] = field(default_factory=dict)
+    # Of row-sparse keys: the key, and what the manifest has of it besides.
+    row_sparse: list[list[Any]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """For the process that joins all."""
@@ -75,13 +80,16 @@ def join_written(
     keys = [key for key in keys if key in at]
     if deleted := at.keys() - keys:
         _raise_changed(min(deleted, key=str))
-    parts = {}
+    row_sparse = {row[0]: row for one in written for row in one.row_sparse}
+    parts, row_parts = {}, {}
     for key in keys:
         of_key = sorted(at[key], key=lambda part: part[0])
         begin, first, i = of_key[0]
         for name, column in numbers.items():
             column.append(first.numbers[name][i])
-        if begin >= 0:
+        if begin >= 0 and key in row_sparse:
+            row_parts[str(key)] = len(of_key)
+        elif begin >= 0:
             begins, shape = [begin for begin, *_ in of_key], shape_of(key)
             ends = itertools.accumulate(one.sizes[i] for _, one, i in of_key)
             if [0, *ends] != [*begins, math.prod(shape)]:
@@ -91,6 +99,9 @@ def join_written(
         "keys": keys,
         **numbers,
         **({"parts": parts} if parts else {}),
+        **({"row_parts": row_parts} if row_parts else {}),
+        # Without row-sparse keys the form is that of before there were any.
+        **({"row_sparse": list(row_sparse.values())} if row_sparse else {}),
         "strides": {k: v for one in written for k, v in one.strides.items()},
         "dtypes": {k: v for one in written for k, v in one.dtypes.items()},
         "files": [file for one in written for file in one.files],
@@ -104,16 +115,21 @@ def _raise_changed(key: int | str) -> NoReturn:
     )
 
 
-def join_tensors(tensors: dict[str, Tensor], parts: dict[str, Any]) -> None:
+def join_tensors(
+    tensors: dict[str, Tensor], parts: dict[str, Any], row_parts: dict[str, int]
+) -> None:
     """Replaces parts in `tensors` by whole tensors; ValueError unless they fit."""
     found: dict[tuple[str, str], dict[int, Tensor]] = {}
-    if parts:
+    if parts or row_parts:
         for name in list(tensors):
             role, _, key = name.partition("/")
             role, at, begin = role.partition("@")
-            if at and begin.isdecimal() and key in parts:
+            if at and begin.isdecimal() and (key in parts or key in row_parts):
                 found.setdefault((role, key), {})[int(begin)] = tensors.pop(name)
     for (role, key), of_begin in found.items():
+        if key in row_parts:
+            tensors[f"{role}/{key}"] = _join_rows(role, key, of_begin, row_parts[key])
+            continue
         begins, shape = parts[key]["begins"], parts[key]["shape"]
         ordered = [of_begin.get(begin) for begin in begins]
         flat = [part for part in ordered if part is not None and part.dim() == 1]
@@ -129,3 +145,20 @@ def join_tensors(tensors: dict[str, Tensor], parts: dict[str, Any]) -> None:
                 f"(key {shown(key)})"
             )
         tensors[f"{role}/{key}"] = torch.cat(flat).view(shape)
+
+
+def _join_rows(
+    role: str, key: str, of_part: dict[int, Tensor], num_parts: int
+) -> Tensor:
+    rows = [of_part[i] for i in range(num_parts) if i in of_part]
+    if (
+        len(rows) != num_parts
+        or len(of_part) != num_parts
+        or any(part.dim() == 0 for part in rows)
+        or len({(part.dtype, part.shape[1:]) for part in rows}) != 1
+    ):
+        raise ValueError(
+            f"load: expected {num_parts} parts of {role!r} with rows of one shape, but "
+            f"some are missing or of another shape (key {shown(key)})"
+        )
+    return torch.cat(rows)

@@ -83,17 +83,14 @@ def save(
         with bar("save", _num_bytes(content, own), shows) as add:
             written = _write_data(impl, content, begins, own, folder, save_id, add)
             written.compressed = counts if compresses else {}
+            written.row_sparse = row_sparse
         if impl.num_workers() == 1:
             all_written = [written]
         else:
             gathered = gather(impl, "save", 1, written.to_bytes())
             all_written = [Written.from_bytes(data) for data in gathered]
         if is_first:
-            fields = content.fields()
-            # Without row-sparse keys the form is that of before there were any.
-            if row_sparse:
-                fields["row_sparse"] = row_sparse
-            _write_manifest(impl, fields, folder, save_id, all_written)
+            _write_manifest(impl, content.fields(), folder, save_id, all_written)
             remove_unused(folder)  # the previous store
         gather(impl, "save", 2, b"")  # the store is written
 

@@ -39,8 +39,9 @@ struct Request {
     // kPush, kPushPull: if not empty, the same, for slices on this rank's
     // server; those of `value` need not be there.
     Blob own;
-    // kPush, kPushPull: if not empty, instead of the value, what is sent of
-    // each slice, in an encoding that the core does not know.
+    // kPush, kPushPull, and kInit of a row-sparse key: if not empty, instead of
+    // the value, what is sent of each slice, in an encoding that the core does
+    // not know.
     std::vector<Blob> codes;
     // kPull: if not empty, which part of each slice is asked for.
     std::vector<Query> queries;

@@ -70,6 +70,7 @@ class TORCHKV_API Server final : public Core {
   };
   struct SliceView {
     SliceId slice;
+    std::shared_ptr<const KeySpec> spec;
     int64_t kid;
     int64_t version;
     bool busy;
@@ -105,6 +106,7 @@ class TORCHKV_API Server final : public Core {
   bool is_acceptable_header(const Message& message) const;
   bool is_acceptable_operation(const Message& message) const;
   bool has_acceptable_payload(const Message& message) const;
+  bool is_piece(const Message& message) const;
   bool is_acceptable_init(const Message& message) const;
   std::optional<int64_t> num_elements(const SliceId& id, const KeySpec& spec)
       const; // none: the key has no such slice

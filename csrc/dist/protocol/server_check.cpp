@@ -32,6 +32,25 @@ bool is_key_slice(const SliceId& id) {
   return id.index >= 0;
 }
 
+// A row-sparse key has no elements, and may have rows of any id.
+bool are_row_sparse_sizes(const KeySpec& spec) {
+  int64_t row_size = 1;
+  for (size_t i = 1; i < spec.sizes.size(); ++i) {
+    const int64_t size = spec.sizes[i];
+    if (!is_count(size) || (size != 0 && row_size > kMaxCount / size)) {
+      return false;
+    }
+    row_size *= size;
+  }
+  return !spec.sizes.empty() && spec.sizes[0] >= 0 && spec.total == 0;
+}
+
+bool are_sizes(const KeySpec& spec) {
+  return spec.is_row_sparse()
+      ? are_row_sparse_sizes(spec)
+      : std::all_of(spec.sizes.begin(), spec.sizes.end(), is_count);
+}
+
 bool is_element_size(int32_t bytes) {
   return bytes >= 0 && bytes <= kMaxItemBytes;
 }
@@ -149,9 +168,11 @@ bool Server::has_acceptable_payload(const Message& message) const {
         message.payload.size() == 0 &&
         region->offset <= std::numeric_limits<uint64_t>::max() - region->size;
   }
-  if (message.index == -1) {
-    return true;
-  }
+  return message.index == -1 || is_piece(message);
+}
+
+// Of a payload whose size nothing else says.
+bool Server::is_piece(const Message& message) const {
   const size_t size = message.payload.size();
   return message.index < message.pieces - 1
       ? size == config().piece_bytes
@@ -162,7 +183,7 @@ bool Server::is_acceptable_init(const Message& message) const {
   const KeySpec& spec = message.spec;
   if (message.region || !is_count(spec.total) || spec.item_bytes < 1 ||
       spec.item_bytes > kMaxItemBytes || spec.sizes.size() > kMaxDims ||
-      !std::all_of(spec.sizes.begin(), spec.sizes.end(), is_count)) {
+      !are_sizes(spec)) {
     return false;
   }
   const auto elements = num_elements(message.slice, spec);
@@ -176,13 +197,14 @@ bool Server::is_acceptable_init(const Message& message) const {
   const size_t piece = config().piece_bytes;
   const size_t pieces =
       std::max<size_t>(1, (bytes / piece) + (bytes % piece == 0 ? 0 : 1));
+  const bool is_any_size = spec.is_row_sparse();
   if (message.header.rank != 0 || message.pieces < 1 ||
-      static_cast<size_t>(message.pieces) != pieces || message.index < -1 ||
-      message.index >= message.pieces) {
+      (static_cast<size_t>(message.pieces) != pieces && !is_any_size) ||
+      message.index < -1 || message.index >= message.pieces) {
     return false;
   }
-  if (message.index == -1) {
-    return true;
+  if (message.index == -1 || is_any_size) {
+    return message.index == -1 || is_piece(message);
   }
   const auto index = static_cast<size_t>(message.index);
   return message.payload.size() == std::min(piece, bytes - (index * piece));

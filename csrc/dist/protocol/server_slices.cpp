@@ -164,6 +164,7 @@ void Server::do_push(const OperationPtr& op, Time now) {
   const int64_t most = op->is_encoded ? max_encoded_bytes(*slice->spec)
                                       : slice->num_elements * item_bytes;
   if (op->total != slice->spec->total ||
+      (!op->is_encoded && slice->spec->is_row_sparse()) ||
       op->num_bytes > static_cast<uint64_t>(most) ||
       (!op->is_encoded && op->num_bytes != static_cast<uint64_t>(most))) {
     reject(op, ErrorCode::kShape);
@@ -239,6 +240,7 @@ std::vector<Server::SliceView> Server::slices() const {
   for (const auto& [id, slice] : slices_) {
     SliceView view;
     view.slice = id;
+    view.spec = slice->spec;
     view.kid = slice->kid;
     view.version = slice->version;
     view.busy = slice->busy != nullptr;

@@ -1,6 +1,7 @@
 #include "slice.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace torchkv::dist {
@@ -84,9 +85,12 @@ std::vector<Place> place(
   const int64_t split = split_bytes <= 0
       ? 0
       : (split_bytes / item_bytes) + (split_bytes % item_bytes == 0 ? 0 : 1);
-  const int64_t parts = spec.whole || spec.total < split
-      ? 1
-      : std::clamp<int64_t>(spec.total, 1, num_servers);
+  int64_t parts = 1;
+  if (!spec.whole && spec.is_row_sparse()) {
+    parts = num_servers;
+  } else if (!spec.whole && spec.total >= split) {
+    parts = std::clamp<int64_t>(spec.total, 1, num_servers);
+  }
   const auto home = static_cast<int64_t>(
       stable_hash(key) % static_cast<uint64_t>(num_servers));
   const int64_t cut = spec.total / parts;
@@ -115,6 +119,13 @@ std::vector<Place> place(
 }
 
 int64_t row_size(const KeySpec& spec) {
+  if (spec.is_row_sparse()) {
+    return std::accumulate(
+        spec.sizes.begin() + 1,
+        spec.sizes.end(),
+        int64_t{1},
+        std::multiplies<>());
+  }
   const bool has_rows = !spec.sizes.empty() && spec.sizes[0] > 0;
   return has_rows ? spec.total / spec.sizes[0] : 1;
 }

@@ -207,20 +207,22 @@ void Worker::issue_inits(CallId id, WorkerCall& call) {
   for (auto& item : call.request.items) {
     WorkerKey& key = *keys_.find(item.key);
     const auto before = std::exchange(key.tables, {});
+    auto codes = item.codes.begin();
     for (const auto& at : key.places) {
-      const WorkerTablePtr table = table_for(before, item, at);
-      key.tables.push_back(table);
+      const auto& table = key.tables.emplace_back(table_for(before, item, at));
       Message request;
       request.kind = Kind::kInit;
       request.spec = item.spec;
       request.priority = item.priority;
       std::optional<Blob> value;
-      if (rank_ == 0) {
+      if (rank_ == 0 && item.codes.empty()) {
         value = table->part_of(item.value, table->item_bytes);
+      } else if (rank_ == 0) {
+        value = std::move(*codes++);
       }
       issue(id, table, std::move(request), std::move(value));
     }
-    item.value = Blob();
+    item.drop_payloads();
   }
 }
 
@@ -254,16 +256,15 @@ void Worker::issue_values(CallId id, WorkerCall& call) {
         request.group = group;
         request.is_encoded = !item.codes.empty();
         const bool is_own = item.own.size() != 0 && table->server == rank_;
+        const Blob& value = is_own ? item.own : item.value;
         payload = request.is_encoded
             ? std::move(*codes++)
-            : table->part_of(
-                  is_own ? item.own : item.value, key.item_bytes(item));
+            : table->part_of(value, key.item_bytes(item));
       } else {
         request.min_version = item.min_version;
         if (!item.queries.empty()) {
-          payload = std::move(query->payload);
           answer_bytes = query->answer_bytes;
-          ++query;
+          payload = std::move((query++)->payload);
         }
       }
       request.round = table->round;

@@ -47,9 +47,7 @@ bool has_slice(Kind kind) {
       kind == Kind::kNorm || kind == Kind::kFactor;
 }
 
-// In all that follows, Coder is a FrameReader, or a FrameWriter of a constant
-// argument.
-
+// Coder is a FrameReader, or a FrameWriter of a constant argument.
 template <class Coder, class H>
 void code_header(Coder& coder, H& header, Direction direction) {
   coder.counter(header.job);
@@ -102,11 +100,19 @@ void code_error(Coder& coder, E& error) {
       error.who,
       -1,
       std::max(coder.limits.num_workers, coder.limits.num_servers));
-  coder.optional(error.slice, [&](auto& slice) {
-    code_slice(coder, slice, SliceId::kServer);
-  });
+  coder.optional(
+      error.slice, [&](auto& x) { code_slice(coder, x, SliceId::kServer); });
   coder.text(error.text);
   code_ranks(coder, error.missing);
+}
+
+template <class Coder, class I>
+void code_row_init(Coder& coder, I& init) {
+  coder.enumerator(init.id, RowInit::Id::kUniform);
+  for (auto* number : {&init.mean, &init.std, &init.low, &init.high}) {
+    coder.real(*number);
+  }
+  coder.signed_integer(init.seed);
 }
 
 template <class Coder, class S>
@@ -116,8 +122,12 @@ void code_spec(Coder& coder, S& spec) {
   coder.ranged(spec.dtype, 0, kEndDtype);
   coder.ranged(spec.item_bytes, 1, kEndItemBytes);
   coder.flag(spec.whole);
-  coder.list(spec.sizes, 1, [&](auto& size) { coder.counter(size); });
+  coder.list(spec.sizes, 1, [&](auto& size) {
+    coder.signed_integer(size);
+    coder.expect(size >= 0);
+  });
   coder.expect(spec.sizes.size() <= kMaxKeyDims);
+  coder.optional(spec.row_init, [&](auto& x) { code_row_init(coder, x); });
 }
 
 template <class Coder, class C>

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -61,7 +62,7 @@ struct Found {
 };
 
 Found found_in(const Blob& payload, int64_t num_cells, int64_t cell_size) {
-  EXPECT_TRUE(has_rows(payload));
+  EXPECT_TRUE(has_form(payload, RowForm::kRows));
   const Buffers buffers;
   const at::Tensor ids = ids_in(payload, num_cells, 8 * cell_size);
   return {
@@ -153,8 +154,75 @@ TEST(RowPayloadTest, OtherPayloadsAreRefused) {
     EXPECT_THROW(ids_in(changed(8, count), 4, 24), c10::ValueError);
     EXPECT_THROW(ids_in(changed(8, count), 4, 0), c10::ValueError);
   }
-  EXPECT_FALSE(has_rows(changed(0, 0)));
-  EXPECT_FALSE(has_rows(payload.slice(0, 15)));
+  EXPECT_FALSE(has_form(changed(0, 0), RowForm::kRows));
+  EXPECT_FALSE(has_form(payload.slice(0, 15), RowForm::kRows));
+}
+
+TEST(RowPayloadTest, RowsOfARowSparseKeyAreSpreadByTheirIds) {
+  KeySpec spec = double_spec({int64_t{1} << 50, 2, 3});
+  spec.total = 0;
+  spec.row_init = RowInit();
+  ASSERT_EQ(row_size(spec), 6);
+  const std::vector<Place> places = place("w", spec, 3, 1 << 16);
+  ASSERT_EQ(places.size(), 3);
+  const std::vector<int64_t> ids{7, int64_t{1} << 49, 0, 5, 3, 12};
+  const std::vector<int64_t> order{5, 0, 1, 2, 3, 4};
+  const Rows given = some_rows(spec, ids, order);
+  const auto payloads =
+      pack_rows(given.value, given.rows, spec, places, Buffers());
+  const auto asked =
+      pack_ids(RowForm::kForgotten, given.value.ids, spec, places, Buffers());
+  int64_t count = 0;
+  for (size_t slice = 0; slice < 3; ++slice) {
+    const at::Tensor found =
+        ids_in(payloads[slice], spec.sizes[0], 48, IdOrder::kDistinct);
+    EXPECT_EQ(number_in(asked[slice]), found.numel());
+    EXPECT_TRUE(has_form(asked[slice], RowForm::kForgotten));
+    const at::Tensor rows =
+        cells_in(payloads[slice], found.numel(), 6, c10::kDouble, Buffers());
+    size_t last = 0; // in the order given
+    for (int64_t j = 0; j < found.numel(); ++j) {
+      const auto id = found[j].item<int64_t>();
+      EXPECT_EQ(slice_of_row(id, 3), slice);
+      const auto at = static_cast<size_t>(
+          std::find(ids.begin(), ids.end(), id) - ids.begin());
+      ASSERT_LT(at, ids.size());
+      EXPECT_TRUE(j == 0 || at > last);
+      last = at;
+      EXPECT_TRUE(rows[j].equal(given.rows[order[at]]));
+      ++count;
+    }
+  }
+  EXPECT_EQ(count, 6);
+}
+
+TEST(RowPayloadTest, StoredRowsAreDistinctInAnyOrder) {
+  KeySpec spec = double_spec({100, 1});
+  spec.total = 0;
+  spec.row_init = RowInit();
+  const auto packed = [&](const std::vector<int64_t>& ids) {
+    const Rows given = some_rows(spec, ids);
+    return pack_rows(
+        given.value, given.rows, spec, std::vector<Place>(1), Buffers())[0];
+  };
+  EXPECT_NO_THROW(ids_in(packed({9, 3, 5}), 100, 8, IdOrder::kDistinct));
+  EXPECT_THROW(ids_in(packed({9, 3, 5}), 100, 8), c10::ValueError);
+  EXPECT_THROW(
+      ids_in(packed({9, 3, 9}), 100, 8, IdOrder::kDistinct), c10::ValueError);
+  EXPECT_THROW(
+      ids_in(packed({9, 3, 5}), 9, 8, IdOrder::kDistinct), c10::ValueError);
+}
+
+TEST(RowPayloadTest, QueriesOfIds) {
+  const Blob payload = pack_ids_query(5, 12, Buffers());
+  EXPECT_TRUE(has_form(payload, RowForm::kIds));
+  EXPECT_FALSE(has_form(payload, RowForm::kRows));
+  EXPECT_EQ(begin_in(payload), 5);
+  EXPECT_EQ(number_in(payload), 12);
+  EXPECT_EQ(begin_in(payload.slice(0, 23)), -1);
+  const Blob count = pack_count_query(Buffers());
+  EXPECT_TRUE(has_form(count, RowForm::kCount));
+  EXPECT_EQ(begin_in(count), -1);
 }
 
 } // namespace

@@ -85,6 +85,7 @@ TEST(RowQueryTest, OtherQueriesAreRefused) {
   const Place& first = scene.places[0];
   const auto query = [&](const std::vector<int64_t>& ids) {
     return Blobs{pack_ids(
+        RowForm::kRows,
         at::tensor(ids, c10::kLong),
         scene.spec,
         {Place{0, 0, 0, scene.spec.total}},

@@ -232,6 +232,72 @@ TEST(ServerRefusalTest, InitsThatDoNotAddUp) {
   }
 }
 
+Edit row_sparse(const Edit& edit = {}) {
+  return [edit](Message& m) {
+    m.spec.total = m.total = 0;
+    m.spec.sizes = {std::numeric_limits<int64_t>::max() / 2, 2};
+    m.spec.row_init = RowInit();
+    if (edit) {
+      edit(m);
+    }
+  };
+}
+
+TEST(ServerRefusalTest, RowSparseKeysBeginWithAnyRows) {
+  const std::vector<std::pair<const char*, Edit>> edits = {
+      {"piece", [](Message& m) { m.index = 3; }},
+      {"short piece", [](Message& m) { m.payload = m.payload.slice(0, 8); }},
+      {"total", [](Message& m) { m.spec.total = 4; }},
+      {"no sizes", [](Message& m) { m.spec.sizes = {}; }},
+      {"sizes", [](Message& m) { m.spec.sizes[0] = -1; }},
+      {"row", [](Message& m) { m.spec.sizes[1] = -2; }},
+      {"huge row",
+       [](Message& m) {
+         m.spec.sizes = {1, int64_t{1} << 40, int64_t{1} << 40};
+       }},
+      {"dense", [](Message& m) { m.spec.row_init.reset(); }},
+  };
+  ServerScript s(ServerScript::config(1), nullptr, false);
+  s.hello(0);
+  s.out.clear();
+  const Message init =
+      s.operation(0, Kind::kInit, ServerScript::slice(), row_sparse());
+  const auto parts = ServerScript::parts(init, {1, 2, 3, 4, 5});
+  for (const auto& [what, edit] : edits) {
+    SCOPED_TRACE(what);
+    Message wrong = parts[0];
+    edit(wrong);
+    s.send(wrong);
+    EXPECT_TRUE(s.out.empty());
+    EXPECT_FALSE(s.view());
+  }
+  for (const auto& part : parts) {
+    s.send(part);
+  }
+  ASSERT_TRUE(s.view());
+  EXPECT_EQ(s.stored(), (Values{1, 2, 3, 4, 5}));
+}
+
+TEST(ServerRefusalTest, RowSparseKeysAreNotPushedAsElements) {
+  for (const bool is_encoded : {false, true}) {
+    ServerScript s(ServerScript::config(1), nullptr, false);
+    s.hello(0);
+    s.send_parts(
+        s.operation(0, Kind::kInit, ServerScript::slice(), row_sparse()), {1});
+    Message push = s.operation(
+        0, Kind::kPush, ServerScript::slice(), row_sparse([&](Message& m) {
+          m.round = 1;
+          m.pieces = 1;
+          m.index = 0;
+          m.is_encoded = is_encoded;
+          m.payload = is_encoded ? ServerScript::blob({1, 2}) : Blob();
+        }));
+    s.send(push);
+    EXPECT_EQ(s.messages(0, Kind::kError).size(), is_encoded ? 0 : 1);
+    EXPECT_EQ(s.view()->busy, is_encoded);
+  }
+}
+
 TEST(ServerRefusalTest, TwoPhasesAndEnterAreForTheirModes) {
   ServerScript s(ServerScript::config(kSync));
   s.out.clear();

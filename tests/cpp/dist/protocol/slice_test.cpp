@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/protocol/message.h"
@@ -146,6 +148,59 @@ TEST(SliceTest, CellsDivideRowsAndSlices) {
   EXPECT_EQ(size(spec_of_rows({2, 3})), 3); // not split
   EXPECT_EQ(size(spec_of_rows({5, 0})), 0);
   EXPECT_EQ(size(spec_of_rows({})), 1);
+}
+
+KeySpec row_sparse_spec(std::vector<int64_t> sizes) {
+  KeySpec spec;
+  spec.sizes = std::move(sizes);
+  spec.row_init = RowInit();
+  return spec;
+}
+
+TEST(SliceTest, EachServerHasASliceOfARowSparseKey) {
+  KeySpec spec =
+      row_sparse_spec({std::numeric_limits<int64_t>::max() / 6, 2, 3});
+  EXPECT_EQ(row_size(spec), 6);
+  for (const int32_t num_servers : {1, 3, 4}) {
+    const auto places = place("w", spec, num_servers, 1 << 16);
+    ASSERT_EQ(places.size(), num_servers);
+    for (int32_t i = 0; i < num_servers; ++i) {
+      const Place& at = places[static_cast<size_t>(i)];
+      EXPECT_EQ(at.index, i);
+      EXPECT_EQ(
+          at.server,
+          (stable_hash("w") + static_cast<uint64_t>(i)) %
+              static_cast<uint64_t>(num_servers));
+      EXPECT_EQ(at.begin, 0);
+      EXPECT_EQ(at.end, 0);
+    }
+    EXPECT_EQ(cell_size(spec, places), 6);
+  }
+  spec.whole = true;
+  EXPECT_EQ(place("w", spec, 4, 1 << 16).size(), 1);
+}
+
+TEST(SliceTest, WhatARowSparseKeyBeginsWithIsRank0s) {
+  const KeySpec spec = row_sparse_spec({9, 2});
+  KeySpec other = spec;
+  other.row_init->seed = 7;
+  EXPECT_EQ(spec, other);
+  other.row_init.reset();
+  EXPECT_FALSE(spec == other);
+}
+
+// Fixed for ever: another choice would lose the rows of stored snapshots.
+TEST(SliceTest, RowsAreSpreadWhateverTheirIds) {
+  EXPECT_EQ(slice_of_row(0, 1000003), 0xE220A8397B1DCDAFU % 1000003);
+  for (const int64_t factor : {1, 2, 4096, 1'000'000'007}) {
+    std::vector<int> counts(4);
+    for (int64_t i = 0; i < 40000; ++i) {
+      ++counts[slice_of_row(i * factor, 4)];
+    }
+    for (const int count : counts) {
+      EXPECT_NEAR(count, 10000, 400) << factor;
+    }
+  }
 }
 
 TEST(SliceTest, HugeKeysDoNotOverflow) {

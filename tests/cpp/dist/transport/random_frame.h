@@ -49,6 +49,14 @@ inline bool same(const Header& a, const Header& b) {
       a.digest == b.digest;
 }
 
+inline bool same(const Rare<RowInit>& a, const Rare<RowInit>& b) {
+  return a.has_value() == b.has_value() &&
+      (!a ||
+       (a->id == b->id && same_bits(a->mean, b->mean) &&
+        same_bits(a->std, b->std) && same_bits(a->low, b->low) &&
+        same_bits(a->high, b->high) && a->seed == b->seed));
+}
+
 // All fields but `frame`, which does not travel.
 inline bool same(const Message& a, const Message& b) {
   return a.kind == b.kind && same(a.header, b.header) && a.slice == b.slice &&
@@ -56,7 +64,8 @@ inline bool same(const Message& a, const Message& b) {
       a.pieces == b.pieces && a.index == b.index &&
       same_bytes(a.payload, b.payload) && a.region == b.region &&
       a.priority == b.priority && a.gen == b.gen && a.snap == b.snap &&
-      a.spec == b.spec && a.total == b.total && a.is_encoded == b.is_encoded &&
+      a.spec == b.spec && same(a.spec.row_init, b.spec.row_init) &&
+      a.total == b.total && a.is_encoded == b.is_encoded &&
       a.dtype == b.dtype && a.item_bytes == b.item_bytes &&
       a.round == b.round && a.base == b.base &&
       a.min_version == b.min_version && a.have == b.have &&
@@ -285,10 +294,20 @@ class RandomFrames {
             from(0, 128),
             from(1, 17),
             chance(2),
+            {},
             {}};
         result.spec.sizes.resize(below(5));
         for (auto& size : result.spec.sizes) {
-          size = counter();
+          size = chance(4) ? std::numeric_limits<int64_t>::max() : counter();
+        }
+        if (chance(3)) {
+          result.spec.row_init = RowInit{
+              static_cast<RowInit::Id>(below(3)),
+              real(),
+              real(),
+              real(),
+              real(),
+              number()};
         }
         break;
       case Kind::kPush:
