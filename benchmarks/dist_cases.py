@@ -148,17 +148,21 @@ class Torchkv(Case):
     """`pushpull`, of a list or of one key, with an optimizer on the servers or not."""
 
     def __init__(self, task: Task, kv: torchkv.KVStore) -> None:
-        """Initializes the keys with zeros."""
+        """Initializes the keys."""
         super().__init__(task)
         self.kv = kv
         if task.optimizer is not None:
             kv.set_optimizer(OPTIMIZERS[task.optimizer][0](task.lr))
-        kv.init(self.keys, self.outs)
+        self.init_keys()
         self.barrier = kv.barrier  # type: ignore[method-assign]
         # Of one key, without lists.
         self.call: tuple[Any, Any, Any] = (self.keys, self.values, self.outs)
         if len(self.keys) == 1:
             self.call = (self.keys[0], self.values[0], self.outs[0])
+
+    def init_keys(self) -> None:
+        """With zeros."""
+        self.kv.init(self.keys, self.outs)
 
     def step(self) -> None:
         """One call."""
@@ -239,6 +243,14 @@ class Rows(Torchkv):
         expected = total[self.ids[self.task.rank]] * (-self.task.lr * self.steps)
         self.barrier()
         return {"agrees": torch.equal(self.outs[0], expected)}
+
+
+class TableRows(Rows):
+    """The same of a row-sparse key."""
+
+    def init_keys(self) -> None:
+        """Without rows."""
+        self.kv.init_rows(0, self.task.shapes[0][1:])
 
 
 class Behind(Torchkv):

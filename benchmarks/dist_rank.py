@@ -29,6 +29,7 @@ from dist_cases import (
     GlooSum,
     GlooViews,
     Rows,
+    TableRows,
     Task,
     Torchkv,
     Trainer,
@@ -46,6 +47,7 @@ OURS: dict[str, Callable[[Task, torchkv.KVStore], Case]] = {
     "two-calls": TwoCalls,
     "2bit": TwoBit,
     "rows": Rows,
+    "table rows": TableRows,
     "behind": Behind,
     "trainer": Trainer,
 }
