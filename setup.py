@@ -110,6 +110,8 @@ UNITS = {
     "comm": "comm",
     "core": "memory",
     "dist": "dist",
+    "dist/protocol": "protocol",
+    "dist/transport": "protocol",
     "device": "memory",
     "memory": "memory",
 }
@@ -145,11 +147,13 @@ def unity_sources(sources: list[str], folder: Path) -> list[str]:
     result = []
     groups: dict[str, list[str]] = {}
     for source in sources:
-        part = Path(source).relative_to("csrc").parts[0]
+        path = Path(source).relative_to("csrc").parent
+        part = path.parts[0] if path.parts else ""
         if part == "kernels":
             result.append(source)
         else:
-            groups.setdefault(UNITS.get(part, "kvstore"), []).append(source)
+            name = UNITS.get(str(path)) or UNITS.get(part, "kvstore")
+            groups.setdefault(name, []).append(source)
     for name, members in groups.items():
         unit = folder / f"{name}.cpp"
         text = "".join(f'#include "{ROOT / member}"\n' for member in members)
