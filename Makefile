@@ -53,7 +53,7 @@ FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
 
 .PHONY: help env build test test-all test-versions python-test cpp-test places-test forward-test one-rank-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
-  thread-programs check-sass gpu-check docs docs-tools sdist wheel wheels lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
+  thread-programs check-sass gpu-check docs docs-tools sdist wheel wheel-environments wheels lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
 .DELETE_ON_ERROR:
 
@@ -312,7 +312,10 @@ gpu-check:
 sdist: $(INSTALLED)
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
 
-# In dist/, tested where it is installed.
+# In dist/, tested where it is installed. wheel-environments installs what that needs of
+# TORCH_OF_WHEEL.
+wheel-environments:
+	TORCH='$(TORCH_OF_WHEEL)' PYTHON='$(PYTHON)' tools/make_wheel environments
 wheel:
 	TORCH='$(TORCH)' PYTHON='$(PYTHON)' PYTEST_JOBS='$(PYTEST_JOBS)' tools/make_wheel
 

@@ -56,9 +56,11 @@ def table_of(store: KVStore) -> str:
     except RuntimeError:  # closed
         return lines[0]
     shapes = {key: [*store.shape(key)] for key in keys}
-    for key in keys:
-        if store._impl.is_row_sparse(key):
-            shapes[key][0] = store.num_rows(key)
+    row_sparse = {key for key in keys if store._impl.is_row_sparse(key)}
+    # The rows of several machines are on servers, which are not asked.
+    elsewhere = row_sparse if store.type.startswith("dist") else set()
+    for key in row_sparse:
+        shapes[key][0] = 0 if key in elsewhere else store.num_rows(key)
     sizes = {key: math.prod(shapes[key]) * store.dtype(key).itemsize for key in keys}
     largest = sorted(keys, key=lambda key: -sizes[key])[:_SHOWN]
     if not largest:
@@ -67,9 +69,13 @@ def table_of(store: KVStore) -> str:
     rows += [
         (
             repr(key),
-            " x ".join(map(str, shapes[key])) or "scalar",
+            " x ".join(
+                "?" if key in elsewhere and i == 0 else str(size)
+                for i, size in enumerate(shapes[key])
+            )
+            or "scalar",
             str(store.dtype(key)).removeprefix("torch."),
-            readable(sizes[key]),
+            "?" if key in elsewhere else readable(sizes[key]),
             str(store.version(key)),
         )
         for key in largest

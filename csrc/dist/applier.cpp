@@ -270,6 +270,8 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
     }
     if (round.spec->is_row_sparse()) {
       insert_rows(round);
+      // So that the noise of rows on two servers differs.
+      store_.set_offset(key, int64_t{round.slice.index} << 40U);
     } else {
       const Tensors value(tensor_of(
           round.source->pieces,
@@ -285,7 +287,10 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
       restored_.emplace(key, *stored->state);
     }
   }
-  if (update.replaces) {
+  // Rows that are replaced take what is kept for those that stay with them.
+  const bool has_rows_to_restore =
+      round.spec->is_row_sparse() && restored_.count(key) != 0;
+  if (update.replaces && !has_rows_to_restore) {
     return;
   }
   const auto* optimizer = std::get_if<OptimizerPtr>(&update.updater);

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "../core/export.h"
 #include "../store/local_store.h"
 #include "buffers.h"
 #include "caller_values.h"
@@ -24,7 +25,7 @@ namespace torchkv::dist {
 // Applies the rounds of one server to the values that it holds, on a thread of
 // its own: the core's thread never waits for an updater, but applies a few
 // short rounds itself. Thread-safe.
-class Applier {
+class TORCHKV_API Applier {
  public:
   struct Finished {
     RoundPtr round;

@@ -32,11 +32,8 @@ void Applier::insert_rows(const Round& round) {
       where,
       "expected the rows that the key begins with, but got other bytes");
   auto encoding = std::make_shared<RowSparse>();
-  encoding->ids = ids_in(
-      payload,
-      spec.sizes[0],
-      row_size(spec) * spec.item_bytes,
-      IdOrder::kDistinct);
+  encoding->ids =
+      ids_in(payload, spec.sizes[0], row_bytes(spec), IdOrder::kDistinct);
   encoding->sizes = meta.sizes;
   encoding->dtype = meta.dtype;
   c10::SmallVector<int64_t, 4> sizes(meta.sizes);

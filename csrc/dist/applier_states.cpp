@@ -23,6 +23,7 @@ void Applier::restore(
     } else {
       set_state(key, used, std::move(*shared));
       held->second.optimizer = used;
+      restored_.erase(key); // of a snapshot
     }
   });
 }
@@ -63,10 +64,10 @@ std::optional<KeyState> Applier::state_of(const SliceId& slice, int64_t kid) {
 void Applier::keep_state(const Round& round) {
   auto* stored = dynamic_cast<StoredValue*>(round.source.get());
   if (round.in_snapshot && stored != nullptr && !stored->state) {
-    stored->state = state_of(round.slice, round.kid);
     if (stored->is_live) {
       stored->rows = stored_rows(round.slice, round.kid);
     }
+    stored->state = state_of(round.slice, round.kid);
   }
 }
 

@@ -175,7 +175,7 @@ KeySpec DistStore::spec_of(const Meta& meta, bool whole) const {
     spec.row_init = RowInit();
   }
   const std::lock_guard lock(updater_mutex_);
-  spec.whole = whole || needs_whole(updater_, meta);
+  spec.whole = whole || needs_whole(updater_, meta.is_row_sparse);
   return spec;
 }
 

@@ -128,7 +128,7 @@ class DistStore final : public Store {
   Entries find(const Call& call) const;
   // Whether one server must have a key. Optimizers step the rows of row-sparse
   // ones by themselves, or refuse to.
-  static bool needs_whole(const Updater& updater, const Meta& meta);
+  static bool needs_whole(const Updater& updater, bool is_row_sparse);
   void check_updater_fits(const char* op, const Updater& next) const;
   void check_expected_keys(const char* op);
   CompressionPtr compression_of(const Call& call, const Entries& entries) const;
@@ -164,6 +164,7 @@ class DistStore final : public Store {
       const at::Tensor& values);
   void insert_saved(
       const char* op,
+      const Key& key,
       const StoreState& state,
       size_t i,
       bool whole);
@@ -182,7 +183,8 @@ class DistStore final : public Store {
   std::vector<at::Tensor> ids_of_slices(
       const char* op,
       const Entry& entry,
-      int64_t min_version) const;
+      int64_t min_version,
+      bool only_own = false) const;
   Table pull_table(const char* op, Entry& entry, int64_t min_version) const;
   static at::Tensor sparse_of(const Table& table, const Meta& meta);
   void pull_table(const char* op, const RowPull& pull) const;
@@ -307,7 +309,8 @@ class DistStore final : public Store {
   Updater updater_;
   UpdateSpec spec_; // without an archive on ranks other than 0
   PendingPtr sent_spec_; // rank 0's latest
-  std::unordered_set<Key, KeyHash> split_keys_; // over several servers
+  // Those over several servers; whether they are row-sparse.
+  std::unordered_map<Key, bool, KeyHash> split_keys_;
   CompressionPtr compression_; // null: none
   std::vector<Key> expected_keys_; // of the updater
   std::vector<Key> compression_keys_; // the same of the compression

@@ -82,7 +82,7 @@ void DistStore::insert_entries(
   }
   // Until the servers have answered: one thread of several initializes a key.
   const KeyTable::Reservation reservation(table_, op, keys);
-  std::vector<Key> split;
+  std::vector<std::pair<Key, bool>> split;
   for (const auto& item : request.items) {
     const auto places = place(
         item.key,
@@ -90,7 +90,7 @@ void DistStore::insert_entries(
         session_->config().num_servers,
         session_->config().split_bytes);
     if (places.size() > 1) {
-      split.push_back(item.key);
+      split.emplace_back(item.key, item.spec.is_row_sparse());
     }
   }
   run(op, std::move(request));
@@ -182,26 +182,21 @@ void DistStore::insert_table(
 
 void DistStore::insert_saved(
     const char* op,
+    const Key& key,
     const StoreState& state,
     size_t i,
     bool whole) {
   const StoreState::Rows& rows = state.rows.at(i);
   const at::Tensor& values = state.values[i];
-  const Key key =
-      state.int_keys.empty() ? Key(state.str_keys[i]) : Key(state.int_keys[i]);
   const Where where{op, key};
   const Meta meta = row_sparse_meta(
       where, rows.num_rows, values.sizes().slice(1), values.scalar_type());
-  insert_table(
-      op,
-      make_entry(key, meta, rows.init),
-      whole,
-      rows.ids,
-      values.contiguous());
-  if (began_from_snapshot_) { // whose rows init keeps
-    const Tensors value(make_sparse(rows.ids, values, meta.sizes));
-    assign({op, key, &value});
+  const EntryPtr entry = make_entry(key, meta, rows.init);
+  if (began_from_snapshot_) { // whose rows, and more, init would keep
+    insert_table(op, entry, whole, rows.ids, values.contiguous());
+    erase(key);
   }
+  insert_table(op, entry, whole, rows.ids, values.contiguous());
 }
 
 } // namespace torchkv::dist

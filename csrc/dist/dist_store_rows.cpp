@@ -28,10 +28,6 @@ struct RowsOfKey {
   at::Tensor rows; // that is pulled
 };
 
-// Servers copy answers under the mutex of their node, and must go on sending
-// heartbeats.
-constexpr int64_t kMostBytes = int64_t{64} * 1024 * 1024;
-
 // Whether an answer of these rows, with a query, takes fewer bytes than the
 // value, and is not too large.
 bool is_worth_a_query(
@@ -44,7 +40,8 @@ bool is_worth_a_query(
   }
   const int64_t num_cells = ids.numel() * (row_size(spec) / cell);
   const int64_t num_bytes = num_cells * (8 + cell * spec.item_bytes);
-  return num_bytes < spec.total * spec.item_bytes && num_bytes <= kMostBytes;
+  return num_bytes < spec.total * spec.item_bytes &&
+      num_bytes <= kMostAnswerBytes;
 }
 
 } // namespace

@@ -18,6 +18,14 @@
 #include "row_payload.h"
 
 namespace torchkv::dist {
+namespace {
+
+Key key_of(const StoreState& state, size_t i) {
+  return state.int_keys.empty() ? Key(state.str_keys[i])
+                                : Key(state.int_keys[i]);
+}
+
+} // namespace
 
 // Until this rank's pushes are applied, and those of all others.
 void DistStore::settle(const char* op) {
@@ -106,7 +114,7 @@ void DistStore::restore_states(
     const auto places = places_of(entry);
     const auto stored = entry.rows == nullptr
         ? std::vector<at::Tensor>()
-        : ids_of_slices(op, entry, /*min_version=*/0);
+        : ids_of_slices(op, entry, /*min_version=*/0, /*only_own=*/true);
     for (const Place& place : places) {
       if (place.server == rank()) {
         session_->applier().restore(
@@ -153,11 +161,7 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
     }
   }
   for (size_t i = 0; i < state.values.size(); ++i) {
-    const bool is_int = !state.int_keys.empty();
-    check_fits_messages(
-        op,
-        is_int ? Key(state.int_keys[i]) : Key(state.str_keys[i]),
-        state.values[i].dim());
+    check_fits_messages(op, key_of(state, i), state.values[i].dim());
   }
   if (!state.updater.empty()) {
     const Updater updater = own_script(op, state.updater[0]);
@@ -171,12 +175,21 @@ void DistStore::check_loads(const char* op, const StoreState& state) const {
 // most a residual for each rank.
 void DistStore::load(StoreState state) {
   constexpr auto* op = "load";
-  check_together(op, [&] { check_loads(op, state); });
+  check_together(op, [&] {
+    check_loads(op, state);
+    for (auto& [i, rows] : state.rows) {
+      const Where where{op, key_of(state, i)};
+      const at::Tensor& value = state.values[i];
+      const Meta meta = row_sparse_meta(
+          where, rows.num_rows, value.sizes().slice(1), value.scalar_type());
+      rows.ids = parse_row_ids(where, meta, rows.ids);
+    }
+  });
   const std::vector<Key> present = this->keys();
   std::unordered_set<Key, KeyHash> whole(present.begin(), present.end());
   {
     const std::lock_guard lock(updater_mutex_);
-    for (const Key& key : split_keys_) {
+    for (const auto& [key, is_row_sparse] : split_keys_) {
       whole.erase(key);
     }
   }
@@ -206,7 +219,7 @@ void DistStore::load(StoreState state) {
     CallOptions options;
     options.whole = whole.count(keys.list[begin]) != 0;
     if (state.rows.count(begin) != 0) {
-      insert_saved("init", state, begin, options.whole);
+      insert_saved("init", keys.list[begin], state, begin, options.whole);
       ++end;
       continue;
     }

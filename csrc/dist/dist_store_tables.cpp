@@ -12,6 +12,7 @@
 
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
+#include "../kernels/cpu/row_memory.h"
 #include "../memory/layout.h"
 #include "../store/check.h"
 #include "../store/count_calls.h"
@@ -23,10 +24,6 @@
 
 namespace torchkv::dist {
 namespace {
-
-// Servers copy answers under the mutex of their node, and must go on sending
-// heartbeats.
-constexpr int64_t kMostAnswerBytes = int64_t{64} * 1024 * 1024;
 
 at::Tensor empty_like_rows(const Meta& meta, int64_t count) {
   const PlainDispatch plain;
@@ -99,13 +96,19 @@ std::vector<int64_t> DistStore::num_rows_of_slices(
   return {counts, counts + num_slices};
 }
 
-// The ids of each slice's rows, in the order in which its server has them.
+// The ids of each slice's rows, in the order in which its server has them; with
+// `only_own`, none of other ranks' servers.
 std::vector<at::Tensor> DistStore::ids_of_slices(
     const char* op,
     const Entry& entry,
-    int64_t min_version) const {
+    int64_t min_version,
+    bool only_own) const {
   const PlainDispatch plain;
-  const auto counts = num_rows_of_slices(op, entry, min_version);
+  auto counts = num_rows_of_slices(op, entry, min_version);
+  const auto places = places_of(entry);
+  for (size_t i = 0; only_own && i < places.size(); ++i) {
+    counts[i] = places[i].server == rank() ? counts[i] : 0;
+  }
   std::vector<std::vector<at::Tensor>> found(counts.size());
   const int64_t most = *std::max_element(counts.begin(), counts.end());
   int64_t begin = 0;
@@ -156,7 +159,7 @@ void DistStore::pull_table_rows(
   for (int64_t begin = 0; begin < ids.numel(); begin += most) {
     const int64_t count = std::min(most, ids.numel() - begin);
     const at::Tensor some = ids.narrow(0, begin, count);
-    at::Tensor out = rows.narrow(0, begin, count);
+    const at::Tensor out = rows.narrow(0, begin, count);
     auto queries = make_queries(some, spec, places, staging_.buffers());
     if (places.size() == 1) {
       ask(op, entry.key, std::move(queries), out, min_version);
@@ -164,7 +167,16 @@ void DistStore::pull_table_rows(
     }
     const at::Tensor answers = empty_like_rows(entry.meta, count);
     ask(op, entry.key, std::move(queries), answers, min_version);
-    out.index_copy_(0, numbers_by_slice(some, places.size()), answers);
+    const at::Tensor numbers = numbers_by_slice(some, places.size());
+    if (answers.numel() != 0) {
+      kernels::cpu::scatter_rows(
+          {static_cast<char*>(out.mutable_data_ptr()),
+           row_size(spec),
+           entry.meta.dtype},
+          numbers.const_data_ptr<int64_t>(),
+          count,
+          static_cast<const char*>(answers.const_data_ptr()));
+    }
   }
 }
 

@@ -102,8 +102,8 @@ Updater DistStore::updater() const {
   return updater_;
 }
 
-bool DistStore::needs_whole(const Updater& updater, const Meta& meta) {
-  return meta.is_row_sparse
+bool DistStore::needs_whole(const Updater& updater, bool is_row_sparse) {
+  return is_row_sparse
       ? std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater)
       : !is_elementwise(updater);
 }
@@ -118,11 +118,10 @@ void DistStore::check_updater_fits(const char* op, const Updater& next) const {
     return;
   }
   const std::lock_guard lock(updater_mutex_);
-  for (const Key& key : split_keys_) {
-    const auto meta = table_.meta(op, key);
+  for (const auto& [key, is_row_sparse] : split_keys_) {
     const Where where{op, key};
     TORCHKV_CHECK_VALUE(
-        !meta || !needs_whole(next, *meta),
+        !needs_whole(next, is_row_sparse),
         where,
         "expected keys that are not sharded over the servers, as this updater "
         "needs whole values; set the updater before init, or use init(..., whole=True)");

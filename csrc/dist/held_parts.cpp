@@ -24,6 +24,17 @@ at::Tensor joined(
     c10::ScalarType dtype) {
   const PlainDispatch plain;
   at::Tensor result = at::empty(sizes, at::TensorOptions(dtype));
+  size_t num_bytes = 0;
+  for (const Blob& piece : pieces) {
+    num_bytes += piece.size();
+  }
+  TORCH_CHECK(
+      num_bytes == result.nbytes(),
+      kSave,
+      ": expected ",
+      result.nbytes(),
+      " bytes of a value or its state, but the servers have ",
+      num_bytes);
   copy_pieces(pieces, result.mutable_data_ptr());
   return result;
 }
@@ -156,7 +167,12 @@ JoinedRows join_rows(const Parts& parts, const Meta& meta) {
   std::vector<at::Tensor> ids;
   std::vector<at::Tensor> values;
   for (const auto& part : parts) {
-    const Blob payload = blob_of(joined_codes(part.pieces, Buffers()));
+    int64_t num_bytes = 0;
+    for (const Blob& piece : part.pieces) {
+      num_bytes += static_cast<int64_t>(piece.size());
+    }
+    const Blob payload =
+        blob_of(tensor_of(part.pieces, num_bytes, c10::kByte, Buffers()));
     ids.push_back(
         ids_in(payload, meta.sizes[0], row_bytes, IdOrder::kDistinct));
     c10::SmallVector<int64_t, 4> sizes(meta.sizes);

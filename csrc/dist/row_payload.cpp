@@ -181,6 +181,18 @@ int64_t number_in(const Blob& payload) {
   return header_of(payload).num_ids;
 }
 
+int64_t row_bytes(const KeySpec& spec) {
+  const auto dtype = static_cast<c10::ScalarType>(spec.dtype);
+  TORCH_CHECK_VALUE(
+      dtype < c10::ScalarType::NumOptions &&
+          c10::elementSize(dtype) == static_cast<size_t>(spec.item_bytes),
+      "expected elements of ",
+      spec.item_bytes,
+      " bytes, but got dtype ",
+      spec.dtype);
+  return row_size(spec) * spec.item_bytes;
+}
+
 int64_t begin_in(const Blob& payload) {
   int64_t begin = -1;
   if (has_form(payload, RowForm::kIds) &&

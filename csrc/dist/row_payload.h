@@ -70,6 +70,8 @@ TORCHKV_API bool has_form(const Blob& payload, RowForm form);
 TORCHKV_API int64_t number_in(const Blob& payload);
 // Of pack_ids_query; -1 if it is none.
 TORCHKV_API int64_t begin_in(const Blob& payload);
+// Bytes of a row of a row-sparse key. ValueError for a dtype of other elements.
+int64_t row_bytes(const KeySpec& spec);
 // Where ids and cells begin in a payload of so many.
 constexpr int64_t kIdsBegin = 16;
 constexpr int64_t cells_begin(int64_t num_ids) {

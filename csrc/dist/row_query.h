@@ -4,6 +4,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -24,6 +25,10 @@ TORCHKV_API std::vector<Request::Query> make_queries(
     const KeySpec& spec,
     c10::ArrayRef<Place> places,
     const Buffers& buffers);
+
+// Of an answer of several rows: servers copy them under the mutex of their
+// node, and must go on sending heartbeats.
+constexpr int64_t kMostAnswerBytes = int64_t{64} * 1024 * 1024;
 
 // The distinct ids that a query's payload asks for, of so many cells; none if
 // it is another payload.

@@ -44,7 +44,7 @@ Session::Session(
           ? table_queries_.answer(slice, spec, value, query)
           : select_rows(slice, spec, value, query, config_, buffers);
     } catch (const std::exception& error) { // of memory
-      TORCH_WARN("row_sparse_pull: ", error.what());
+      TORCH_WARN("torchkv: a pull is refused: ", error.what());
       return ValuePtr();
     }
   });
@@ -358,6 +358,7 @@ void Session::perform_one(Measure& action) {
 }
 
 void Session::perform_one(const Erase& action) {
+  table_queries_.forget(action.slice);
   applier_.erase(action.slice, action.kid);
 }
 

@@ -35,6 +35,51 @@ TableQueries::TableQueries(
     Buffers buffers)
     : applier_(applier), config_(config), buffers_(std::move(buffers)) {}
 
+void TableQueries::copy_bytes(
+    const Value& value,
+    int64_t begin,
+    int64_t size,
+    void* out) const {
+  copy_range(
+      value.pieces,
+      config_.piece_bytes,
+      static_cast<size_t>(begin),
+      static_cast<size_t>(size),
+      static_cast<std::byte*>(out));
+}
+
+// Of a value that is not live; ValueError if it is not one of rows.
+int64_t TableQueries::num_rows_in(const KeySpec& spec, const Value& value)
+    const {
+  int64_t num_bytes = 0;
+  for (const Blob& piece : value.pieces) {
+    num_bytes += static_cast<int64_t>(piece.size());
+  }
+  int64_t count = -1;
+  if (num_bytes >= kIdsBegin) {
+    copy_bytes(value, kIdsBegin - 8, 8, &count);
+  }
+  const int64_t bytes = row_bytes(spec);
+  TORCH_CHECK_VALUE(
+      count >= 0 && count <= num_bytes / 8 &&
+          count <= num_bytes / std::max<int64_t>(bytes, 1) &&
+          cells_begin(count) + count * bytes == num_bytes,
+      "expected the rows that a key begins with, but got ",
+      num_bytes,
+      " other bytes");
+  return count;
+}
+
+// REQUIRES: num_rows_in.
+std::vector<int64_t> TableQueries::ids_in_payload(
+    const Value& value,
+    int64_t begin,
+    int64_t count) const {
+  std::vector<int64_t> ids(static_cast<size_t>(count));
+  copy_bytes(value, kIdsBegin + 8 * begin, 8 * count, ids.data());
+  return ids;
+}
+
 const RowTable& TableQueries::index_of(
     const SliceId& slice,
     const KeySpec& spec,
@@ -43,34 +88,10 @@ const RowTable& TableQueries::index_of(
   if (found != indices_.end() && found->second->kid == value.kid) {
     return found->second->rows;
   }
-  const int64_t row_bytes = row_size(spec) * spec.item_bytes;
   auto index = std::make_unique<Index>();
   index->kid = value.kid;
-  const auto copy = [&](int64_t begin, int64_t size, void* out) {
-    copy_range(
-        value.pieces,
-        config_.piece_bytes,
-        static_cast<size_t>(begin),
-        static_cast<size_t>(size),
-        static_cast<std::byte*>(out));
-  };
-  int64_t num_bytes = 0;
-  for (const Blob& piece : value.pieces) {
-    num_bytes += static_cast<int64_t>(piece.size());
-  }
-  int64_t count = -1;
-  if (num_bytes >= kIdsBegin) {
-    copy(kIdsBegin - 8, 8, &count);
-  }
-  TORCH_CHECK_VALUE(
-      count >= 0 && count <= num_bytes / 8 &&
-          cells_begin(count) + count * row_bytes == num_bytes,
-      "expected the rows that the key begins with, but got ",
-      num_bytes,
-      " other bytes ",
-      slice.key.context());
-  std::vector<int64_t> ids(static_cast<size_t>(count));
-  copy(kIdsBegin, 8 * count, ids.data());
+  const int64_t count = num_rows_in(spec, value);
+  const std::vector<int64_t> ids = ids_in_payload(value, 0, count);
   std::vector<int64_t> slots(ids.size());
   index->rows.reserve(count);
   index->rows.find(ids.data(), count, slots.data());
@@ -92,10 +113,10 @@ at::Tensor TableQueries::rows_of(
   kernels::cpu::RowMemory row;
   row.row_size = row_size(spec);
   row.dtype = static_cast<c10::ScalarType>(spec.dtype);
-  const int64_t row_bytes = row.row_bytes();
-  const at::Tensor rows = buffers_.empty_codes(count * row_bytes);
+  const int64_t bytes = row.row_bytes();
+  const at::Tensor rows = buffers_.empty_codes(count * bytes);
   row.data = static_cast<char*>(rows.mutable_data_ptr());
-  for (int64_t i = 0; i < count && row_bytes != 0; ++i, row.data += row_bytes) {
+  for (int64_t i = 0; i < count && bytes != 0; ++i, row.data += bytes) {
     const int64_t slot = slots[static_cast<size_t>(i)];
     if (slot < 0) {
       kernels::cpu::init_rows(row, id + i, 1, *spec.row_init);
@@ -104,8 +125,8 @@ at::Tensor TableQueries::rows_of(
     copy_range(
         value.pieces,
         config_.piece_bytes,
-        static_cast<size_t>(cells_begin(table.size()) + slot * row_bytes),
-        static_cast<size_t>(row_bytes),
+        static_cast<size_t>(cells_begin(table.size()) + slot * bytes),
+        static_cast<size_t>(bytes),
         reinterpret_cast<std::byte*>(row.data));
   }
   return rows;
@@ -125,11 +146,11 @@ at::Tensor TableQueries::ids_in_range(
     const auto* const known = ids.const_data_ptr<int64_t>();
     std::copy(known, known + ids.numel(), out);
   } else {
-    const std::vector<int64_t>& ids = index_of(slice, spec, value).ids();
-    const auto size = static_cast<int64_t>(ids.size());
+    const int64_t size = num_rows_in(spec, value);
     const int64_t first = std::min(begin, size);
-    const int64_t end = std::min(size - first, count) + first;
-    std::copy(ids.begin() + first, ids.begin() + end, out);
+    const auto ids =
+        ids_in_payload(value, first, std::min(size - first, count));
+    std::copy(ids.begin(), ids.end(), out);
   }
   return result;
 }
@@ -168,7 +189,7 @@ ValuePtr TableQueries::answer(
     result = numbers(
         1,
         is_live(value) ? applier_.num_rows(slice.key)
-                       : index_of(slice, spec, value).size());
+                       : num_rows_in(spec, value));
   } else if (has_form(payload, RowForm::kIds)) {
     const int64_t begin = begin_in(payload);
     const int64_t count = number_in(payload);
@@ -176,10 +197,14 @@ ValuePtr TableQueries::answer(
       return nullptr;
     }
     result = ids_in_range(slice, spec, value, begin, count);
-  } else if (const auto ids = asked_ids(payload, spec.sizes[0])) {
-    result = rows_with(slice, spec, value, *ids);
   } else {
-    return nullptr;
+    const auto ids = asked_ids(payload, spec.sizes[0]);
+    const int64_t most =
+        kMostAnswerBytes / std::max<int64_t>(row_bytes(spec), 1);
+    if (!ids || ids->numel() > std::max<int64_t>(most, 1)) {
+      return nullptr;
+    }
+    result = rows_with(slice, spec, value, *ids);
   }
   auto answer = std::make_shared<Value>();
   answer->pieces = cut(blob_of(result), config_.piece_bytes);

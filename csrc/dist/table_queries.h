@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "../core/export.h"
 #include "../memory/row_table.h"
@@ -32,7 +33,11 @@ class TORCHKV_API TableQueries {
   TableQueries(Applier& applier, const Config& config, Buffers buffers);
   C10_DISABLE_COPY_AND_ASSIGN(TableQueries);
 
-  // Null if it is none of these.
+  // Of a slice that is deleted.
+  void forget(const SliceId& slice) {
+    indices_.erase(slice);
+  }
+  // Null if it is none of these, or asks for too much.
   ValuePtr answer(
       const SliceId& slice,
       const KeySpec& spec,
@@ -45,6 +50,13 @@ class TORCHKV_API TableQueries {
     int64_t kid = 0;
     RowTable rows{RowInit()};
   };
+  void copy_bytes(const Value& value, int64_t begin, int64_t size, void* out)
+      const;
+  int64_t num_rows_in(const KeySpec& spec, const Value& value) const;
+  std::vector<int64_t> ids_in_payload(
+      const Value& value,
+      int64_t begin,
+      int64_t count) const;
   const RowTable& index_of(
       const SliceId& slice,
       const KeySpec& spec,

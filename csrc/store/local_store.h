@@ -107,8 +107,9 @@ class TORCHKV_API LocalStore final : public Store {
   double measure(const Call& call, const Updater& updater);
   void apply(const Call& call, const Updater& updater, double factor);
 
-  // A copy of what the updater, an optimizer or not, keeps for a key; and the
-  // way back. REQUIRES: a state of this optimizer and the key's shape.
+  // A copy of what the updater, an optimizer or not, keeps for a key, which
+  // nobody else changes meanwhile: others may read it; and the way back.
+  // REQUIRES: a state of this optimizer and the key's shape.
   KeyState state_of(const Key& key, const Updater& updater) const;
   void set_state_of(
       const Key& key,
@@ -121,8 +122,9 @@ class TORCHKV_API LocalStore final : public Store {
   // tensor.
   std::pair<at::Tensor, int64_t> lease(const Key& key);
 
-  // Of a row-sparse key, copies in the order in which they are stored: of its
-  // rows and their ids; of as many of the ids as there are in a range.
+  // Of a row-sparse key, in the order in which they are stored: its rows, which
+  // nobody changes while the caller reads them, and a copy of their ids; a copy
+  // of as many of the ids as there are in a range.
   struct StoredRows {
     at::Tensor ids;
     at::Tensor values;

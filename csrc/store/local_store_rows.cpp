@@ -150,7 +150,7 @@ LocalStore::StoredRows LocalStore::rows_by_slot(const Key& key) const {
   const EntryPtr entry = table_.find("save", key)[0];
   const std::lock_guard lock(entry->mutex);
   const PlainDispatch plain;
-  return {row_ids(*entry), entry->slices[0].value.clone()};
+  return {row_ids(*entry), entry->slices[0].value.alias()};
 }
 
 at::Tensor LocalStore::ids_by_slot(const Key& key, int64_t begin, int64_t count)

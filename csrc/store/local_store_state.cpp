@@ -120,7 +120,7 @@ StoreState LocalStore::state(bool with_keys, bool with_updater) const {
   return state;
 }
 
-// REQUIRES: the entry's mutex.
+// REQUIRES: the entry's mutex, or that nobody changes the entry.
 KeyState LocalStore::state_of(Entry& entry, const Optimizer& optimizer) const {
   return entry.generation == optimizer.generation
       ? slices_.state_of(entry, optimizer.rule_of(entry.key))
@@ -130,7 +130,6 @@ KeyState LocalStore::state_of(Entry& entry, const Optimizer& optimizer) const {
 KeyState LocalStore::state_of(const Key& key, const Updater& updater) const {
   const auto* optimizer = std::get_if<OptimizerPtr>(&updater);
   const EntryPtr entry = table_.find("save", key)[0];
-  const std::lock_guard lock(entry->mutex);
   return optimizer == nullptr ? KeyState() : state_of(*entry, **optimizer);
 }
 

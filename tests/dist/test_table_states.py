@@ -23,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def table_store(kv, positions, num_ranks):
     """Trains two tables and a dense key for some steps."""
     kv.init_rows("t", (3,), torch.bfloat16, init=INIT)
-    kv.init(["s", "d"], [some_rows(SHAPE, 0), torch.zeros(5)])
+    kv.init("s", some_rows(SHAPE, 0))
+    kv.init("d", torch.zeros(5), whole=True)
     kv.set_optimizer(optim.Adagrad(lr=0.1, initial_accumulator_value=0.1))
     step_tables(kv, positions, num_ranks, range(3))
 
@@ -119,6 +120,35 @@ def test_saved_and_loaded_by_any_number_of_ranks(num_saving, form, tmp_path):
         assert keys == ["t", "s", "d"]
 
 
+def assign_after_loading(rank, state):
+    """Rows that stay keep their state, whether or not there was an update."""
+    with torchkv.create("dist_sync") as kv:
+        kv.load_state_dict(state)
+        value = sparse([3, 21, FAR], torch.ones(3, 3), (2 * FAR, 3))
+        kv.assign("t", value.to(torch.bfloat16))
+        assigned = content(kv)
+        step_tables(kv, [rank], 2, range(3, 5))
+        found = content(kv)
+        kv.barrier()
+        kv.state_dict()
+        text = str(kv)
+        return assigned, found, text
+
+
+def test_assign_after_loading():
+    one = torchkv.create("device")
+    table_store(one, range(2), 2)
+    state = one.state_dict()
+    value = sparse([3, 21, FAR], torch.ones(3, 3), (2 * FAR, 3))
+    one.assign("t", value.to(torch.bfloat16))
+    assigned = content(one)
+    step_tables(one, range(2), 2, range(3, 5))
+    for *found, text in ranks.run(assign_after_loading, 2, state):
+        check_content(found[0], assigned)
+        check_content(found[1], content(one))
+        assert "? x 3" in text  # asks no server
+
+
 def restore_states(rank):
     with torchkv.create("dist_sync") as kv:
         table_store(kv, [rank], 2)
@@ -170,6 +200,34 @@ def test_a_job_goes_on_from_a_snapshot(tmp_path):
         for step, values in seen.items():
             for value, other in zip(values, expected[step], strict=True):
                 check_same(value, other)
+
+
+def load_after_a_snapshot(rank, folder, state, num_steps):
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="2 rounds")
+    table_store(kv, [rank], 2)
+    time.sleep(0.2)
+    kv.load_state_dict(state)
+    loaded = content(kv)
+    step_tables(kv, [rank], 2, range(3, 3 + num_steps))
+    found = content(kv)
+    kv.barrier()
+    kv.close()
+    return loaded, found
+
+
+def test_a_loaded_store_replaces_that_of_a_snapshot(tmp_path):
+    one = torchkv.create("device")
+    table_store(one, range(2), 2)
+    step_tables(one, range(2), 2, [20])
+    state, before = one.state_dict(), content(one)
+    step_tables(one, range(2), 2, range(3, 6))
+    expected = content(one)
+    for _ in range(2):  # the second begins from a snapshot
+        for loaded, found in ranks.run(
+            load_after_a_snapshot, 2, str(tmp_path), state, 3
+        ):
+            check_content(loaded, before)
+            check_content(found, expected)
 
 
 # -- embeddings

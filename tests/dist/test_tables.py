@@ -8,7 +8,7 @@ import torch
 import ranks
 import torchkv
 from counted import counted
-from dtypes import FLOATS
+from dtypes import FLOAT8S, FLOATS
 from helpers import assert_same
 from ranks import outcome
 from row_values import ROW_OPTIMIZERS, numbers, row_ids_of, some_rows, sparse
@@ -124,6 +124,44 @@ def test_clipping_by_the_norm_of_all_rows():
         torch.testing.assert_close(value, -gradient / 6)
 
 
+def push_odd_dtypes(rank):
+    with torchkv.create("dist_sync") as kv:
+        found = []
+        for dtype in [*FLOAT8S, torch.uint16, torch.bool]:
+            kv.init_rows(str(dtype), (3,), dtype, num_rows=40)
+            rows = sparse([3, 9, 4, 17], torch.ones(4, 3).to(dtype), SHAPE)
+            kv.push(str(dtype), rows if rank == 0 else rows.to(dtype))
+            ids = torch.tensor([17, 0, 3])
+            found_rows = kv.row_sparse_pull(str(dtype), row_ids=ids)
+            out = torch.empty(SHAPE, dtype=dtype)
+            kv.pull(str(dtype), out=out)
+            found.append((dtype, found_rows.tolist(), out.double().sum().item()))
+        kv.barrier()
+        return found
+
+
+def test_dtypes_that_torch_cannot_index():
+    for found in ranks.run(push_odd_dtypes, 2):
+        for dtype, rows, total in found:
+            two = 1 if dtype is torch.bool else 2
+            assert rows == [[two] * 3, [0] * 3, [two] * 3], dtype
+            assert total == 4 * 3 * two, dtype
+
+
+def add_noise(rank):
+    with torchkv.create("dist_sync") as kv:
+        kv.init_rows("w", (4,), num_rows=64)
+        kv.set_optimizer(optim.mxnet.SGLD(seed=3))
+        kv.push("w", sparse([*range(64)], torch.zeros(64, 4), (64, 4)))
+        return kv.pull("w").values()
+
+
+def test_rows_on_two_servers_have_noise_of_their_own():
+    one, two = ranks.run(add_noise, 2)
+    assert torch.equal(one, two)
+    assert len(one.flatten().unique()) > 250  # of 256
+
+
 def push_alone(rank):
     """Each rank updates when it pushes, whatever the others do."""
     with torchkv.create("dist_async") as kv:
@@ -199,7 +237,7 @@ def begin(rank, type):
         ids = torch.tensor([[FAR, 2], [7, 0]])
         found += [kv.row_sparse_pull(key, row_ids=ids % (40 if key == "a" else 2**60))
                   for key in "ab"]  # fmt: skip
-        numbers_of_rows = [kv.num_rows(key) for key in "abd"]
+        numbers_of_rows = [kv.num_rows(key) for key in ("a", "b", "d")]
         kv.set_optimizer("sgd", learning_rate=1.0)
         kv.push("a", sparse([2], torch.ones(1, 3), SHAPE))
         kv.barrier()

@@ -88,6 +88,8 @@ def join_written(
         for name, column in numbers.items():
             column.append(first.numbers[name][i])
         if begin >= 0 and key in row_sparse:
+            if [begin for begin, *_ in of_key] != [*range(len(written))]:
+                _raise_changed(key)
             row_parts[str(key)] = len(of_key)
         elif begin >= 0:
             begins, shape = [begin for begin, *_ in of_key], shape_of(key)

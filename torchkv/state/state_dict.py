@@ -116,7 +116,17 @@ def load_state_dict(
     if not is_dist:
         impl.take(made, keeps_updater=True)
     elif content.keys:
-        values = [item.value for item in content.keys.values()]
+        values = [
+            item.value
+            if item.rows is None
+            else torch.sparse_coo_tensor(
+                item.rows.ids[None],
+                item.value,
+                impl.shape(key),
+                check_invariants=False,
+            )
+            for key, item in content.keys.items()
+        ]
         impl.assign(list(content.keys), values, False)
         content.replace_compression(impl)
     return wrapped
