@@ -271,7 +271,8 @@ void Applier::prepare(const Round& round, const Updates::Update& update) {
     if (round.spec->is_row_sparse()) {
       insert_rows(round);
       // So that the noise of rows on two servers differs.
-      store_.set_offset(key, int64_t{round.slice.index} << 40U);
+      constexpr int64_t kApart = 1'000'000'000'000; // elements
+      store_.set_offset(key, round.slice.index * kApart);
     } else {
       const Tensors value(tensor_of(
           round.source->pieces,

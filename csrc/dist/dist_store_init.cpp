@@ -139,7 +139,8 @@ std::pair<EntryPtr, Request::Item> DistStore::make_table(
   merged.insert({op, key, &value});
   const at::Tensor rows = merged.pull(key, CallOptions())[0];
   const PlainDispatch plain;
-  EntryPtr entry = make_entry(key, merged.meta(op, key).value(), RowInit());
+  EntryPtr entry =
+      make_entry(key, merged.meta(op, key).value_or(Meta()), RowInit());
   Request::Item item = init_item(
       *entry,
       whole,

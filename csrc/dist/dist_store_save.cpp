@@ -27,7 +27,7 @@ void append(
     state.str_keys.push_back(entry.key.text());
   }
   c10::SmallVector<int64_t, 4> of_value(sizes);
-  if (parts[0].row_init) {
+  if (const auto& row_init = parts[0].row_init) {
     auto [ids, values] = join_rows(parts, entry.meta);
     of_value.assign(values.sizes().begin(), values.sizes().end());
     StoreState::Rows& rows = state.rows[state.values.size()];
@@ -35,7 +35,7 @@ void append(
     if (!entry.meta.has_unlimited_rows) {
       rows.num_rows = entry.meta.sizes[0];
     }
-    rows.init = *parts[0].row_init;
+    rows.init = *row_init;
     state.values.push_back(std::move(values));
   } else {
     state.values.push_back(join_values(parts, sizes, entry.meta.dtype));

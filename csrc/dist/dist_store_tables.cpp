@@ -35,13 +35,15 @@ at::Tensor empty_like_rows(const Meta& meta, int64_t count) {
 // In the order of the slices, and of the ids in each: the numbers of ids.
 at::Tensor numbers_by_slice(const at::Tensor& ids, size_t num_slices) {
   const auto* const id = ids.const_data_ptr<int64_t>();
-  std::vector<int64_t> numbers(static_cast<size_t>(ids.numel()));
-  std::iota(numbers.begin(), numbers.end(), int64_t{0});
-  std::stable_sort(numbers.begin(), numbers.end(), [&](int64_t a, int64_t b) {
-    return slice_of_row(id[a], num_slices) < slice_of_row(id[b], num_slices);
-  });
+  std::vector<std::vector<int64_t>> of_slices(num_slices);
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    of_slices[slice_of_row(id[i], num_slices)].push_back(i);
+  }
   const at::Tensor result = at::empty({ids.numel()}, ids.options());
-  std::copy(numbers.begin(), numbers.end(), result.mutable_data_ptr<int64_t>());
+  auto* next = result.mutable_data_ptr<int64_t>();
+  for (const auto& numbers : of_slices) {
+    next = std::copy(numbers.begin(), numbers.end(), next);
+  }
   return result;
 }
 
@@ -86,6 +88,7 @@ std::vector<int64_t> DistStore::num_rows_of_slices(
   const PlainDispatch plain;
   const size_t num_slices = places_of(entry).size();
   std::vector<Request::Query> queries;
+  queries.reserve(num_slices);
   for (size_t i = 0; i < num_slices; ++i) {
     queries.push_back({pack_count_query(staging_.buffers()), sizeof(int64_t)});
   }
@@ -137,6 +140,7 @@ std::vector<at::Tensor> DistStore::ids_of_slices(
     begin += TableQueries::kMostIds;
   } while (begin < most);
   std::vector<at::Tensor> result;
+  result.reserve(found.size());
   for (const auto& of_slice : found) {
     result.push_back(at::cat(of_slice));
   }

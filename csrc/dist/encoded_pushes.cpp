@@ -123,6 +123,7 @@ std::vector<at::Tensor> forgotten_ids(
     const Round& round,
     const SliceShape& shape) {
   std::vector<at::Tensor> result;
+  result.reserve(round.pushes.size());
   for (const auto& push : round.pushes) {
     result.push_back(ids_in(push.pieces[0], shape.num_cells, /*cell_bytes=*/0));
   }

@@ -9,9 +9,15 @@
 namespace torchkv::dist {
 namespace {
 
-// Flags of a key.
-constexpr int kWholeKey = 1;
-constexpr int kRowSparseKey = 2;
+// What a key is, in the form of before there were row-sparse ones.
+enum class KeyForm : uint8_t { kDense, kWhole, kRowSparse, kWholeRowSparse };
+
+KeyForm form_of(const KeySpec& spec) {
+  if (spec.is_row_sparse()) {
+    return spec.whole ? KeyForm::kWholeRowSparse : KeyForm::kRowSparse;
+  }
+  return spec.whole ? KeyForm::kWhole : KeyForm::kDense;
+}
 
 } // namespace
 
@@ -71,9 +77,7 @@ void write_spec(ByteWriter& out, const KeySpec& spec) {
   out.add(spec.total);
   out.add(spec.dtype);
   out.add(spec.item_bytes);
-  const int flags =
-      (spec.whole ? kWholeKey : 0) | (spec.is_row_sparse() ? kRowSparseKey : 0);
-  out.add(static_cast<uint8_t>(flags));
+  out.add(static_cast<uint8_t>(form_of(spec)));
   out.add(static_cast<uint64_t>(spec.sizes.size()));
   for (const int64_t size : spec.sizes) {
     out.add(size);
@@ -88,13 +92,14 @@ KeySpec read_spec(ByteReader& in) {
   spec.total = in.number<int64_t>();
   spec.dtype = in.number<int32_t>();
   spec.item_bytes = in.number<int32_t>();
-  const auto flags = in.number<uint8_t>();
-  in.check(flags <= (kWholeKey | kRowSparseKey));
-  spec.whole = (flags & kWholeKey) != 0;
+  const auto number = in.number<uint8_t>();
+  in.check(number <= static_cast<uint8_t>(KeyForm::kWholeRowSparse));
+  const auto form = static_cast<KeyForm>(number);
+  spec.whole = form == KeyForm::kWhole || form == KeyForm::kWholeRowSparse;
   for (uint64_t i = in.count(); i > 0; --i) {
     spec.sizes.push_back(in.number<int64_t>());
   }
-  if ((flags & kRowSparseKey) != 0) {
+  if (form == KeyForm::kRowSparse || form == KeyForm::kWholeRowSparse) {
     in.check(!spec.sizes.empty());
     spec.row_init = read_row_init(in);
   }

@@ -28,7 +28,7 @@ namespace torchkv::dist {
 class TORCHKV_API TableQueries {
  public:
   // That a query may ask for.
-  static constexpr int64_t kMostIds = int64_t{1} << 23U;
+  static constexpr int64_t kMostIds = 8'000'000;
 
   TableQueries(Applier& applier, const Config& config, Buffers buffers);
   C10_DISABLE_COPY_AND_ASSIGN(TableQueries);
