@@ -93,11 +93,11 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // updater, once per distinct key, in the order in which the keys first
   // appear.
   //
-  // On one machine, values may be torch.sparse_coo tensors with one sparse
-  // dimension. Their rows are added up by id: ASSIGN sets the others to zero,
-  // elementwise optimizers step the pushed rows only, and other updaters get a
-  // dense sum. IndexError for an id that is not a row of the value. The host
-  // waits for ids on an accelerator.
+  // Values may be torch.sparse_coo tensors with one sparse dimension. Their
+  // rows are added up by id: ASSIGN sets the others to zero, elementwise
+  // optimizers step the pushed rows only, and other updaters get a dense sum.
+  // IndexError for an id that is not a row of the value. The host waits for ids
+  // on an accelerator.
   //
   // A row-sparse key gets the rows that it lacks; of a dense tensor, all.
   // ASSIGN forgets the others. NotImplementedError for optimizers and updaters
@@ -113,7 +113,8 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // 2^63 - 1 elements allow, which is then the first dimension of shape().
   // ValueError for negative sizes, more elements, and a dtype that the initial
   // value cannot have; otherwise as init, which makes such a key of a
-  // torch.sparse_coo tensor. On one machine only (NotImplementedError).
+  // torch.sparse_coo tensor. On several machines all ranks make the call, rank
+  // 0's initial value counts, and each server has the rows of some ids.
   void init_rows(
       const Key& key,
       const std::vector<int64_t>& row_shape,
@@ -174,8 +175,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   void erase(const Keys& keys);
   // Forgets rows of row-sparse keys, with what an optimizer keeps for them:
   // they have their initial value again. A tensor of ids for each key; those of
-  // rows that a key does not have are skipped. ValueError for a dense key; ids
-  // as row_sparse_pull, and nothing has changed.
+  // rows that a key does not have are skipped. In dist_sync, all ranks make the
+  // call in place of a push, and what any of them names is forgotten.
+  // ValueError for a dense key; ids as row_sparse_pull, and nothing has
+  // changed.
   void erase_rows(const Keys& keys, const Tensors& row_ids);
 
   bool contains(const Key& key) const;

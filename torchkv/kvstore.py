@@ -370,7 +370,9 @@ class KVStore(Stateful):
             key: keys of the store.
             row_ids: of row-sparse keys, an int32 or int64 tensor per key: the keys stay
                 and forget these rows, with what the optimizer keeps for them. Rows that
-                a key does not have are skipped. Versions stay.
+                a key does not have are skipped. Versions stay on one machine. In a
+                ``dist`` store the call counts as an update; in ``dist_sync``, all ranks
+                make it in place of a push, and what any of them names is forgotten.
 
         Raises:
             IndexError: a row id that is out of range; then nothing has changed.

@@ -113,6 +113,11 @@ at::Tensor TableQueries::rows_of(
   kernels::cpu::RowMemory row;
   row.row_size = row_size(spec);
   row.dtype = static_cast<c10::ScalarType>(spec.dtype);
+  TORCH_CHECK_VALUE(
+      spec.row_init->id == RowInit::Id::kZeros ||
+          kernels::cpu::can_init(row.dtype),
+      "expected rows that can have an initial value, but got dtype ",
+      row.dtype);
   const int64_t bytes = row.row_bytes();
   const at::Tensor rows = buffers_.empty_codes(count * bytes);
   row.data = static_cast<char*>(rows.mutable_data_ptr());

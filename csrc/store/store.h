@@ -73,8 +73,8 @@ class TORCHKV_API Store {
     TORCHKV_CHECK_NOT_IMPLEMENTED(
         false,
         where,
-        "expected a store on one machine, but got another, which has no "
-        "row-sparse keys");
+        "expected a store with row-sparse keys, but got one of a type that has "
+        "none");
   }
   virtual void erase_rows(
       const char* op,
@@ -84,8 +84,8 @@ class TORCHKV_API Store {
     TORCHKV_CHECK_NOT_IMPLEMENTED(
         false,
         where,
-        "expected a store on one machine, but got another, which has no "
-        "row-sparse keys");
+        "expected a store with row-sparse keys, but got one of a type that has "
+        "none");
   }
   virtual void assign(const Call& call) = 0;
   virtual void erase(const Keys& keys) = 0;

@@ -12,7 +12,7 @@ from torchkv.compression import TwoBit
 # Values with rows are not compressed.
 FORMS = {"dense": CODECS, "some rows": [None, TwoBit()], "mixed": [None]}
 FORMS["row-sparse key"] = [None, TwoBit()]
-# Its noise is that of a row's place on its server: see test_tables.py.
+# Its noise is that of a row's place on its server: see test_server_tables.py.
 OTHER_BITS = {("row-sparse key", "`optim.mxnet.SGLD`")}
 
 

@@ -196,6 +196,9 @@ TEST(TableQueriesTest, ValuesThatAreNotRows) {
   scene.value->pieces = cut(good, scene.config.piece_bytes);
   scene.spec.item_bytes = 1;
   EXPECT_THROW(scene.rows({3}), c10::ValueError);
+  scene.spec.item_bytes = 4;
+  scene.spec.dtype = static_cast<int32_t>(c10::kInt); // of uniform numbers
+  EXPECT_THROW(scene.rows({3}), c10::ValueError);
 }
 
 } // namespace

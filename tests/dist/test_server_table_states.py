@@ -12,7 +12,7 @@ import torchkv
 from helpers import assert_same
 from ranks import outcome
 from row_values import model_sum, numbers, row_ids_of, some_rows, sparse
-from tables import FAR, INIT, SHAPE, check_same
+from server_tables import FAR, INIT, SHAPE, check_same
 from torchkv import initializers, optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
