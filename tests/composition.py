@@ -289,9 +289,9 @@ A row-sparse key refuses updaters that need the whole value:
 
 Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
 `device` store. Stores of several processes combine all updaters, schemes and forms of
-values and keys (`tests/dist/test_dist_composition.py`, `test_server_tables.py`). Of `device`
-and `nccl` stores on GPUs, a test compares the combinations without Python updaters with
-those in CPU memory; so far, it has run only on GPUs simulated in CPU memory
+values and keys (`tests/dist/test_dist_composition.py`, `test_server_tables.py`). Of
+`device` and `nccl` stores on GPUs, a test compares the combinations without Python
+updaters with those in CPU memory; so far, it has run only on GPUs simulated there
 (`tests/cpp/mock_cuda/composition_test.cpp`).
 """
 

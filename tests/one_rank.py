@@ -42,6 +42,7 @@ DIFFERENT = {
         "test_stats.py",
         "test_counts_the_rows",
         "test_stats_and_repr",
+        "test_a_billion_rows",
     ),
     "work is not done when the call returns": ("test_async.py",),
     "a forked child, in which the test runs, has no store": (
