@@ -103,7 +103,9 @@ class TORCHKV_API Applier {
   at::Tensor row_ids(const Key& key, int64_t begin, int64_t count) const {
     return store_.ids_by_slot(key, begin, count);
   }
-  void copy_rows(const Key& key, const at::Tensor& ids, const at::Tensor& rows);
+  void pull_rows(const RowPull& pull) {
+    store_.pull_rows("row_sparse_pull", pull);
+  }
   // For Updates::set_python, and for what complete() calls.
   Updates& updates() {
     return updates_;

@@ -68,15 +68,6 @@ std::optional<std::string> Applier::forget_rows(
   return error;
 }
 
-void Applier::copy_rows(
-    const Key& key,
-    const at::Tensor& ids,
-    const at::Tensor& rows) {
-  constexpr auto* op = "row_sparse_pull";
-  const int64_t num_rows = store_.meta(op, key).value_or(Meta()).sizes[0];
-  store_.pull_rows(op, RowPull{key, num_rows, ids, rows, {}});
-}
-
 // A copy, in the order in which they are stored.
 Blobs Applier::stored_rows(const SliceId& slice, int64_t kid) {
   const auto held = held_.find(slice.key);

@@ -186,11 +186,16 @@ class DistStore final : public Store {
       int64_t min_version,
       bool only_own = false) const;
   Table pull_table(const char* op, Entry& entry, int64_t min_version) const;
-  static at::Tensor sparse_of(const Table& table, const Meta& meta);
   void pull_table(const char* op, const RowPull& pull) const;
-  void pull_table(
+  Table pull_for(
       const char* op,
       Entry& entry,
+      c10::ArrayRef<at::Tensor> outs,
+      int64_t min_version) const;
+  void write_table(
+      const char* op,
+      Entry& entry,
+      const Table& table,
       c10::ArrayRef<at::Tensor> outs,
       int64_t min_version) const;
   void pull_table_rows(

@@ -277,8 +277,8 @@ std::vector<at::Tensor> DistStore::pull(
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i]->rows != nullptr) {
-      result[i] = sparse_of(
-          pull_table(op, *entries[i], options.min_version), entries[i]->meta);
+      const Table table = pull_table(op, *entries[i], options.min_version);
+      result[i] = sparse_of_rows(table.ids, table.values, entries[i]->meta);
     }
   }
   return result;

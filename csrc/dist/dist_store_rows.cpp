@@ -68,9 +68,7 @@ void DistStore::pull_sparse(const Call& call) {
   for (size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& out = sparse[i].second;
     out.copy_(sparse_of_all_rows(values[i]));
-    if (!out.is_inference()) {
-      out.unsafeGetTensorImpl()->bump_version();
-    }
+    note_written(out);
   }
 }
 

@@ -47,10 +47,8 @@ at::Tensor numbers_by_slice(const at::Tensor& ids, size_t num_slices) {
   return result;
 }
 
-void note_written(const at::Tensor& out) {
-  if (!out.is_inference()) {
-    out.unsafeGetTensorImpl()->bump_version();
-  }
+bool has_sparse(c10::ArrayRef<at::Tensor> outs) {
+  return std::any_of(outs.begin(), outs.end(), is_sparse_coo);
 }
 
 } // namespace
@@ -199,18 +197,6 @@ DistStore::Table DistStore::pull_table(
   return table;
 }
 
-// Of an unlimited key, with as many rows as its largest id needs.
-at::Tensor DistStore::sparse_of(const Table& table, const Meta& meta) {
-  const PlainDispatch plain;
-  c10::SmallVector<int64_t, 4> sizes(meta.sizes);
-  const int64_t count = table.ids.numel();
-  if (meta.has_unlimited_rows) {
-    sizes[0] =
-        count == 0 ? 0 : table.ids.const_data_ptr<int64_t>()[count - 1] + 1;
-  }
-  return make_sparse(table.ids, table.values, sizes);
-}
-
 int64_t DistStore::num_rows(const char* op, const Key& key) const {
   const EntryPtr entry = table_.find(op, key)[0];
   if (entry->rows == nullptr) {
@@ -240,33 +226,42 @@ void DistStore::pull_table(const char* op, const RowPull& pull) const {
   count_rows(entry, pull.rows, /*seconds=*/0);
 }
 
-// Into outs of a row-sparse key, as LocalStore does.
-void DistStore::pull_table(
+// What the sparse outs of a row-sparse key get; ValueError unless they have all
+// rows.
+DistStore::Table DistStore::pull_for(
     const char* op,
     Entry& entry,
     c10::ArrayRef<at::Tensor> outs,
     int64_t min_version) const {
-  const PlainDispatch plain;
   const Where where{op, entry.key};
-  if (std::any_of(outs.begin(), outs.end(), is_sparse_coo)) {
-    const Table table = pull_table(op, entry, min_version);
-    const int64_t count = table.ids.numel();
-    const int64_t last =
-        count == 0 ? -1 : table.ids.const_data_ptr<int64_t>()[count - 1];
-    for (const auto& out : outs) {
-      TORCHKV_CHECK_VALUE(
-          !is_sparse_coo(out) || last < out.size(0),
-          where,
-          "expected a sparse out with rows up to ",
-          last,
-          ", but got one of shape ",
-          out.sizes());
-    }
-    for (const auto& out : outs) {
-      if (is_sparse_coo(out)) {
-        out.copy_(make_sparse(table.ids, table.values, out.sizes()));
-        note_written(out);
-      }
+  Table table = pull_table(op, entry, min_version);
+  const int64_t count = table.ids.numel();
+  const int64_t last =
+      count == 0 ? -1 : table.ids.const_data_ptr<int64_t>()[count - 1];
+  for (const auto& out : outs) {
+    TORCHKV_CHECK_VALUE(
+        !is_sparse_coo(out) || last < out.size(0),
+        where,
+        "expected a sparse out with rows up to ",
+        last,
+        ", but got one of shape ",
+        out.sizes());
+  }
+  return table;
+}
+
+// Into outs of a row-sparse key: `table` into the sparse ones.
+void DistStore::write_table(
+    const char* op,
+    Entry& entry,
+    const Table& table,
+    c10::ArrayRef<at::Tensor> outs,
+    int64_t min_version) const {
+  const PlainDispatch plain;
+  for (const auto& out : outs) {
+    if (is_sparse_coo(out)) {
+      out.copy_(make_sparse(table.ids, table.values, out.sizes()));
+      note_written(out);
     }
   }
   if (std::all_of(outs.begin(), outs.end(), is_sparse_coo)) {
@@ -303,6 +298,14 @@ WorkPtr DistStore::pull_with_tables(const Call& call, const Entries& entries) {
   raise_deferred(call.op, &call.keys);
   CallOptions options = call.options;
   options.async_op = false;
+  // Whose outs may be refused: before any is written.
+  std::vector<Table> tables(entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const auto outs = call.outs->of(static_cast<int64_t>(i));
+    if (entries[i]->rows != nullptr && has_sparse(outs)) {
+      tables[i] = pull_for(call.op, *entries[i], outs, options.min_version);
+    }
+  }
   // In order, as outs may overlap; dense keys that follow one another together.
   for (size_t i = 0; i < entries.size();) {
     Keys keys;
@@ -319,8 +322,13 @@ WorkPtr DistStore::pull_with_tables(const Call& call, const Entries& entries) {
       pull({call.op, keys, nullptr, &outs, options});
       continue;
     }
-    const auto of_table = call.outs->of(static_cast<int64_t>(i));
-    pull_table(call.op, *entries[i++], of_table, options.min_version);
+    write_table(
+        call.op,
+        *entries[i],
+        tables[i],
+        call.outs->of(static_cast<int64_t>(i)),
+        options.min_version);
+    ++i;
   }
   return call.options.async_op
       ? c10::make_intrusive<Work>(

@@ -173,8 +173,12 @@ at::Tensor TableQueries::rows_with(
   at::Tensor rows =
       buffers_.empty_codes(ids.numel() * row_size(spec) * spec.item_bytes);
   const auto dtype = static_cast<c10::ScalarType>(spec.dtype);
-  applier_.copy_rows(
-      slice.key, ids, tensor_of(blob_of(rows), sizes, dtype, buffers_));
+  applier_.pull_rows(
+      {slice.key,
+       spec.sizes[0],
+       ids,
+       tensor_of(blob_of(rows), sizes, dtype, buffers_),
+       {}});
   return rows;
 }
 

@@ -23,18 +23,12 @@
 namespace torchkv {
 namespace {
 
-// The rows of a row-sparse value; of an unlimited one, with as many rows as its
-// largest id needs.
+// The rows of a row-sparse value.
 at::Tensor sparse_copy(const Entry& entry) {
   const c10::InferenceMode normal(false);
   const PlainDispatch plain;
   const auto [ids, rows] = rows_by_id(entry);
-  c10::SmallVector<int64_t, 4> sizes(entry.meta.sizes);
-  if (entry.meta.has_unlimited_rows) {
-    const auto* const all = ids.const_data_ptr<int64_t>();
-    sizes[0] = ids.numel() == 0 ? 0 : all[ids.numel() - 1] + 1;
-  }
-  return make_sparse(ids, rows, sizes);
+  return sparse_of_rows(ids, rows, entry.meta);
 }
 
 void pull_row_sparse(const Entry& entry, const RowPull& pull) {
@@ -175,9 +169,7 @@ void LocalStore::copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs)
       copy_rows(entry, ids, whole);
       slices_.copy(out, whole);
     }
-    if (!out.is_inference()) {
-      out.unsafeGetTensorImpl()->bump_version();
-    }
+    note_written(out);
   }
   count_pull(Item{&entry, {}, outs, nullptr}, watch.seconds());
 }
@@ -204,9 +196,7 @@ void LocalStore::copy_to_sparse(Entry& entry, const at::Tensor& out) const {
         out.sizes());
     out.copy_(make_sparse(ids, rows, out.sizes()));
   }
-  if (!out.is_inference()) {
-    out.unsafeGetTensorImpl()->bump_version();
-  }
+  note_written(out);
   count_rows(entry, rows, watch.seconds());
 }
 

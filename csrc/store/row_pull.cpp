@@ -118,12 +118,6 @@ void keep_ids(std::vector<Lookup>& lookups) {
   }
 }
 
-void note_written(const at::Tensor& out) {
-  if (!out.is_inference()) {
-    out.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 void write_out(const Lookup& lookup) {
   const PlainDispatch plain;
   const RowPull& pull = lookup.pull;

@@ -271,6 +271,24 @@ at::Tensor make_sparse(
       /*is_coalesced=*/true);
 }
 
+at::Tensor sparse_of_rows(
+    const at::Tensor& ids,
+    const at::Tensor& rows,
+    const Meta& meta) {
+  c10::SmallVector<int64_t, 4> sizes(meta.sizes);
+  if (meta.has_unlimited_rows) {
+    const auto* const all = ids.const_data_ptr<int64_t>();
+    sizes[0] = ids.numel() == 0 ? 0 : all[ids.numel() - 1] + 1;
+  }
+  return make_sparse(ids, rows, sizes);
+}
+
+void note_written(const at::Tensor& out) {
+  if (!out.is_inference()) {
+    out.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 at::Tensor sparse_of_all_rows(const at::Tensor& value) {
   const PlainDispatch plain;
   return make_sparse(

@@ -40,6 +40,8 @@ struct DenseOuts {
   Tensors outs;
 };
 std::optional<DenseOuts> dense_outs(const Call& pull);
+// Bumps the version counter of an out that was written below autograd.
+void note_written(const at::Tensor& out);
 
 // A coalesced torch.sparse_coo tensor, which keeps both tensors. REQUIRES: ids
 // in ascending order, without repeats.
@@ -47,6 +49,12 @@ at::Tensor make_sparse(
     const at::Tensor& ids,
     const at::Tensor& rows,
     c10::IntArrayRef sizes);
+// The same of some rows of a value: of its shape or, of one with unlimited
+// rows, with as many as the largest id needs.
+at::Tensor sparse_of_rows(
+    const at::Tensor& ids,
+    const at::Tensor& rows,
+    const Meta& meta);
 // A contiguous value as such a tensor.
 at::Tensor sparse_of_all_rows(const at::Tensor& value);
 

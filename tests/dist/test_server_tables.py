@@ -445,6 +445,9 @@ def refused(rank, type):
         kv.init_rows("w", (4,), num_rows=6)
         kv.init("d", torch.zeros(6, 4))
         good = sparse([1], torch.ones(1, 4), (6, 4))
+        kv.init_rows("u", (4,))
+        kv.push("u", sparse([5], torch.ones(1, 4), (6, 4)))
+        written = torch.ones(6, 4)
         calls = [
             lambda: kv.init_rows("w", (4,)),
             lambda: kv.init_rows("x", (4,), torch.int64, init=INIT),
@@ -455,12 +458,18 @@ def refused(rank, type):
             lambda: kv.push(["w", "d"], [good, torch.ones(3)]),
             lambda: kv.pushpull("w", good, out=torch.empty(5, 4)),
             lambda: kv.pull("w", out=torch.empty(6, 3)),
+            lambda: kv.pull(
+                ["d", "u"],
+                out=[written, sparse([], torch.empty(0, 4), (3, 4))],
+                ignore_sparse=False,
+            ),
             lambda: kv.row_sparse_pull("w", row_ids=torch.tensor([6])),
             lambda: kv.delete("d", row_ids=torch.tensor([1])),
             lambda: kv.delete("w", row_ids=torch.tensor([-1])),
             lambda: kv.delete(["w", "z"], row_ids=[torch.tensor([1])] * 2),
         ]
         found = [outcome(call) for call in calls]
+        kv.delete("u")
         found.append(outcome(lambda: kv.set_updater(take_rows, sparse=True)))
         kv.set_optimizer(optim.LAMB(lr=0.1))
         found.append(outcome(lambda: kv.push("w", good)))
@@ -468,6 +477,7 @@ def refused(rank, type):
         kv.barrier()
         kv.push("w", good)
         kv.barrier()
+        assert written.all()
         return found, kv.pull("w"), kv.version("w"), kv.pull("d"), [*kv.keys()]
 
 
@@ -477,10 +487,11 @@ def test_a_refused_call_changes_nothing(type):
         assert [name for name, _ in found] == [
             *["ValueError", "ValueError", "ValueError"],
             *["IndexError", "ValueError", "ValueError", "ValueError", "ValueError"],
-            *["ValueError", "IndexError", "ValueError", "IndexError", "KeyError"],
+            *["ValueError", "ValueError", "IndexError", "ValueError", "IndexError"],
+            "KeyError",
             *["ValueError", "NotImplementedError"],  # the first: its rows are split
         ]
-        for (_, text), key in zip(found, "wxwwwwdwwwdwzww", strict=True):
+        for (_, text), key in zip(found, "wxwwwwdwwuwdwzww", strict=True):
             assert f"'{key}'" in text
         assert keys == ["w", "d"] and version == (1 if type == "dist_sync" else 2)
         assert value.indices().tolist() == [[1]] and not dense.any()
