@@ -20,6 +20,7 @@ DIFFERENT = {
         "test_copies.py",
         "test_copies_in_use.py",
         "test_script_save.py",
+        "test_row_sparse_steps.py",
         "is_copied",
         "a_copied_store",
         "a_copy_",

@@ -233,19 +233,11 @@ DistStore::Table DistStore::pull_for(
     Entry& entry,
     c10::ArrayRef<at::Tensor> outs,
     int64_t min_version) const {
-  const Where where{op, entry.key};
   Table table = pull_table(op, entry, min_version);
-  const int64_t count = table.ids.numel();
-  const int64_t last =
-      count == 0 ? -1 : table.ids.const_data_ptr<int64_t>()[count - 1];
   for (const auto& out : outs) {
-    TORCHKV_CHECK_VALUE(
-        !is_sparse_coo(out) || last < out.size(0),
-        where,
-        "expected a sparse out with rows up to ",
-        last,
-        ", but got one of shape ",
-        out.sizes());
+    if (is_sparse_coo(out)) {
+      check_rows_fit({op, entry.key}, table.ids, out);
+    }
   }
   return table;
 }

@@ -176,6 +176,22 @@ void check_shape(const Where& where, const Meta& meta, c10::IntArrayRef sizes) {
       sizes);
 }
 
+void check_rows_fit(
+    const Where& where,
+    const at::Tensor& ids,
+    const at::Tensor& out) {
+  const int64_t count = ids.numel();
+  const int64_t last =
+      count == 0 ? -1 : ids.const_data_ptr<int64_t>()[count - 1];
+  TORCHKV_CHECK_VALUE(
+      last < out.size(0),
+      where,
+      "expected a sparse out with rows up to ",
+      last,
+      ", but got one of shape ",
+      out.sizes());
+}
+
 void check_rows_shape(
     const Where& where,
     const Meta& meta,

@@ -55,6 +55,12 @@ void check_rows_shape(
     const Meta& meta,
     c10::IntArrayRef sizes);
 
+// Of a sparse out, whose rows have any of these ids, in ascending order.
+void check_rows_fit(
+    const Where& where,
+    const at::Tensor& ids,
+    const at::Tensor& out);
+
 void check_storable(const Where& where, const at::Tensor& tensor);
 
 // NotImplementedError for a dtype that cannot be summed.

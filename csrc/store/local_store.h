@@ -166,8 +166,15 @@ class TORCHKV_API LocalStore final : public Store {
   void copy_out(const Groups& outs) const;
   // The same for one row-sparse value. REQUIRES: its mutex.
   void copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs) const;
-  // Of a value of any kind. REQUIRES: its mutex is free.
-  void copy_to_sparse(Entry& entry, const at::Tensor& out) const;
+  // What a sparse out gets of a value of any kind; ValueError unless it has all
+  // rows. REQUIRES: its mutex is free.
+  at::Tensor sparse_for(Entry& entry, const at::Tensor& out) const;
+  // That, which took so many seconds. REQUIRES: its mutex is free.
+  static void copy_to_sparse(
+      Entry& entry,
+      const at::Tensor& value,
+      const at::Tensor& out,
+      double seconds);
   // Replaces the rows of a row-sparse value; new ones begin with the state that
   // `updater` begins with. REQUIRES: its mutex.
   void replace_rows(const Groups& values, size_t i, const Updater& updater);

@@ -66,8 +66,18 @@ WorkPtr LocalStore::pull(const Call& given) {
   }
   const Groups outs(std::move(entries), *call.outs);
   enter(scope, call, outs.entries());
+  // All before any out is written, as rows that do not fit are refused.
+  std::vector<std::pair<at::Tensor, double>> values;
+  values.reserve(sparse.size());
   for (const auto& [entry, out] : sparse) {
-    copy_to_sparse(*entry, out); // which may refuse rows that do not fit
+    const Stopwatch watch;
+    const at::Tensor value = sparse_for(*entry, out);
+    values.emplace_back(value, watch.seconds());
+  }
+  for (size_t i = 0; i < sparse.size(); ++i) {
+    const auto& [entry, out] = sparse[i];
+    const auto& [value, seconds] = values[i];
+    copy_to_sparse(*entry, value, out, seconds);
   }
   copy_out(outs);
   return scope ? scope->finish() : nullptr;
@@ -174,30 +184,28 @@ void LocalStore::copy_to_dense(Entry& entry, c10::ArrayRef<at::Tensor> outs)
   count_pull(Item{&entry, {}, outs, nullptr}, watch.seconds());
 }
 
-void LocalStore::copy_to_sparse(Entry& entry, const at::Tensor& out) const {
-  const Stopwatch watch;
+at::Tensor LocalStore::sparse_for(Entry& entry, const at::Tensor& out) const {
   const PlainDispatch plain;
   const std::lock_guard lock(entry.mutex);
-  at::Tensor rows;
   if (entry.rows == nullptr) {
-    rows = slices_.copy_of(entry, c10::kCPU).contiguous();
-    out.copy_(sparse_of_all_rows(rows));
-  } else {
-    const auto [ids, found] = rows_by_id(entry);
-    rows = found;
-    const Where where{"pull", entry.key};
-    const int64_t count = ids.numel();
-    TORCHKV_CHECK_VALUE(
-        count == 0 || ids.const_data_ptr<int64_t>()[count - 1] < out.size(0),
-        where,
-        "expected a sparse out with rows up to ",
-        ids.const_data_ptr<int64_t>()[count - 1],
-        ", but got one of shape ",
-        out.sizes());
-    out.copy_(make_sparse(ids, rows, out.sizes()));
+    return sparse_of_all_rows(slices_.copy_of(entry, c10::kCPU).contiguous());
   }
+  const auto [ids, rows] = rows_by_id(entry);
+  check_rows_fit({"pull", entry.key}, ids, out);
+  return make_sparse(ids, rows, out.sizes());
+}
+
+void LocalStore::copy_to_sparse(
+    Entry& entry,
+    const at::Tensor& value,
+    const at::Tensor& out,
+    double seconds) {
+  const Stopwatch watch;
+  const PlainDispatch plain;
+  out.copy_(value);
   note_written(out);
-  count_rows(entry, rows, watch.seconds());
+  const std::lock_guard lock(entry.mutex);
+  count_rows(entry, sparse_impl(value).values(), seconds + watch.seconds());
 }
 
 void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {

@@ -332,6 +332,13 @@ def test_sparse_outs_that_do_not_fit(kv):
         kv.pull([7, 3], out=[seven, sparse([1], torch.ones(1, 3).long(), (5, 3))],
                 ignore_sparse=False)  # fmt: skip
     assert seven.sum() == 0
+    kv.init(11, sparse([1], torch.ones(1, 3), (5, 3)))
+    empty = [sparse([], torch.empty(0, 3), (5, 3)) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"with rows up to 6.*\(key 9\)"):
+        kv.pull([11, 9], out=empty, ignore_sparse=False)
+    assert empty[0]._nnz() == 0
+    if not kv.type.startswith("dist"):  # whose servers have been asked
+        assert kv.stats()[11]["pulls"] == 0
 
 
 def test_stats_and_repr(kv):
