@@ -38,8 +38,16 @@ Request::Item FuzzSession::make_item(int64_t key) {
   Request::Item item;
   item.key = key == 2 ? Key("weight") : Key(key);
   item.spec = specs_.at(key);
-  item.value = random_.bytes(
-      static_cast<size_t>(item.spec.total * item.spec.item_bytes));
+  if (item.spec.is_row_sparse()) { // payloads of any size
+    for (const Place& slice : places_of(item.key, item.spec)) {
+      static_cast<void>(slice);
+      item.codes.push_back(random_.bytes(random_.from(1, 300)));
+      item.queries.push_back({random_.bytes(kQueryBytes), kQueryBytes});
+    }
+  } else {
+    item.value = random_.bytes(
+        static_cast<size_t>(item.spec.total * item.spec.item_bytes));
+  }
   item.priority = random_.from(-2, 3);
   return item;
 }
@@ -64,6 +72,10 @@ Request FuzzSession::make_request() {
     const int64_t end = random_.chance(2) ? first + 1 : 3;
     for (int64_t key = first; key < end; ++key) {
       request.items.push_back(make_item(key));
+      if (specs_.at(key).is_row_sparse() &&
+          request.kind == Request::Kind::kPushPull) {
+        request.kind = Request::Kind::kPush; // no driver asks for all rows
+      }
     }
   }
   if ((request.kind == Request::Kind::kPush ||
@@ -82,7 +94,14 @@ void FuzzSession::make_requests() {
   };
   for (int64_t key = 0; key < 3; ++key) {
     const int64_t total = random_.from(1, random_.chance(8) ? 3000 : 120);
-    specs_[key] = KeySpec{total, 6, 4, random_.chance(4), {total}};
+    specs_[key] = KeySpec{total, 6, 4, random_.chance(4), {total}, {}};
+    // The core's shared memory is for elements.
+    const bool has_regions = config_.push_regions || config_.leases;
+    if (key == 1 && !has_regions && random_.chance(2)) {
+      specs_[key].total = 0;
+      specs_[key].sizes.push_back(3);
+      specs_[key].row_init = RowInit();
+    }
     add(Request::Kind::kInit, key);
   }
   for (int part = 0; part < 2; ++part) {
@@ -120,6 +139,10 @@ Request FuzzSession::altered(const Request& request) {
   Request result = request;
   if (result.kind == Request::Kind::kInit && random_.chance(8)) {
     result.items[0].spec.dtype = 7;
+  } else if (
+      result.kind == Request::Kind::kInit && result.items[0].spec.total == 0 &&
+      random_.chance(2)) {
+    result.items[0].spec.row_init->seed = 5;
   } else if (result.kind == Request::Kind::kPush && random_.chance(4)) {
     result.items.resize(1, result.items[0]);
   } else if (result.kind == Request::Kind::kPull && random_.chance(4)) {

@@ -33,6 +33,8 @@ std::optional<Frame> fuzz_decode(
     Direction direction,
     const Limits& limits);
 
+constexpr size_t kQueryBytes = 100; // and as many of its answer
+
 // A store's workers and servers at work, in virtual time, while a stranger who
 // knows the token injects frames like theirs.
 class FuzzSession {
@@ -83,11 +85,14 @@ class FuzzSession {
   Request make_request();
   static bool may_begin(const Program& program, const Request& request);
   Request altered(const Request& request);
+  std::vector<Place> places_of(const Key& key, const KeySpec& spec) const;
+  void make_server(int32_t sid, const Shard* restored);
   void make_worker(int32_t rank);
   Direction direction_to(const Address& to) const {
     return to.role == Address::Role::kServer ? Direction::kRequest
                                              : Direction::kAnswer;
   }
+  const KeySpec& spec_of(const Key& key) const;
   size_t bytes_of(const SliceId& slice) const;
   bool is_done() const;
 
