@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 WRAPPED = 1 << 14
 WITH_CARRY = {"sm_75", "sm_80", "sm_86", "sm_87", "sm_89"}
 # In the order of kernels/cuda/params.h.
-RULES = ("assign", "sgd", "adam", "other", "norm")
+RULES = ("assign", "sgd", "adam", "other", "norm", "measure", "scaled")
 # In the order of core/codec.h.
 CODECS = ("none", "1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk")
 HALF = "(__half|__nv_bfloat16)"
@@ -64,6 +64,10 @@ LIMITS = {
     r"sum<float, float, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
     rf"sum<{HALF}, {HALF}, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
     r"sum<double, double, norm, 0> .*": Limits(64, 0, loads=4, stores=0, narrow=4),
+    # Weight, two states and four values; the states, or the weight.
+    r"sum<float, float, (measure|scaled), 0> .*": Limits(64, 0, loads=8, stores=2),
+    rf"sum<{HALF}, \w+, (measure|scaled), 0> .*": Limits(64, 0, loads=4, stores=2),
+    r"rate_kernel<\d+ul>": Limits(64, 0, loads=0, stores=0),
     # Any number of values, in groups of four.
     r"sum<float, float, \w+, 0> .*": Limits(80, 0, loads=5, stores=1, narrow=4),
     rf"sum<{HALF}, {HALF}, assign, 0> .*": Limits(64, 0, loads=6, stores=1, narrow=4),

@@ -145,8 +145,28 @@ bool CudaBackend::add(const Job& job) {
   packed.values = sum.addresses.data();
   packed.stored = job.result->mutable_data_ptr();
   job.get_state(packed);
-  home.launches.add(packed);
+  if (has_norms(packed.step->rule)) {
+    home.launches.add_with_norms(
+        packed, numbers_for(home, Launches::num_numbers(packed)));
+  } else {
+    home.launches.add(packed);
+  }
   return true;
+}
+
+// Memory for a rule with norms: few blocks for many keys.
+double* CudaBackend::numbers_for(Home& home, int64_t count) {
+  constexpr int64_t kBlock = 32768;
+  if (home.num_left < count) {
+    home.num_left = std::max(count, kBlock);
+    staged_.push_back(runtime_.allocate(
+        {home.num_left}, {1}, c10::kDouble, home.place.device));
+    home.numbers = staged_.back().mutable_data_ptr<double>();
+  }
+  double* const numbers = home.numbers;
+  home.numbers += count;
+  home.num_left -= count;
+  return numbers;
 }
 
 double CudaBackend::squared_norm(double scale) {

@@ -14,10 +14,10 @@
 
 namespace torchkv {
 
-// The kernels of kernels/cuda: one launch per device, or a few if dtypes
-// differ. Values on other devices, of another layout or of another dtype are
-// copied to the home device first, which allocates; in a steady state nothing
-// else does.
+// The kernels of kernels/cuda: one launch per device, three for rules with
+// norms, or a few if dtypes differ. Values on other devices, of another layout
+// or of another dtype are copied to the home device first, which allocates, as
+// do rules with norms; in a steady state nothing else does.
 //
 // Work is enqueued on the streams of `order`. REQUIRES: the slices of jobs have
 // been entered there, and the home of the current job is the current place.
@@ -44,6 +44,8 @@ class CudaBackend final : public Backend {
     Place place;
     kernels::cuda::Launches launches;
     std::vector<Sum> norms; // not launched yet
+    double* numbers = nullptr; // for rules with norms
+    int64_t num_left = 0;
   };
   Home& home_of(const Place& place);
   bool prepare(Sum& sum, const Job& job);
@@ -55,6 +57,7 @@ class CudaBackend final : public Backend {
       const Place& home,
       c10::ScalarType dtype);
   void flush_copy();
+  double* numbers_for(Home& home, int64_t count);
 
   Runtime& runtime_;
   StreamOrder& order_;

@@ -20,8 +20,8 @@
 namespace torchkv {
 namespace {
 
-// One step; the formulas are those of kernels/mxnet_rules.h, and at the end
-// those that have no kernel on GPUs.
+// One step; the formulas are those of kernels/mxnet_rules.h and, at the end,
+// GroupAdaGrad's, which has no kernel on GPUs.
 class MxnetStep {
  public:
   MxnetStep(

@@ -110,10 +110,14 @@ inline bool needs_gradient_norm(const RuleSpec& rule) {
        warmup_strategy(rule) == WarmupStrategy::kLars);
 }
 
-// Whether the rule can be applied to shards of a value: LAMB, for example,
-// needs the norms of the whole.
+// Whether a step depends on the norms of the whole value (core/step_rate.h).
+inline bool has_norms(const RuleSpec& rule) {
+  return is_lamb(rule) || needs_gradient_norm(rule);
+}
+
+// Whether the rule can be applied to shards of a value.
 inline bool is_elementwise(const RuleSpec& rule) {
-  return !is_lamb(rule) && !is_row_wise(rule) && !needs_gradient_norm(rule);
+  return !is_row_wise(rule) && !has_norms(rule);
 }
 
 // Whether the rule can step the rows of a sparse gradient alone; and whether

@@ -1,6 +1,5 @@
 #include "step_rate.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace torchkv {
@@ -8,16 +7,16 @@ namespace {
 
 using RuleId = RuleSpec::Id;
 
-// LARS with this ratio of the norms.
-void set_trust(RuleSpec& lars, double trust) {
-  if (lars.correction && lars.momentum != 0) {
+// LARS or LBSGD with this ratio of the norms.
+void set_ratio(RuleSpec& rule, double ratio) {
+  if (scales_gradient(rule)) {
     // MXNet multiplies its momentum, which contains the learning rate, by the
     // ratio of this step's rate to the last one's. Here it does not contain it.
-    lars.extra1 = 0;
-    lars.extra2 = trust;
+    rule.extra1 = 0;
+    rule.extra2 = ratio;
   } else {
-    lars.id = RuleId::kMxnetSgd;
-    lars.lr *= trust;
+    rule.id = RuleId::kMxnetSgd;
+    rule.lr *= ratio;
   }
 }
 
@@ -39,22 +38,7 @@ double warmup_factor(const RuleSpec& lbsgd, double num_updates) {
 
 RuleStep scaled_by_norms(const RuleStep& step, double weight, double gradient) {
   RuleStep result = step;
-  RuleSpec& rule = result.rule;
-  if (rule.id == RuleId::kMxnetLars) {
-    const bool has_ratio = weight > 0 && gradient > 0;
-    set_trust(
-        rule,
-        has_ratio ? rule.extra1 * weight /
-                (rule.weight_decay * weight + gradient + rule.eps)
-                  : 1);
-  } else {
-    // Of the gradient that is not rescaled.
-    const double decay = std::sqrt(rule.weight_decay) * weight;
-    const double own = step.scale == 0 ? 0 : gradient / step.scale;
-    const double divisor = std::hypot(decay, own, 1e-9);
-    rule.id = RuleId::kMxnetSgd;
-    rule.lr *= std::clamp(weight / divisor, 0.01, 100.);
-  }
+  set_ratio(result.rule, norm_ratio(step.rule, step.scale, weight, gradient));
   return result;
 }
 
@@ -65,11 +49,12 @@ RuleStep without_norms(const RuleStep& step) {
     return result;
   }
   if (rule.id == RuleId::kMxnetLars) {
-    set_trust(rule, 1);
+    set_ratio(rule, 1);
   } else if (rule.id == RuleId::kMxnetLbsgd) {
-    rule.lr *= warmup_factor(
-        rule, rule.lr_decay + static_cast<double>(step.step) * rule.alpha);
-    rule.id = RuleId::kMxnetSgd;
+    set_ratio(
+        rule,
+        warmup_factor(
+            rule, rule.lr_decay + static_cast<double>(step.step) * rule.alpha));
   }
   return result;
 }

@@ -100,7 +100,8 @@ Key make_key(Random& random, const Options& options) {
   key.value_dtype = options.value;
   key.step = options.step;
   key.first_is_sum = options.first_is_sum;
-  const bool is_assign = options.step.rule.id == RuleSpec::Id::kAssign;
+  const RuleSpec& rule = options.step.rule;
+  const bool is_assign = rule.id == RuleSpec::Id::kAssign;
   // ASSIGN must not read the stored value.
   key.stored = make_block(
       random,
@@ -112,14 +113,16 @@ Key make_key(Random& random, const Options& options) {
   const auto state_dtype = at::toOpMathType(options.stored);
   const int64_t master_offset = offset();
   if (!is_assign) {
-    if (state_dtype != options.stored && options.has_master) {
+    // The CPU's kernels have a master for norms, which follows writes before.
+    if (state_dtype != options.stored &&
+        (options.has_master || has_norms(rule))) {
       key.master = make_block(random, state_dtype, options.size, master_offset);
-      key.follows_writes = options.follows_writes;
+      key.follows_writes = options.follows_writes && !has_norms(rule);
       // Each second number is as the step before left it.
       const at::Tensor stored = key.stored.tensor().slice(0, 0, {}, 2);
       stored.copy_(key.master.tensor().slice(0, 0, {}, 2));
     }
-    const auto names = state_names(options.step.rule);
+    const auto names = state_names(rule);
     for (size_t i = 0; i < kMaxStates; ++i) {
       if (names[i] == nullptr) {
         continue;
@@ -128,7 +131,7 @@ Key make_key(Random& random, const Options& options) {
       const bool is_average =
           name == "exp_avg" || name == "grad_avg" || name == "momentum_buffer";
       const bool is_new = options.step.is_first && name == "momentum_buffer" &&
-          options.step.rule.id == RuleSpec::Id::kSgd;
+          rule.id == RuleSpec::Id::kSgd;
       key.states[i] = make_block(
           random,
           state_dtype,
@@ -232,13 +235,23 @@ void run_on_gpu(const std::vector<Key>& keys, size_t params_bytes) {
   emulated_launches().clear();
   Launches launches(emulated_table(params_bytes), nullptr);
   std::vector<const void*> values;
+  std::vector<std::vector<double>> numbers;
   for (const auto& key : keys) {
     const SumJob job = job_of(key, values);
     ASSERT_TRUE(Launches::supports(job));
-    launches.add(job);
+    if (has_norms(key.step.rule)) {
+      const auto count = static_cast<size_t>(Launches::num_numbers(job));
+      auto& block = numbers.emplace_back(count + 1, NAN);
+      launches.add_with_norms(job, block.data());
+    } else {
+      launches.add(job);
+    }
     values.assign(values.size(), nullptr); // add() has copied them
   }
   EXPECT_EQ(launches.finish(), 0);
+  for (const auto& block : numbers) {
+    EXPECT_TRUE(std::isnan(block.back())); // behind its memory
+  }
 }
 
 template <typename T>
@@ -311,7 +324,7 @@ void gpu_equals_cpu(const std::vector<Key>& keys, size_t params_bytes) {
 std::vector<RuleCase> rules_with_kernels() {
   std::vector<RuleCase> cases;
   for (const auto& rule : rule_cases()) {
-    if (is_elementwise(rule.rule)) {
+    if (!is_row_wise(rule.rule)) {
       cases.push_back(rule);
     }
   }

@@ -100,7 +100,7 @@ void gpu_equals_cpu(
     const std::vector<Key>& keys,
     size_t params_bytes = kernels::cuda::kLargeParams);
 
-// All but LAMB.
+// All but those that step rows.
 std::vector<RuleCase> rules_with_kernels();
 
 struct Dtypes {

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/rate_thread.h"
 #include "kernels/cuda/row_step_thread.h"
 #include "kernels/cuda/row_sum_thread.h"
 #include "kernels/cuda/send_thread.h"
@@ -53,7 +54,8 @@ void for_each_thread(uint32_t num_blocks, F f) {
 }
 
 // add_shares for all threads of a block, as if in lockstep.
-double sum_of_shares(std::vector<double> shares) {
+template <typename T>
+T sum_of_shares(std::vector<T> shares) {
   for (uint32_t half = kThreads / 2; half > 0; half /= 2) {
     for (uint32_t thread = 0; thread < half; ++thread) {
       shares[thread] += shares[thread + half];
@@ -66,14 +68,16 @@ template <typename V>
 bool run_sum(const Variant& variant, const Copy& params) {
   return dispatch_sum<V>(variant, [&](auto sum) {
     using P = decltype(sum);
-    std::vector<double> shares(kThreads);
+    std::vector<typename P::squares_t> shares(kThreads);
     for_each_thread(
         params.head().num_chunks, [&](uint32_t block, uint32_t thread) {
           shares[thread] = sum_thread<P>(
               params.head(), params.bank(), params.bank_bytes, block, thread);
-          if (P::kIsNorm && thread == 0) {
-            *squares_of(params.head(), params.bank(), block) =
-                sum_of_shares(shares);
+          if constexpr (P::kHasSquares) {
+            if (thread == 0) {
+              *squares_of<P>(params.head(), params.bank(), block) =
+                  sum_of_shares(shares);
+            }
           }
         });
   });
@@ -87,10 +91,10 @@ bool run_sum(const Variant& variant, const Copy& params) {
   return is_known;
 }
 
-// Checks every pointer of every key; a copy handles its first `head` bytes
-// singly.
-std::vector<int> alignments_of(const Copy& params, bool is_norm = false) {
-  const size_t num_pointers =
+// Checks every pointer of every key but those of numbers; a copy handles its
+// first `head` bytes singly.
+std::vector<int> alignments_of(const Copy& params, Rule rule = Rule::kAssign) {
+  const size_t count =
       (params.head().key_bytes - sizeof(KeyHead)) / sizeof(void*);
   std::vector<int> alignments;
   for (uint32_t i = 0; i < params.head().num_keys; ++i) {
@@ -102,10 +106,14 @@ std::vector<int> alignments_of(const Copy& params, bool is_norm = false) {
           pointer == nullptr || key.head == key.size ||
           address % key.alignment == 0);
     };
-    if (!is_norm) {
+    if (rule != Rule::kNorm) {
       check(key.memory);
     }
-    std::for_each_n(pointers_of(key), num_pointers, check);
+    for (size_t place = 0; place < count; ++place) {
+      if (!has_numbers(rule) || place + 1 != num_pointers(rule)) {
+        check(pointers_of(key)[place]);
+      }
+    }
   }
   return alignments;
 }
@@ -117,8 +125,28 @@ int launch_sum(Variant variant, Launch launch) {
        variant,
        copy.head(),
        launch.params_bytes,
-       alignments_of(copy, variant.rule == Rule::kNorm)});
+       alignments_of(copy, variant.rule)});
   EXPECT_TRUE(run_sum(variant, copy));
+  return emulated_error();
+}
+
+int launch_rates(Launch launch) {
+  const Copy copy(launch);
+  emulated_launches().push_back(
+      {false, {}, copy.head(), launch.params_bytes, {}});
+  EXPECT_EQ(copy.head().num_chunks, copy.head().num_keys);
+  std::vector<Squares> shares(kThreads);
+  for_each_thread(copy.head().num_chunks, [&](uint32_t block, uint32_t thread) {
+    shares[thread] = rate_share(copy.head(), copy.bank(), block, thread);
+    if (thread == 0) {
+      store_rate(
+          copy.head(),
+          copy.bank(),
+          copy.bank_bytes,
+          block,
+          sum_of_shares(shares));
+    }
+  });
   return emulated_error();
 }
 
@@ -257,6 +285,7 @@ Table make_table(size_t params_bytes) {
   table.abi = kAbi;
   table.params_bytes = static_cast<uint32_t>(params_bytes);
   table.launch_sum = &launch_sum;
+  table.launch_rates = &launch_rates;
   table.launch_copy = &launch_copy;
   table.launch_send = &launch_send;
   table.launch_row_sums = &launch_row_sums;

@@ -13,7 +13,7 @@ void torchkv_sum_line(const LineCall& call) {
       call.what == LineCall::What::kLambMove) {
     const LambLine line(call.step, call.stored_dtype, call.stored, call.state);
     if (call.what == LineCall::What::kLambMove) {
-      line.move(call.trust, call.num_elements);
+      line.move({call.norms[0], call.norms[1]}, call.num_elements);
       return;
     }
     const auto norms = line.squared_norms(call.num_elements, {1, 1});

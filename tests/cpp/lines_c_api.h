@@ -29,8 +29,9 @@ struct LineCall {
   int64_t num_elements = 0;
   bool stream = false;
 
-  double trust = 1; // for kLambMove
-  double* norms = nullptr; // results: one, or those of weight and direction
+  // Of weight and direction, which kLambNorms sets and kLambMove gets; or the
+  // result of kSquaredNorm.
+  double* norms = nullptr;
 };
 
 } // namespace torchkv::testing

@@ -5,6 +5,8 @@ at most two units in the last place. Tests with `tiny` in their name run under
 compute-sanitizer, too.
 """
 
+from operator import attrgetter
+
 import pytest
 import torch
 
@@ -205,7 +207,7 @@ def test_values_and_outs_of_the_cpu_among_those_of_the_gpu(first_on_gpu):
         assert_same(comparable(actual.cpu()), comparable(expected))
 
 
-@pytest.mark.parametrize("optimizer", [None, "SGD", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("optimizer", [None, "SGD", "AdamW", "Adagrad", "LAMB"])
 def test_many_keys_in_one_call(optimizer):
     """More than fit into the parameters of one launch, of two dtypes."""
     dtypes = [torch.float32, torch.bfloat16]
@@ -312,7 +314,7 @@ def stepped(name, options, dtype, sizes, count=2, steps=3):
         keys = list(range(len(sizes)))
         with torchkv.create("device") as kv:
             kv.init(keys, [put(weight) for weight in weights])
-            kv.set_optimizer(getattr(optim, name)(**options))
+            kv.set_optimizer(attrgetter(name)(optim)(**options))
             for pushed in gradients:
                 kv.push(keys, [[put(value) for value in each] for each in pushed])
             states = kv.optimizer.state_dict()["state"]
@@ -359,16 +361,26 @@ def test_optimizers_of_any_number_of_values(name, dtype, count):
     check_steps_on_gpu(stepped(name, options, dtype, TINY, count))
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_lamb_which_needs_norms_is_near(dtype, options):
+WITH_NORMS = [
+    ("LAMB", {"weight_decay": 0.1}),
+    ("mxnet.LAMB", {"lower_bound": 0.5, "upper_bound": 8.0}),
+    ("mxnet.LARS", {"momentum": 0.9, "eta": 0.5, "wd": 0.1}),
+    ("mxnet.LARS", {"momentum": 0.9, "eta": 0.5, "momentum_correction": False}),
+    ("mxnet.LBSGD", {"momentum": 0.9, "warmup_strategy": "lars"}),
+]
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
+@pytest.mark.parametrize(("name", "options"), WITH_NORMS, ids=ids)
+def test_rules_that_need_norms_are_near(name, options, dtype, sizes):
     def assert_near(actual, expected):
-        tolerance = 1e-5 if expected.dtype is torch.float32 else 1e-2
+        tolerance = 1e-2 if expected.dtype in (torch.half, torch.bfloat16) else 1e-5
         torch.testing.assert_close(
             actual.cpu(), expected, rtol=tolerance, atol=tolerance
         )
 
-    check_steps_on_gpu(stepped("LAMB", options, dtype, TINY), assert_near)
+    check_steps_on_gpu(stepped(name, options, dtype, sizes), assert_near)
 
 
 def test_a_skipped_step_changes_nothing():

@@ -135,6 +135,7 @@ class Table(ctypes.Structure):
         ("abi", ctypes.c_uint32),
         ("params_bytes", ctypes.c_uint32),
         ("launch_sum", function(Variant, Launch)),
+        ("launch_rates", function(Launch)),
         ("launch_copy", function(Launch)),
         ("launch_send", function(Send, ctypes.c_void_p)),
         ("launch_row_sums", function(RowSums, ctypes.c_void_p)),
@@ -219,6 +220,8 @@ def launch(fake, kernel, size):
     call = Launch(ctypes.addressof(params), size)
     if kernel == "copy":
         return fake.table.launch_copy(call)
+    if kernel == "rates":
+        return fake.table.launch_rates(call)
     return fake.table.launch_sum(Variant(0, 0, 0, 2), call)
 
 
@@ -226,6 +229,7 @@ def launch(fake, kernel, size):
     ("kernel", "size"),
     [
         *(("copy", size) for size in (4096, 12288, 31744)),
+        *(("rates", size) for size in (4096, 12288, 31744)),
         *(("sum", size) for size in (4096, 12288, 31744)),
         ("send", None),
         ("rows", None),

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "../../core/step_rate.h"
 #include "../rules.h"
 #include "clones.h"
 
@@ -61,17 +62,6 @@ TORCHKV_CLONES void move_weights(
 
 } // namespace
 
-double LambLine::trust(const RuleSpec& rule, Norms norms) {
-  if (rule.id == RuleSpec::Id::kMxnetLamb) {
-    const double least = rule.extra1;
-    const double most = rule.extra2;
-    norms.weight =
-        least > 0 && norms.weight < least ? least : norms.weight; // NaN stays
-    norms.weight = most > 0 && norms.weight > most ? most : norms.weight;
-  }
-  return norms.weight > 0 && norms.step > 0 ? norms.weight / norms.step : 1;
-}
-
 LambLine::LambLine(
     const RuleStep& step,
     c10::ScalarType dtype,
@@ -114,12 +104,14 @@ Norms LambLine::squared_norms(int64_t num_elements, const Norms& scales) const {
   return sum;
 }
 
-void LambLine::move(double trust, int64_t num_elements) const {
+void LambLine::move(const Norms& norms, int64_t num_elements) const {
+  const double rate = step_.rule.lr *
+      norm_ratio(step_.rule, step_.scale, norms.weight, norms.step);
   const auto move = [&](auto zero) {
     using T = decltype(zero);
     move_weights<T>(
         RuleNumbers<T>(step_),
-        static_cast<T>(step_.rule.lr * trust),
+        static_cast<T>(rate),
         weights<T>(),
         reinterpret_cast<const T*>(state_.states[0]),
         reinterpret_cast<const T*>(state_.states[1]),

@@ -15,10 +15,6 @@ namespace torchkv::kernels::cpu {
 // norms.
 class LambLine {
  public:
-  // The ratio of the norms of a whole value, the weight's within the rule's
-  // bounds, or 1.
-  static double trust(const RuleSpec& rule, Norms norms);
-
   LambLine(
       const RuleStep& step,
       c10::ScalarType dtype,
@@ -27,7 +23,8 @@ class LambLine {
 
   // Numbers are multiplied by their scale before they are squared.
   Norms squared_norms(int64_t num_elements, const Norms& scales) const;
-  void move(double trust, int64_t num_elements) const;
+  // By the norms of the whole value.
+  void move(const Norms& norms, int64_t num_elements) const;
 
  private:
   template <typename T>

@@ -53,7 +53,9 @@ bool dispatch_sum(const Variant& variant, F f) {
                Rule::kSgd,
                Rule::kAdam,
                Rule::kOther,
-               Rule::kNorm>(variant, f);
+               Rule::kNorm,
+               Rule::kMeasure,
+               Rule::kScaled>(variant, f);
   };
   if constexpr (is_half(dtype_of<V>())) {
     return with(V()) || with(float());

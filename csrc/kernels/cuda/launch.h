@@ -9,6 +9,7 @@ namespace torchkv::kernels::cuda {
 template <typename V>
 int launch_sum(Variant variant, Launch launch);
 
+int launch_rates(Launch launch);
 int launch_copy(Launch launch);
 int launch_send(Send send, void* stream);
 int launch_row_sums(RowSums call, void* stream);

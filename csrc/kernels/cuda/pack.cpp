@@ -4,6 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../../core/step_rate.h"
+#include "rate_thread.h"
+
 namespace torchkv::kernels::cuda {
 namespace {
 
@@ -22,11 +25,6 @@ size_t element_size(Dtype dtype) {
     default:
       return 8;
   }
-}
-
-// Of a key, excluding its values.
-constexpr size_t num_pointers(Rule rule) {
-  return has_weight(rule) ? 1 + num_states(rule) : 0;
 }
 
 constexpr size_t key_bytes(size_t num_pointers) {
@@ -61,6 +59,11 @@ Variant variant_of_norm(const SumJob& job) {
   return {job.value, job.value, Rule::kNorm, static_cast<uint8_t>(is_one)};
 }
 
+// Of a launch for any number of values.
+Variant variant_with(const SumJob& job, Rule rule) {
+  return {job.value, job.stored_dtype, rule, 0};
+}
+
 bool is_copy(const SumJob& job) {
   return job.step->rule.id == RuleSpec::Id::kAssign && job.num_values == 1 &&
       job.value == job.stored_dtype && !job.first_is_sum;
@@ -79,7 +82,8 @@ struct Launches::Packed {
         variant(variant_),
         num_pointers(num_pointers_),
         bytes_of_key(key_bytes(num_pointers_)),
-        bytes_of_step(step_bytes(variant_)) {}
+        bytes_of_step(
+            kind_ == Kind::kRate ? sizeof(RateStep) : step_bytes(variant_)) {}
 
   bool is_for(Kind other, const Variant& of, size_t pointers) const {
     return kind == other && num_pointers == pointers &&
@@ -116,7 +120,9 @@ struct Launches::Packed {
     recent[num_steps++ % recent.size()] = step;
     char* const to =
         params.bank + sizeof(params.bank) - num_steps * bytes_of_step;
-    if (variant.stored == Dtype::kDouble) {
+    if (kind == Kind::kRate) {
+      new (to) RateStep(step);
+    } else if (variant.stored == Dtype::kDouble) {
       new (to) Step<double>(step);
     } else {
       new (to) Step<float>(step);
@@ -146,6 +152,11 @@ bool has_room(const Variant& variant, const SumJob& job) {
 } // namespace
 
 bool Launches::supports(const SumJob& job) {
+  if (has_norms(job.step->rule)) {
+    const Variant variant = variant_with(job, Rule::kMeasure);
+    return is_built(variant) && (!job.first_is_sum || is_half(job.value)) &&
+        has_room(variant, job);
+  }
   const Variant variant = variant_of(job);
   return is_elementwise(job.step->rule) &&
       (is_copy(job) || is_built(variant)) &&
@@ -160,6 +171,11 @@ bool Launches::supports_norm(const SumJob& job) {
 
 int64_t Launches::num_squares(const SumJob& job) {
   return (job.num_elements + kNormChunk - 1) / kNormChunk;
+}
+
+int64_t Launches::num_numbers(const SumJob& job) {
+  constexpr auto kSquares = static_cast<int64_t>(sizeof(Squares) / 8);
+  return 1 + kSquares * num_squares(job); // the rate, then the squares
 }
 
 Launches::Launches(const Table& table, void* stream, size_t params_limit)
@@ -218,23 +234,71 @@ void Launches::add_norm(const SumJob& job, double scale, double* squares) {
   }
 }
 
+void Launches::add_with_norms(const SumJob& job, double* numbers) {
+  if (job.num_elements == 0) {
+    return;
+  }
+  const RuleSpec& rule = job.step->rule;
+  SumJob measured = job;
+  SumJob scaled = job;
+  RuleStep elementwise = *job.step;
+  if (is_lamb(rule)) {
+    scaled.num_values = 0; // the gradient is in the state
+    scaled.first_is_sum = false;
+  } else {
+    measured.states = {};
+    elementwise = scaled_by_norms(*job.step, 1, 1); // by any: the rate follows
+  }
+  scaled.step = &elementwise;
+  add(measured.first_is_sum ? Kind::kMeasureOnSum : Kind::kMeasure,
+      variant_with(job, Rule::kMeasure),
+      measured,
+      job.stored,
+      numbers + 1);
+  add_rate(job, numbers);
+  add(scaled.first_is_sum ? Kind::kScaledOnSum : Kind::kScaled,
+      variant_with(job, Rule::kScaled),
+      scaled,
+      job.stored,
+      numbers);
+}
+
+void Launches::add_rate(const SumJob& job, double* numbers) {
+  Packed& launch = packed(Kind::kRate, Variant{}, 1);
+  KeyHead* const key = launch.next_key();
+  *reinterpret_cast<void**>(key + 1) = numbers + 1;
+  key->alignment = 1;
+  key->head = 0;
+  key->follows_writes = 0;
+  key->size = num_squares(job);
+  key->memory = numbers;
+  key->step = launch.place_of(*job.step);
+}
+
 void Launches::add(
     Kind kind,
     const Variant& variant,
     const SumJob& job,
-    void* memory) {
+    void* memory,
+    double* numbers) {
   const size_t num_own = num_pointers(variant.rule);
   Packed& launch = packed(kind, variant, num_own + job.num_values);
   KeyHead* const key = launch.next_key();
   auto* const pointers = reinterpret_cast<const void**>(key + 1);
   if (num_own != 0) {
     pointers[0] = job.master;
-    std::copy_n(job.states.begin(), num_own - 1, pointers + 1);
+    std::copy_n(job.states.begin(), num_states(variant.rule), pointers + 1);
   }
   std::copy_n(job.values, job.num_values, pointers + num_own);
   uintptr_t any = variant.rule == Rule::kNorm ? 0 : address(memory);
+  if (numbers != nullptr) {
+    pointers[num_own - 1] = nullptr; // read and written singly
+  }
   for (size_t i = 0; i < num_own + job.num_values; ++i) {
     any |= address(pointers[i]);
+  }
+  if (numbers != nullptr) {
+    pointers[num_own - 1] = numbers;
   }
   key->alignment = any % 16 == 0 ? 16 : 1;
   key->head = 0;
@@ -277,7 +341,7 @@ void Launches::add_copy(
 void Launches::launch(Packed& packed) {
   auto& params = packed.params;
   // Steps are at the end of the bank, whatever its size.
-  const size_t steps_bytes = packed.num_steps * step_bytes(packed.variant);
+  const size_t steps_bytes = packed.num_steps * packed.bytes_of_step;
   size_t params_bytes = kLargeParams;
   for (const size_t smaller : {kMediumParams, kSmallParams}) {
     if (packed.used_bytes() <= bank_bytes(smaller)) {
@@ -290,7 +354,9 @@ void Launches::launch(Packed& packed) {
       steps_bytes);
 
   const bool is_copy = packed.kind == Kind::kCopy;
-  const int64_t chunk = is_copy ? kCopyChunk : chunk_of(packed.variant);
+  const int64_t chunk = is_copy    ? kCopyChunk
+      : packed.kind == Kind::kRate ? UINT32_MAX // one for each key
+                                   : chunk_of(packed.variant);
   int64_t num_chunks = 0;
   for (uint32_t i = 0; i < packed.num_keys; ++i) {
     auto* const key = reinterpret_cast<KeyHead*>(
@@ -304,16 +370,21 @@ void Launches::launch(Packed& packed) {
   params.head.key_bytes = static_cast<uint16_t>(key_bytes(packed.num_pointers));
   params.head.num_values = static_cast<uint16_t>(
       packed.num_pointers - num_pointers(packed.variant.rule));
-  params.head.first_is_sum =
-      packed.kind == Kind::kSumOnSum || packed.kind == Kind::kNormOnSum;
+  params.head.first_is_sum = packed.kind == Kind::kSumOnSum ||
+      packed.kind == Kind::kNormOnSum || packed.kind == Kind::kMeasureOnSum ||
+      packed.kind == Kind::kScaledOnSum;
   params.head.scale = scale_;
 
   const Launch launch{&params, params_bytes, stream_};
-  error_ = is_copy ? table_.launch_copy(launch)
-                   : table_.launch_sum(packed.variant, launch);
+  error_ = is_copy                 ? table_.launch_copy(launch)
+      : packed.kind == Kind::kRate ? table_.launch_rates(launch)
+                                   : table_.launch_sum(packed.variant, launch);
 }
 
 int Launches::finish() {
+  std::sort(packed_.begin(), packed_.end(), [](const auto& a, const auto& b) {
+    return a->kind < b->kind;
+  });
   for (const auto& packed : packed_) {
     if (error_ == 0) {
       launch(*packed);

@@ -51,8 +51,13 @@ class TORCHKV_API Launches {
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
 
-  // REQUIRES: supports(job), at least one value.
+  // REQUIRES: supports(job), at least one value, and a rule without norms.
   void add(const SumJob& job);
+  // A step of a rule that has_norms(). `numbers` are num_numbers(job) doubles,
+  // which the launches write and read. REQUIRES: supports(job), at least one
+  // value, not follows_writes.
+  static int64_t num_numbers(const SumJob& job);
+  void add_with_norms(const SumJob& job, double* numbers);
   // Copies `num_bytes` into each of the outs; one of them may be the source.
   void add_copy(
       const void* source,
@@ -75,11 +80,29 @@ class TORCHKV_API Launches {
  private:
   struct Packed;
 
-  enum class Kind : uint8_t { kSum, kSumOnSum, kNorm, kNormOnSum, kCopy };
+  // In the order of launches: a rule with norms measures, adds up and steps.
+  enum class Kind : uint8_t {
+    kSum,
+    kSumOnSum,
+    kNorm,
+    kNormOnSum,
+    kMeasure,
+    kMeasureOnSum,
+    kRate,
+    kScaled,
+    kScaledOnSum,
+    kCopy,
+  };
 
   // A launch of that kind with room for another key.
   Packed& packed(Kind kind, const Variant& variant, size_t num_pointers);
-  void add(Kind kind, const Variant& variant, const SumJob& job, void* memory);
+  void add(
+      Kind kind,
+      const Variant& variant,
+      const SumJob& job,
+      void* memory,
+      double* numbers = nullptr);
+  void add_rate(const SumJob& job, double* numbers);
   void launch(Packed& packed);
 
   const Table& table_;

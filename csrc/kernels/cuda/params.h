@@ -16,12 +16,14 @@
 // synchronization before it.
 //
 //   Params.bank:  Key 0 | Key 1 | ...  (free)  ... | Step 1 | Step 0
-//   Key:          KeyHead | master, states (of a rule) | values
+//   Key:          KeyHead | master, states (of a rule), numbers (of one with
+//                 norms) | values
 //   copy's Key:   KeyHead | outs
+//   rates' Key:   KeyHead | sums of squares
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file.
-constexpr uint32_t kAbi = 11;
+constexpr uint32_t kAbi = 12;
 
 constexpr uint32_t kThreads = 256; // of a block
 
@@ -54,9 +56,19 @@ constexpr bool is_half(Dtype dtype) {
   return dtype == Dtype::kHalf || dtype == Dtype::kBFloat16;
 }
 
-// The rules with specialized kernels, and all others. A norm stores only the
-// sum of squares of each chunk.
-enum class Rule : uint8_t { kAssign, kSgd, kAdam, kOther, kNorm };
+// The rules with specialized kernels, and all other elementwise ones. A norm
+// stores only the sum of squares of each chunk. A rule that has_norms() takes
+// three launches: kMeasure stores the Squares of each chunk and, of LAMB, the
+// new state; launch_rates adds them up; kScaled steps, LAMB's without values.
+enum class Rule : uint8_t {
+  kAssign,
+  kSgd,
+  kAdam,
+  kOther,
+  kNorm,
+  kMeasure,
+  kScaled,
+};
 
 constexpr Rule rule_of(RuleSpec::Id id) {
   switch (id) {
@@ -71,19 +83,28 @@ constexpr Rule rule_of(RuleSpec::Id id) {
   }
 }
 
+constexpr bool has_numbers(Rule rule) {
+  return rule == Rule::kMeasure || rule == Rule::kScaled;
+}
+
 // The number of state pointers in a Key, besides the master.
 constexpr uint32_t num_states(Rule rule) {
   return rule == Rule::kAssign || rule == Rule::kNorm ? 0
       : rule == Rule::kSgd                            ? 1
+      : has_numbers(rule)                             ? 2
                                                       : kMaxStates;
 }
 
-// Whether a key has a Step, and whether the kernel reads and writes a weight.
+// Whether a key has a Step, and whether the kernel reads a weight.
 constexpr bool has_step(Rule rule) {
   return rule != Rule::kAssign;
 }
 constexpr bool has_weight(Rule rule) {
   return rule != Rule::kAssign && rule != Rule::kNorm;
+}
+// Of a Key, excluding its values.
+constexpr uint32_t num_pointers(Rule rule) {
+  return (has_weight(rule) ? 1 + num_states(rule) : 0) + has_numbers(rule);
 }
 
 // Selects a kernel.
@@ -108,6 +129,9 @@ constexpr bool is_built(const Variant& variant) {
   if (variant.stored != variant.value) {
     return is_half(variant.value) && variant.stored == Dtype::kFloat && is_any;
   }
+  if (has_numbers(variant.rule)) { // squares of fp64 may be out of range
+    return is_any && variant.value != Dtype::kDouble;
+  }
   if (variant.value == Dtype::kDouble || variant.rule == Rule::kOther) {
     return is_any;
   }
@@ -131,8 +155,9 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
     if (variant.value == Dtype::kDouble) {
       return 2;
     }
-    if (variant.num_values == 8 ||
-        (variant.num_values == 0 && variant.rule != Rule::kSgd)) {
+    const bool is_light =
+        variant.rule == Rule::kSgd || has_numbers(variant.rule);
+    if (variant.num_values == 8 || (variant.num_values == 0 && !is_light)) {
       return 3;
     }
   }
@@ -144,7 +169,7 @@ constexpr uint32_t blocks_per_multiprocessor(const Variant& variant) {
 }
 
 constexpr int64_t chunk_of(const Variant& variant) {
-  if (variant.rule == Rule::kNorm) {
+  if (variant.rule == Rule::kNorm || variant.rule == Rule::kMeasure) {
     return kNormChunk;
   }
   return is_half(variant.value) && !has_weight(variant.rule) ? kChunkOfHalves
@@ -171,8 +196,21 @@ struct KeyHead {
   uint8_t follows_writes : 1; // as cpu::StateLine
   int64_t size; // of a sum in elements, of a copy in bytes
   // The stored value of a sum; for a norm, one double per chunk; the source of
-  // a copy.
+  // a copy; the rate, a double.
   void* memory;
+};
+
+// Of the numbers of a chunk: the weights, and what a rule that has_norms()
+// measures beside them.
+struct Squares {
+  double weight;
+  double step;
+
+  TORCHKV_HOST_DEVICE inline Squares& operator+=(const Squares& other) {
+    weight += other.weight;
+    step += other.step;
+    return *this;
+  }
 };
 
 // The step of a rule for a key; T is the type of its arithmetic.
@@ -329,6 +367,7 @@ struct Table {
   uint32_t params_bytes; // kLargeParams, or kSmallParams for an old driver
 
   int (*launch_sum)(Variant variant, Launch launch);
+  int (*launch_rates)(Launch launch);
   int (*launch_copy)(Launch launch);
   int (*launch_send)(Send send, void* stream);
   int (*launch_row_sums)(RowSums call, void* stream);

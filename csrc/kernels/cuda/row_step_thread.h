@@ -5,6 +5,7 @@
 
 #include "dtypes.h"
 #include "row_sum_thread.h"
+#include "rule_thread.h"
 #include "weight_pack.h"
 
 // Steps of rows: the code of one thread of one block, compiled for GPUs by
@@ -61,8 +62,15 @@ TORCHKV_HOST_DEVICE inline void row_step_thread(
   if (call.follows_writes) {
     weight.follow_writes(call.memory, element);
   }
-  weight.step(call.pointers, call.rule, call.step, element, total);
-  weight.store_state(call.pointers, element, total);
+  using weight_t = arithmetic_t<S>;
+  weight.step(
+      call.pointers,
+      total,
+      [&](weight_t w, weight_t g, const bool* has, weight_t* s, int i) {
+        return update(call.step, call.rule, w, g, has, s, element + i);
+      });
+  weight.store_states(call.pointers, element);
+  weight.store_master(call.pointers, element, total);
   store_rounded<true>(total, static_cast<S*>(call.memory) + element);
 }
 

@@ -88,4 +88,47 @@ TORCHKV_HOST_DEVICE inline T update(
   }
 }
 
+template <typename T>
+TORCHKV_HOST_DEVICE inline bool is_lamb(const Step<T>& step) {
+  return step.id == RuleSpec::Id::kLamb || step.id == RuleSpec::Id::kMxnetLamb;
+}
+
+// LAMB's new state; returns the direction.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T lamb_first_pass(
+    const Step<T>& step,
+    T w,
+    T g,
+    T* s) {
+  g = clipped(step, g) * step.last_scale;
+  if (step.id == RuleSpec::Id::kLamb) {
+    lamb_state(g, s[0], s[1], step.numbers);
+  } else {
+    mxnet_lamb_state(g, s[0], s[1], step.numbers);
+  }
+  return lamb_direction(w, s[0], s[1], step.numbers);
+}
+
+// A rule that has_norms(), with the rate that launch_rates has found.
+template <typename T>
+TORCHKV_HOST_DEVICE inline T scaled_update(
+    const Step<T>& step,
+    T w,
+    T g,
+    const bool* has,
+    T* s,
+    T rate) {
+  RuleNumbers<T> n = step.numbers;
+  if (is_lamb(step)) {
+    return w - rate * lamb_direction(w, s[0], s[1], n);
+  }
+  g = clipped(step, g) * step.last_scale;
+  if (step.id == RuleSpec::Id::kMxnetLars) {
+    n.extra2 = rate;
+    return mxnet_lars(w, g, s[0], n);
+  }
+  n.lr = rate;
+  return has[0] ? mxnet_sgd_momentum(w, g, s[0], n) : mxnet_sgd(w, g, n);
+}
+
 } // namespace torchkv::kernels::cuda

@@ -11,14 +11,14 @@ __global__ void __launch_bounds__(
     kThreads,
     bounded(blocks_per_multiprocessor(variant_of<P>())))
     sum_kernel(const __grid_constant__ Params<kBytes> params) {
-  const double share = sum_thread<P>(
+  const auto share = sum_thread<P>(
       params.head, params.bank, sizeof(params.bank), blockIdx.x, threadIdx.x);
-  if constexpr (P::kIsNorm) {
-    __shared__ double shares[kThreads];
+  if constexpr (P::kHasSquares) {
+    __shared__ typename P::squares_t shares[kThreads];
     shares[threadIdx.x] = share;
     add_shares(shares, threadIdx.x, [] { __syncthreads(); });
     if (threadIdx.x == 0) {
-      *squares_of(params.head, params.bank, blockIdx.x) = shares[0];
+      *squares_of<P>(params.head, params.bank, blockIdx.x) = shares[0];
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "params.h"
+#include "rule_thread.h"
 #include "types.h"
 #include "weight_pack.h"
 
@@ -23,12 +24,15 @@ struct Sum {
 
   static constexpr Rule kRule = kRuleOfAll;
   static constexpr bool kIsNorm = kRule == Rule::kNorm;
+  static constexpr bool kMeasures = kRule == Rule::kMeasure;
+  static constexpr bool kHasSquares = kIsNorm || kMeasures;
+  using squares_t = std::conditional_t<kMeasures, Squares, double>;
   static constexpr bool kHasWeight = has_weight(kRule);
   static constexpr int kValues = kNumValues;
   // If the number of values is not fixed, they are loaded and added in groups.
   static constexpr int kGroup = kValues == 0 ? 4 : kValues;
   static constexpr int kStates = static_cast<int>(num_states(kRule));
-  static constexpr int kPointers = kHasWeight ? 1 + kStates : 0;
+  static constexpr int kPointers = static_cast<int>(num_pointers(kRule));
   // A word of values, but at most a word of each state if there are several,
   // and at most 8 sums, to limit registers.
   static constexpr int kPackSize = kStates > 1 ? kWord / sizeof(weight_t)
@@ -70,8 +74,8 @@ class PackOfSum {
     }
   }
 
-  // Returns the sum of squares for a norm, else 0.
-  TORCHKV_HOST_DEVICE inline double finish(
+  // Returns the sum of squares if there is one, else 0.
+  TORCHKV_HOST_DEVICE inline typename P::squares_t finish(
       const ParamsHead& head,
       const KeyHead& key,
       const Step<weight_t>* step,
@@ -95,13 +99,15 @@ class PackOfSum {
         squares += g * g;
       }
       return squares;
+    } else if constexpr (P::kMeasures) {
+      return measure(key, *step, element, total);
     } else {
       if constexpr (P::kHasWeight) {
         if (key.follows_writes != 0) {
           weight_.follow_writes(key.memory, element);
         }
-        weight_.step(pointers_of(key), P::kRule, *step, element, total);
-        weight_.store_state(pointers_of(key), element, total);
+        update_weight(key, *step, element, total);
+        weight_.store_master(pointers_of(key), element, total);
       }
       store_rounded<kStreams>(
           total, static_cast<stored_t*>(key.memory) + element);
@@ -112,8 +118,64 @@ class PackOfSum {
  private:
   // On an H200, streaming sums of two take 12 % longer than torch.add, which
   // does not stream. A norm's values are read once more, by the step.
-  static constexpr bool kStreams = P::kHasWeight;
+  static constexpr bool kStreams = P::kHasWeight && !P::kMeasures;
 
+  // gradient = rule(weight, gradient)
+  TORCHKV_HOST_DEVICE inline void update_weight(
+      const KeyHead& key,
+      const Step<weight_t>& step,
+      int64_t element,
+      Pack<total_t, kSize>& gradient) {
+    void* const* pointers = pointers_of(key);
+    if constexpr (P::kRule == Rule::kScaled) {
+      const auto rate =
+          static_cast<weight_t>(*static_cast<const double*>(numbers_of(key)));
+      weight_.step(
+          pointers,
+          gradient,
+          [&](weight_t w, weight_t g, const bool* has, weight_t* s, int) {
+            return scaled_update(step, w, g, has, s, rate);
+          });
+      if (is_lamb(step)) {
+        return; // the state is new already
+      }
+    } else {
+      weight_.step(
+          pointers,
+          gradient,
+          [&](weight_t w, weight_t g, const bool* has, weight_t* s, int i) {
+            return update(step, P::kRule, w, g, has, s, element + i);
+          });
+    }
+    weight_.store_states(pointers, element);
+  }
+
+  // The first pass of a rule that has_norms().
+  TORCHKV_HOST_DEVICE inline Squares measure(
+      const KeyHead& key,
+      const Step<weight_t>& step,
+      int64_t element,
+      Pack<total_t, kSize>& gradient) {
+    Squares squares{};
+    weight_.step(
+        pointers_of(key),
+        gradient,
+        [&](weight_t w, weight_t g, const bool*, weight_t* s, int) {
+          const double of_step =
+              is_lamb(step) ? lamb_first_pass(step, w, g, s) : clipped(step, g);
+          const double weight = w;
+          squares += {weight * weight, of_step * of_step};
+          return g;
+        });
+    if (is_lamb(step)) {
+      weight_.store_states(pointers_of(key), element);
+    }
+    return squares;
+  }
+
+  TORCHKV_HOST_DEVICE static inline void* numbers_of(const KeyHead& key) {
+    return pointers_of(key)[P::kPointers - 1];
+  }
   TORCHKV_HOST_DEVICE static inline const value_t* value_of(
       const KeyHead& key,
       int k) {
@@ -180,7 +242,7 @@ class PackOfSum {
 // This thread's packs of `kSize` elements in elements [begin, end) of a key;
 // returns the sum of what finish() returns.
 template <typename P, int kSize>
-TORCHKV_HOST_DEVICE inline double sum_packs(
+TORCHKV_HOST_DEVICE inline typename P::squares_t sum_packs(
     const ParamsHead& head,
     const KeyHead& key,
     const Step<typename P::weight_t>* step,
@@ -189,7 +251,7 @@ TORCHKV_HOST_DEVICE inline double sum_packs(
     uint32_t thread) {
   constexpr int64_t kStride = int64_t{kThreads} * kSize;
   constexpr int kUnroll = kSize == 1 ? P::kUnrollOfOne : P::kUnroll;
-  double squares = 0;
+  typename P::squares_t squares{};
   TORCHKV_NO_UNROLL
   for (int64_t first = begin + int64_t{thread} * kSize; first < end;
        first += kStride * kUnroll) {
@@ -210,9 +272,9 @@ TORCHKV_HOST_DEVICE inline double sum_packs(
   return squares;
 }
 
-// The work of one thread on a chunk; returns its share of a norm.
+// The work of one thread on a chunk; returns its share of the squares.
 template <typename P>
-TORCHKV_HOST_DEVICE inline double sum_thread(
+TORCHKV_HOST_DEVICE inline typename P::squares_t sum_thread(
     const ParamsHead& head,
     const char* bank,
     size_t bank_bytes,
@@ -228,19 +290,20 @@ TORCHKV_HOST_DEVICE inline double sum_thread(
       key.size - begin < head.chunk ? key.size : begin + head.chunk;
   // The remainder after the last whole pack, and keys that are not aligned.
   int64_t rest = begin;
-  double squares = 0;
+  typename P::squares_t squares{};
   if (key.alignment == kWord) {
     rest = end - (end - begin) % P::kPackSize;
     squares = sum_packs<P, P::kPackSize>(head, key, step, begin, rest, thread);
   }
-  return squares + sum_packs<P, 1>(head, key, step, rest, end, thread);
+  squares += sum_packs<P, 1>(head, key, step, rest, end, thread);
+  return squares;
 }
 
-// Adds all threads' shares of a norm into shares[0], in a fixed order.
+// Adds all threads' shares of squares into shares[0], in a fixed order.
 // `synchronize` waits for all threads of the block.
-template <typename Synchronize>
+template <typename T, typename Synchronize>
 TORCHKV_HOST_DEVICE inline void add_shares(
-    double* shares,
+    T* shares,
     uint32_t thread,
     Synchronize synchronize) {
   for (uint32_t half = kThreads / 2; half > 0; half /= 2) {
@@ -251,14 +314,17 @@ TORCHKV_HOST_DEVICE inline void add_shares(
   }
 }
 
-// The address of a chunk's sum of squares.
-TORCHKV_HOST_DEVICE inline double* squares_of(
+// The address of a chunk's squares.
+template <typename P>
+TORCHKV_HOST_DEVICE inline typename P::squares_t* squares_of(
     const ParamsHead& head,
     const char* bank,
     uint32_t chunk) {
   uint32_t first_chunk = 0;
   const KeyHead& key = find_key(head, bank, chunk, first_chunk);
-  return static_cast<double*>(key.memory) + (chunk - first_chunk);
+  void* const all =
+      P::kIsNorm ? key.memory : pointers_of(key)[P::kPointers - 1];
+  return static_cast<typename P::squares_t*>(all) + (chunk - first_chunk);
 }
 
 } // namespace torchkv::kernels::cuda

@@ -69,6 +69,7 @@ Table make_table() {
       has_driver && driver >= 12010 ? static_cast<uint32_t>(kLargeParams)
                                     : static_cast<uint32_t>(kSmallParams),
       &launch_sum,
+      &launch_rates,
       &launch_copy,
       &launch_send,
       &launch_row_sums,

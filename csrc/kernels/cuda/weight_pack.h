@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "params.h"
-#include "rule_thread.h"
 #include "types.h"
 
 namespace torchkv::kernels::cuda {
@@ -60,13 +59,13 @@ class WeightPack {
     }
   }
 
-  // gradient = rule(weight, gradient)
+  // gradient = update(weight, gradient, whether there are the states, states,
+  // place in the pack)
+  template <typename F>
   TORCHKV_HOST_DEVICE inline void step(
       void* const* pointers,
-      Rule rule,
-      const Step<weight_t>& step,
-      int64_t element,
-      Pack<weight_t, kSize>& gradient) {
+      Pack<weight_t, kSize>& gradient,
+      F update) {
     bool has[kStates];
     TORCHKV_UNROLL
     for (int s = 0; s < kStates; ++s) {
@@ -79,8 +78,7 @@ class WeightPack {
       for (int s = 0; s < kStates; ++s) {
         states[s] = states_[s].at[i];
       }
-      gradient.at[i] = update(
-          step, rule, weight_.at[i], gradient.at[i], has, states, element + i);
+      gradient.at[i] = update(weight_.at[i], gradient.at[i], has, states, i);
       TORCHKV_UNROLL
       for (int s = 0; s < kStates; ++s) {
         states_[s].at[i] = states[s];
@@ -88,17 +86,22 @@ class WeightPack {
     }
   }
 
-  // The states, and this new weight as the master.
-  TORCHKV_HOST_DEVICE inline void store_state(
+  TORCHKV_HOST_DEVICE inline void store_states(
       void* const* pointers,
-      int64_t element,
-      const Pack<weight_t, kSize>& weight) const {
+      int64_t element) const {
     TORCHKV_UNROLL
     for (int s = 0; s < kStates; ++s) {
       if (pointers[1 + s] != nullptr) {
         store<true>(states_[s], at(pointers, 1 + s) + element);
       }
     }
+  }
+
+  // This new weight as the master, if there is one.
+  TORCHKV_HOST_DEVICE inline void store_master(
+      void* const* pointers,
+      int64_t element,
+      const Pack<weight_t, kSize>& weight) const {
     if (kHasMaster && pointers[0] != nullptr) {
       store<true>(weight, at(pointers, 0) + element);
     }

@@ -1,4 +1,4 @@
-// LARS and LBSGD as SGD with a learning rate for each step.
+// Learning rates that depend on norms.
 #include "core/step_rate.h"
 
 #include <gtest/gtest.h>
@@ -16,6 +16,31 @@ RuleStep step_of(const char* rule, NumbersByName numbers, int64_t number = 1) {
   step.rule = make_rule("test", rule, numbers);
   step.step = number;
   return step;
+}
+
+TEST(StepRateTest, LambsRatioIsThatOfTheNormsOrOne) {
+  const auto ratio = [](double weight, double direction) {
+    return norm_ratio(make_rule("test", "lamb", {}), 1, weight, direction);
+  };
+  EXPECT_EQ(ratio(6, 2), 3);
+  EXPECT_EQ(ratio(0, 4), 1);
+  EXPECT_EQ(ratio(36, 0), 1);
+  EXPECT_EQ(ratio(NAN, 4), 1);
+  // Their product is out of range.
+  EXPECT_EQ(ratio(1e-300, 1e-300), 1);
+  EXPECT_DOUBLE_EQ(ratio(1e150, 1e-150), 1e300);
+}
+
+TEST(StepRateTest, MxnetsLambHasBoundsOfTheWeightsNorm) {
+  const auto ratio = [](const NumbersByName& bounds, double weight) {
+    return norm_ratio(make_rule("test", "mxnet_lamb", bounds), 1, weight, 2);
+  };
+  EXPECT_EQ(ratio({}, 6), 3);
+  EXPECT_EQ(ratio({{"lower_bound", 8}}, 6), 4);
+  EXPECT_EQ(ratio({{"lower_bound", 8}}, 0), 4);
+  EXPECT_EQ(ratio({{"upper_bound", 4}}, 6), 2);
+  EXPECT_EQ(ratio({{"lower_bound", 1}, {"upper_bound", 10}}, 6), 3);
+  EXPECT_EQ(ratio({{"lower_bound", 8}}, NAN), 1);
 }
 
 TEST(StepRateTest, LarsMultipliesTheRateByTheRatioOfNorms) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "broken_runtime.h"
@@ -140,6 +141,51 @@ TEST_F(LaunchesTest, ANormTakesAFewLaunchesOnEachDevice) {
         num_devices * std::sqrt(kMany * (kMany + 1) / 2.0),
         1e-9);
   }
+}
+
+TEST_F(LaunchesTest, AStepWithNormsTakesThreeLaunches) {
+  const std::vector<std::pair<const char*, NumbersByName>> rules{
+      {"lamb", {}},
+      {"mxnet_lamb", {}},
+      {"mxnet_lars", {}},
+      {"mxnet_lbsgd", {{"warmup_strategy", 3}}}};
+  for (const auto& [rule, numbers] : rules) {
+    mock_cuda::reset(8);
+    const MomentumModel model(2);
+    Optimizer optimizer;
+    optimizer.groups.push_back(make_rule("test", rule, numbers));
+    model.store->set_optimizer(optimizer);
+    model.step();
+    counters() = {};
+    model.store->push(many_keys(), model.gradients);
+    // Whole values, on both devices.
+    EXPECT_EQ(counters().launches, 3 * 2) << rule;
+    EXPECT_EQ(counters().operators, 0) << rule;
+    EXPECT_EQ(counters().allocations, 2) << rule;
+    EXPECT_EQ(counters().synchronizations, 0) << rule;
+  }
+}
+
+TEST_F(LaunchesTest, OutOfMemoryForNormsChangesNothing) {
+  const MomentumModel model(2);
+  Optimizer optimizer;
+  optimizer.groups.push_back(make_rule("test", "lamb", {{"lr", 0.5}}));
+  model.store->set_optimizer(optimizer);
+  model.step();
+  model.store->pull(many_keys(), model.weights);
+  const auto before = model.weights.flat;
+  for (const int num_left : {0, 1}) { // each device has a block
+    mock_cuda::allocations_left() = num_left;
+    EXPECT_THROW(
+        model.store->push(many_keys(), model.gradients), c10::OutOfMemoryError);
+    mock_cuda::allocations_left() = -1;
+    const auto after = model.store->pull(many_keys());
+    for (size_t i = 0; i < after.size(); ++i) {
+      EXPECT_TRUE(at::equal(after[i].cpu(), before[2 * i].cpu())) << i;
+    }
+  }
+  model.store->push(many_keys(), model.gradients);
+  EXPECT_FALSE(at::equal(model.store->pull(0)[0].cpu(), before[0].cpu()));
 }
 
 // Enqueued work does not block, however large.

@@ -132,6 +132,15 @@ void check_code() {
       ", for which there is no code");
 }
 
+// What the first launch of a rule with norms writes, and the last one reads.
+Range numbers_of(Rule rule, const KeyHead& key, const void* begin) {
+  if (rule == Rule::kScaled) {
+    return {begin, sizeof(double), false};
+  }
+  const int64_t num_chunks = (key.size + kNormChunk - 1) / kNormChunk;
+  return {begin, static_cast<size_t>(num_chunks) * sizeof(Squares), true};
+}
+
 int launch_sum(Variant variant, Launch call) {
   check_params(call);
   check_code();
@@ -141,6 +150,9 @@ int launch_sum(Variant variant, Launch call) {
       params,
       [&](const KeyHead& key, const void* begin, size_t place, size_t all) {
         const size_t num_own = all - head.num_values;
+        if (has_numbers(variant.rule) && place + 1 == num_own) {
+          return numbers_of(variant.rule, key, begin);
+        }
         const bool is_own = place < num_own; // the master, a state
         const bool is_sum = head.first_is_sum && place == num_own;
         const size_t bytes = is_own ? bytes_of_sum(variant.stored)
@@ -160,6 +172,22 @@ int launch_sum(Variant variant, Launch call) {
       [=](const Launch& copy) {
         return testing::emulated_table().launch_sum(variant, copy);
       });
+}
+
+int launch_rates(Launch call) {
+  check_params(call);
+  check_code();
+  std::vector<Range> rates;
+  auto ranges = ranges_of(
+      call.params, [&](const KeyHead& key, const void* begin, size_t, size_t) {
+        rates.push_back({key.memory, sizeof(double), true});
+        const size_t bytes = static_cast<size_t>(key.size) * sizeof(Squares);
+        return Range{begin, bytes, false};
+      });
+  ranges.insert(ranges.end(), rates.begin(), rates.end());
+  return launch_with("rates", call, ranges, [](const Launch& copy) {
+    return testing::emulated_table().launch_rates(copy);
+  });
 }
 
 int launch_copy(Launch call) {
@@ -298,6 +326,7 @@ const Table& table() {
       kAbi,
       static_cast<uint32_t>(kLargeParams),
       &launch_sum,
+      &launch_rates,
       &launch_copy,
       &launch_send,
       &launch_row_sums,

@@ -12,7 +12,6 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cpu/lamb.h"
 #include "kernels/cpu/lines.h"
 #include "lines_levels.h"
 #include "plain_rules.h"
@@ -22,7 +21,6 @@ namespace torchkv {
 namespace {
 
 using kernels::RuleNumbers;
-using kernels::cpu::LambLine;
 using testing::levels;
 using testing::LineCall;
 using testing::plain_rule;
@@ -392,7 +390,9 @@ void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
       const auto states = expected.state_data();
       double weight = 0;
       double direction = 0;
-      const auto rate = static_cast<real_t>(rule.lr * 0.7);
+      std::array<double, 2> moving{7, 10};
+      const auto rate = static_cast<real_t>(
+          rule.lr * norm_ratio(rule, 1, moving[0], moving[1]));
       for (int64_t i = 0; i < length; ++i) {
         real_t& w = expected.weight(i);
         const real_t u =
@@ -421,7 +421,7 @@ void lamb_is_the_plain_loop(const RuleSpec& rule, bool special) {
         }
         actual.expect_equals(before, "norms change nothing");
         call.what = LineCall::What::kLambMove;
-        call.trust = 0.7;
+        call.norms = moving.data();
         level.function(call);
         actual.expect_equals(expected, "the step");
       }
@@ -441,34 +441,6 @@ TEST(LineLambTest, EqualsThePlainLoop) {
       }
     }
   }
-}
-
-TEST(LineLambTest, TrustIsTheRatioOfNormsOrOne) {
-  const auto trust = [](double weight, double direction) {
-    RuleSpec lamb;
-    lamb.id = RuleSpec::Id::kLamb;
-    return LambLine::trust(lamb, {weight, direction});
-  };
-  EXPECT_EQ(trust(6, 2), 3);
-  EXPECT_EQ(trust(0, 4), 1);
-  EXPECT_EQ(trust(36, 0), 1);
-  EXPECT_EQ(trust(NAN, 4), 1);
-  // Their product is out of range.
-  EXPECT_EQ(trust(1e-300, 1e-300), 1);
-  EXPECT_DOUBLE_EQ(trust(1e150, 1e-150), 1e300);
-}
-
-TEST(LineLambTest, MxnetsHasBoundsOfTheWeightsNorm) {
-  const auto trust = [](const NumbersByName& bounds, double weight) {
-    return LambLine::trust(
-        make_rule("test", "mxnet_lamb", bounds), {weight, 2});
-  };
-  EXPECT_EQ(trust({}, 6), 3);
-  EXPECT_EQ(trust({{"lower_bound", 8}}, 6), 4);
-  EXPECT_EQ(trust({{"lower_bound", 8}}, 0), 4);
-  EXPECT_EQ(trust({{"upper_bound", 4}}, 6), 2);
-  EXPECT_EQ(trust({{"lower_bound", 1}, {"upper_bound", 10}}, 6), 3);
-  EXPECT_EQ(trust({{"lower_bound", 8}}, NAN), 1);
 }
 
 } // namespace

@@ -32,8 +32,11 @@ std::vector<Key> random_keys(Random& random, int num_keys) {
     options.num_values = kNumValues[random() % std::size(kNumValues)];
     options.size = static_cast<int64_t>(random() % (i % 7 * 70 + 2));
     if (!is_integer && random() % 4 != 0) {
-      options.step =
+      const RuleStep step =
           steps_of(rules[random() % rules.size()].rule)[random() % 4];
+      if (dtypes.value != at::kDouble || !has_norms(step.rule)) {
+        options.step = step;
+      }
     }
     options.has_master = random() % 4 != 0;
     options.first_is_sum =
@@ -177,7 +180,13 @@ TEST(CudaLaunchesTest, SupportedJobs) {
   const auto assign = RuleSpec::Id::kAssign;
   const auto adam = RuleSpec::Id::kAdam;
   EXPECT_TRUE(supports(Dtype::kFloat, Dtype::kFloat, adam));
-  EXPECT_FALSE(supports(Dtype::kFloat, Dtype::kFloat, RuleSpec::Id::kLamb));
+  const auto lamb = RuleSpec::Id::kLamb;
+  EXPECT_TRUE(supports(Dtype::kHalf, Dtype::kFloat, lamb, 2, true));
+  EXPECT_TRUE(supports(Dtype::kBFloat16, Dtype::kBFloat16, lamb, 1));
+  EXPECT_FALSE(supports(Dtype::kFloat, Dtype::kFloat, lamb, 2, true));
+  EXPECT_FALSE(supports(Dtype::kDouble, Dtype::kDouble, lamb));
+  EXPECT_FALSE(
+      supports(Dtype::kFloat, Dtype::kFloat, RuleSpec::Id::kMxnetGroupAdagrad));
   EXPECT_FALSE(supports(Dtype::kFloat, Dtype::kBFloat16, assign));
   EXPECT_FALSE(supports(Dtype::kHalf, Dtype::kBFloat16, assign));
   EXPECT_FALSE(supports(Dtype::kFloat, Dtype::kDouble, assign));

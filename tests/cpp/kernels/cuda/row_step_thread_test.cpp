@@ -152,7 +152,7 @@ TEST_P(CudaRowStepTest, EqualsTheCpu) {
 INSTANTIATE_TEST_SUITE_P(
     All,
     CudaRowStepTest,
-    ::testing::ValuesIn(rules_with_kernels()),
+    ::testing::ValuesIn(rule_cases_that(&is_elementwise)),
     [](const auto& info) { return info.param.name; });
 
 TEST(CudaRowStepTest, HasNoKernelForOtherDtypes) {

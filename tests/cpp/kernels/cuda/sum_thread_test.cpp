@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -95,11 +96,22 @@ TEST(CudaAssignTest, TheFirstValueIsWhatIsStored) {
 
 constexpr int64_t kSizes[] = {0, 1, 3, 7, 4097};
 
+// Rules with norms have no kernels for fp64.
+std::vector<Dtypes> dtypes_of(const RuleCase& rule) {
+  std::vector<Dtypes> dtypes;
+  for (const auto& each : kFloating) {
+    if (each.value != at::kDouble || !has_norms(rule.rule)) {
+      dtypes.push_back(each);
+    }
+  }
+  return dtypes;
+}
+
 class CudaRuleTest : public ::testing::TestWithParam<RuleCase> {};
 
 TEST_P(CudaRuleTest, EqualsTheCpu) {
   Random random(0);
-  for (const auto& dtypes : kFloating) {
+  for (const auto& dtypes : dtypes_of(GetParam())) {
     for (const auto& step : steps_of(GetParam().rule)) {
       std::vector<Key> keys;
       for (const int64_t num_values : kNumValues) {
@@ -122,7 +134,7 @@ TEST_P(CudaRuleTest, EqualsTheCpu) {
 
 TEST_P(CudaRuleTest, OneTensorThatIsNotAligned) {
   Random random(0);
-  for (const auto& dtypes : kFloating) {
+  for (const auto& dtypes : dtypes_of(GetParam())) {
     std::vector<Key> keys;
     for (int place = 0; place < 7; ++place) {
       Options options{dtypes.value, dtypes.stored, 2, 1001};
@@ -136,11 +148,43 @@ TEST_P(CudaRuleTest, OneTensorThatIsNotAligned) {
 
 TEST_P(CudaRuleTest, Large) {
   Random random(0);
-  for (const auto& dtypes : kFloating) {
+  for (const auto& dtypes : dtypes_of(GetParam())) {
     for (const int64_t num_values : {1, 3}) {
       Options options{dtypes.value, dtypes.stored, num_values, 65541};
       options.step = steps_of(GetParam().rule)[3];
       gpu_equals_cpu({make_key(random, options)});
+    }
+  }
+}
+
+// Without NaN, so that every chunk counts in a norm: each is larger than those
+// before it together.
+TEST_P(CudaRuleTest, FiniteNumbersOfManyChunks) {
+  Random random(0);
+  at::manual_seed(0);
+  constexpr int64_t kSize = 5 * kernels::cuda::kNormChunk + 77;
+  const at::Tensor sizes = at::arange(kSize + 48)
+                               .floor_divide(kernels::cuda::kNormChunk)
+                               .to(at::kDouble)
+                               .sub(3)
+                               .exp2();
+  for (const auto& dtypes : dtypes_of(GetParam())) {
+    for (const auto& step : steps_of(GetParam().rule)) {
+      Options options{dtypes.value, dtypes.stored, 2, kSize, step};
+      Key key = make_key(random, options);
+      const auto fill = [&](Block& block) {
+        if (block.memory.defined()) {
+          block.memory.copy_(at::rand_like(sizes).add(0.5).mul(sizes));
+        }
+      };
+      for (auto* block : key.written()) {
+        fill(*block);
+      }
+      std::for_each(key.values.begin(), key.values.end(), fill);
+      if (key.master.memory.defined()) {
+        key.stored.memory.copy_(key.master.memory);
+      }
+      gpu_equals_cpu({key});
     }
   }
 }
