@@ -76,7 +76,8 @@ struct Staging::Group {
   void add(const at::Tensor& value) {
     dtype = num_values == 0 ? value.scalar_type()
                             : promoted(dtype, value.scalar_type());
-    has_any_rows = has_any_rows || (num_values != 0 && value.sizes() != sizes);
+    has_any_rows = has_any_rows ||
+        (num_values != 0 && value.sizes() != at::IntArrayRef(sizes));
     sizes.assign(value.sizes().begin(), value.sizes().end());
     if (device.is_cpu()) {
       device = value.device();
