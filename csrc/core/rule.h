@@ -8,6 +8,7 @@
 #include <string>
 
 #include "export.h"
+#include "host_device.h"
 
 namespace torchkv {
 
@@ -97,8 +98,11 @@ inline WarmupStrategy warmup_strategy(const RuleSpec& lbsgd) {
 
 // Whether the rule is LAMB: it needs the norms of the weight and of the
 // direction of the step, which its first pass makes known.
+TORCHKV_HOST_DEVICE inline bool is_lamb(RuleSpec::Id id) {
+  return id == RuleSpec::Id::kLamb || id == RuleSpec::Id::kMxnetLamb;
+}
 inline bool is_lamb(const RuleSpec& rule) {
-  return rule.id == RuleSpec::Id::kLamb || rule.id == RuleSpec::Id::kMxnetLamb;
+  return is_lamb(rule.id);
 }
 
 // Whether the learning rate depends on the norms of the weight and of the

@@ -19,13 +19,6 @@ TORCHKV_HOST_DEVICE inline double norm_ratio(
     double weight,
     double step) {
   switch (rule.id) {
-    case RuleSpec::Id::kMxnetLamb: {
-      const double least = rule.extra1;
-      const double most = rule.extra2;
-      weight = least > 0 && weight < least ? least : weight; // NaN stays
-      weight = most > 0 && weight > most ? most : weight;
-      return weight > 0 && step > 0 ? weight / step : 1;
-    }
     case RuleSpec::Id::kMxnetLars:
       return weight > 0 && step > 0 ? rule.extra1 * weight /
               (rule.weight_decay * weight + step + rule.eps)
@@ -38,7 +31,13 @@ TORCHKV_HOST_DEVICE inline double norm_ratio(
       const double at_least = ratio < 0.01 ? 0.01 : ratio;
       return at_least > 100 ? 100 : at_least;
     }
-    default: // LAMB
+    default: // LAMB, MXNet's with bounds of the weight's norm
+      if (rule.id == RuleSpec::Id::kMxnetLamb) {
+        const double least = rule.extra1;
+        const double most = rule.extra2;
+        weight = least > 0 && weight < least ? least : weight; // NaN stays
+        weight = most > 0 && weight > most ? most : weight;
+      }
       return weight > 0 && step > 0 ? weight / step : 1;
   }
 }

@@ -104,7 +104,7 @@ void SumBatch::run() const {
           end_stream();
         }
       });
-  if (has(is_lamb)) {
+  if (has([](const RuleSpec& rule) { return is_lamb(rule); })) {
     run_lamb();
   }
 }

@@ -25,10 +25,8 @@ TORCHKV_HOST_DEVICE inline double rate_of(
     const Squares& squares) {
   const RuleSpec& rule = step.rule;
   // LAMB's directions contain the last scale, gradients do not.
-  const bool is_direction =
-      rule.id == RuleSpec::Id::kLamb || rule.id == RuleSpec::Id::kMxnetLamb;
-  const double of_step =
-      std::sqrt(squares.step) * (is_direction ? 1 : std::abs(step.last_scale));
+  const double last_scale = is_lamb(rule.id) ? 1 : std::abs(step.last_scale);
+  const double of_step = std::sqrt(squares.step) * last_scale;
   const double ratio =
       norm_ratio(rule, step.scale, std::sqrt(squares.weight), of_step);
   return scales_gradient(rule) ? ratio : rule.lr * ratio;

@@ -88,11 +88,6 @@ TORCHKV_HOST_DEVICE inline T update(
   }
 }
 
-template <typename T>
-TORCHKV_HOST_DEVICE inline bool is_lamb(const Step<T>& step) {
-  return step.id == RuleSpec::Id::kLamb || step.id == RuleSpec::Id::kMxnetLamb;
-}
-
 // LAMB's new state; returns the direction.
 template <typename T>
 TORCHKV_HOST_DEVICE inline T lamb_first_pass(
@@ -119,7 +114,7 @@ TORCHKV_HOST_DEVICE inline T scaled_update(
     T* s,
     T rate) {
   RuleNumbers<T> n = step.numbers;
-  if (is_lamb(step)) {
+  if (is_lamb(step.id)) {
     return w - rate * lamb_direction(w, s[0], s[1], n);
   }
   g = clipped(step, g) * step.last_scale;

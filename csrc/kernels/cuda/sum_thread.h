@@ -103,7 +103,8 @@ class PackOfSum {
       return measure(key, *step, element, total);
     } else {
       if constexpr (P::kHasWeight) {
-        if (key.follows_writes != 0) {
+        // Of a rule with norms, the master has followed before.
+        if (P::kRule != Rule::kScaled && key.follows_writes != 0) {
           weight_.follow_writes(key.memory, element);
         }
         update_weight(key, *step, element, total);
@@ -136,7 +137,7 @@ class PackOfSum {
           [&](weight_t w, weight_t g, const bool* has, weight_t* s, int) {
             return scaled_update(step, w, g, has, s, rate);
           });
-      if (is_lamb(step)) {
+      if (is_lamb(step.id)) {
         return; // the state is new already
       }
     } else {
@@ -161,13 +162,14 @@ class PackOfSum {
         pointers_of(key),
         gradient,
         [&](weight_t w, weight_t g, const bool*, weight_t* s, int) {
-          const double of_step =
-              is_lamb(step) ? lamb_first_pass(step, w, g, s) : clipped(step, g);
+          const double of_step = is_lamb(step.id)
+              ? lamb_first_pass(step, w, g, s)
+              : clipped(step, g);
           const double weight = w;
           squares += {weight * weight, of_step * of_step};
           return g;
         });
-    if (is_lamb(step)) {
+    if (is_lamb(step.id)) {
       weight_.store_states(pointers_of(key), element);
     }
     return squares;

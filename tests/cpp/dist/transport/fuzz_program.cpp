@@ -140,8 +140,8 @@ Request FuzzSession::altered(const Request& request) {
   if (result.kind == Request::Kind::kInit && random_.chance(8)) {
     result.items[0].spec.dtype = 7;
   } else if (
-      result.kind == Request::Kind::kInit && result.items[0].spec.total == 0 &&
-      random_.chance(2)) {
+      result.kind == Request::Kind::kInit &&
+      result.items[0].spec.is_row_sparse() && random_.chance(2)) {
     result.items[0].spec.row_init->seed = 5;
   } else if (result.kind == Request::Kind::kPush && random_.chance(4)) {
     result.items.resize(1, result.items[0]);
