@@ -29,6 +29,7 @@ import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
 ROOT = Path(__file__).resolve().parents[2]
+CXX = os.environ.get("CXX", "c++")
 PROTOCOL = Path("csrc/dist/protocol")
 SIMULATION = Path("tests/cpp/dist/simulation")
 TESTS = Path("tests/cpp/dist/protocol")
@@ -117,6 +118,14 @@ def replaced(source: str, change: Change) -> str:
     return source[:begin] + change.new + source[end:]
 
 
+def compiler(root: Path, path: Path) -> list[str]:
+    """The command that compiles what stands for the file at `path` of a tree."""
+    abi = int(torch.compiled_with_cxx11_abi())
+    command = [CXX, "-std=c++20", "-O1", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+    command += [f"-I{root / part}" for part in ("csrc", "tests/cpp", path.parent)]
+    return command + [f"-I{folder}" for folder in include_paths()]
+
+
 class Builder:
     """Compiles the sources, and again those that a mutant changes."""
 
@@ -125,18 +134,14 @@ class Builder:
         self.root = folder / "source"  # others may be at work on the files
         for each in (Path("csrc/core"), PROTOCOL, SIMULATION, TESTS):
             shutil.copytree(ROOT / each, self.root / each, dirs_exist_ok=True)
-        self.cxx = os.environ.get("CXX", "c++")
-        abi = int(torch.compiled_with_cxx11_abi())
-        self.flags = ["-std=c++20", "-O1", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-        self.flags += [f"-I{self.root / part}" for part in ("csrc", "tests/cpp")]
-        self.flags += [f"-I{path}" for path in include_paths()]
         self.core = CORE + sources(PROTOCOL, "*.cpp")
         self.simulation = sources(SIMULATION, "*.cpp")
         self.tests: list[Path] = []
+        self.googletest: list[str] = []
         if tests:
             command = [str(ROOT / "tools/get_googletest")]
             googletest = Path(subprocess.check_output(command, text=True).strip())
-            self.flags += [f"-I{googletest / 'include'}", f"-I{googletest}"]
+            self.googletest = [f"-I{googletest / 'include'}", f"-I{googletest}"]
             self.tests = sources(TESTS, "*_test.cpp")
             self.tests += [googletest / "src" / f"{part}.cc" for part in GOOGLETEST]
 
@@ -146,7 +151,7 @@ class Builder:
 
     def compile(self, source: Path, path: Path, folder: Path) -> None:
         """Compiles `source`, which stands for the file at `path`."""
-        command = [self.cxx, *self.flags, f"-I{(self.root / path).parent}"]
+        command = compiler(self.root, path) + self.googletest
         command += ["-c", str(source), "-o", str(self.object(path, folder))]
         subprocess.run(command, check=True)
 
@@ -170,7 +175,7 @@ class Builder:
             for mine, other in zip(changed, unchanged, strict=True)
         ]
         libraries = library_paths()[0]
-        command = [self.cxx, *objects, "-o", str(folder / name), "-pthread"]
+        command = [CXX, *objects, "-o", str(folder / name), "-pthread"]
         command += [f"-L{libraries}", "-lc10", f"-Wl,-rpath,{libraries}"]
         subprocess.run(command, check=True)
         return folder / name
