@@ -223,9 +223,10 @@ class KVStore(Stateful):
         gradients of ``nn.Embedding(sparse=True)``. Their rows are added up by id; on
         several machines, only they are sent, repeats included. Without an updater, rows
         that were not pushed become zero; the optimizers of :mod:`torchkv.optim` other
-        than LAMB, and MXNet's sgd, adam, adagrad, ftrl, groupadagrad, lars and lbsgd,
-        step the pushed rows only; all others get a dense sum. The host waits for ids on
-        an accelerator. For row-sparse keys, see :meth:`init_rows`.
+        than LAMB, and MXNet's sgd, adam, adagrad, ftrl, lbsgd and, in CPU memory, lars
+        and groupadagrad, step the pushed rows only; all others get a dense sum. The
+        host waits for ids on an accelerator. For row-sparse keys, see
+        :meth:`init_rows`.
 
         Args:
             key: keys of the store.

@@ -77,7 +77,7 @@ ON_ONE_MACHINE = {
         "a", torch.ones(3)
     ),
     "`ValueError`: overlaps with memory that a key shares": call_with_shared_memory,
-    "`ValueError`: a store of type 'device' or 'nccl'": lambda: (
+    "`ValueError`: expected a store of type 'device' or 'nccl'": lambda: (
         store_with().set_gradient_compression({"type": "2bit"})
     ),
     "`TypeError`: floating-point dtype": push_compressed_integers,

@@ -160,6 +160,12 @@ def test_several_processes_continue_after_a_checkpoint(saving, folder):
     assert run_two("module", prefix, "--load-epoch=4") == whole
 
 
+def test_several_processes_compress():
+    values = run_two("module", *COMPRESSED)
+    assert_trains("module", values)
+    assert values != run_two("module", COMPRESSED[0])  # with threshold 0.5
+
+
 def test_gradient_compression():
     _, values = run("module", *COMPRESSED)
     assert_trains("module", values)

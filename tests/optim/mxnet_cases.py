@@ -64,12 +64,19 @@ CASES = [
 
 # What each key is made from.
 KEYS = (7, 8, 9)
-# Without nadam and lars, of which MXNet shares a number between the keys: the schedule
-# of the momentum, and the last learning rate.
+
+
+def shares(name, options):
+    """Whether MXNet's optimizer has a number that the steps of all keys change."""
+    if name == "lars":  # the last learning rate
+        return options.get("momentum") and options.get("momentum_correction", True)
+    return name == "nadam"  # the schedule of the momentum
+
+
 OF_SEVERAL_KEYS = [
     (name, options)
     for name, options in CASES
-    if name not in ("nadam", "lars")
+    if not shares(name, options)
     and ("wd" in options or name == "groupadagrad")
     and "clip_gradient" not in options
 ]
