@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,16 +156,21 @@ class Builder:
         command += ["-c", str(source), "-o", str(self.object(path, folder))]
         subprocess.run(command, check=True)
 
-    def build_all(self) -> None:
+    def build_all(self, pool: ThreadPoolExecutor) -> None:
         """Compiles the sources as they are, unless that has been done."""
         folders = [PROTOCOL, SIMULATION, TESTS]
         headers = [each for folder in folders for each in sources(folder, "*.h")]
         latest = max((self.root / header).stat().st_mtime for header in headers)
+        begun = []
         for path in self.core + self.simulation + self.tests:
             done = self.object(path, self.folder)
             newest = max(latest, (self.root / path).stat().st_mtime)
             if not done.exists() or done.stat().st_mtime < newest:
-                self.compile(self.root / path, path, self.folder)
+                begun.append(
+                    pool.submit(self.compile, self.root / path, path, self.folder)
+                )
+        for compiling in begun:
+            compiling.result()
 
     def link(self, name: str, paths: list[Path], folder: Path) -> Path:
         """A program, of the objects in `folder` and of others that are unchanged."""
@@ -249,6 +255,38 @@ def failing_tests(program: Path) -> set[str]:
     return set(failed) or ({"crash"} if result.returncode else set())
 
 
+class Judge:
+    """Plants mutants, and tells who notices them."""
+
+    def __init__(self, builder: Builder, runs: int, seconds: float) -> None:
+        self.builder = builder
+        self.limits = runs, seconds
+        self.simulation = builder.core + builder.simulation
+        self.unchanged = builder.link("simulate", self.simulation, builder.folder)
+        self.known = self.failing_tests(builder.folder)
+
+    def failing_tests(self, folder: Path) -> set[str]:
+        """Those with the objects in `folder`."""
+        if not self.builder.tests:
+            return set()
+        paths = self.builder.core + self.builder.tests
+        return failing_tests(self.builder.link("tests", paths, folder))
+
+    def __call__(self, mutant: Mutant) -> tuple[bool, str]:
+        """Whether it was noticed, and how."""
+        with tempfile.TemporaryDirectory(dir=self.builder.folder) as name:
+            folder = Path(name)
+            try:
+                self.builder.mutate(mutant, folder)
+            except (ValueError, subprocess.CalledProcessError) as error:
+                return False, f"cannot be planted: {error}"
+            program = self.builder.link("simulate", self.simulation, folder)
+            notes = [simulate(program, self.unchanged, mutant, *self.limits)]
+            failed = sorted(self.failing_tests(folder) - self.known)
+            notes.append(f"tests: {failed[0]}" if failed else None)
+        return any(notes), "; ".join(filter(None, notes)) or "NOT NOTICED"
+
+
 def main() -> int:
     """Runs the mutants that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -267,35 +305,15 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="mutants"))
     folder.mkdir(parents=True, exist_ok=True)
     builder = Builder(folder, arguments.tests)
-    builder.build_all()
-    changed = folder / "changed"
-    changed.mkdir(exist_ok=True)
-    unchanged = builder.link("simulate", builder.core + builder.simulation, folder)
-    known: set[str] = set()
-    if arguments.tests:
-        known = failing_tests(
-            builder.link("tests", builder.core + builder.tests, folder)
-        )
     missed = 0
-    for mutant in chosen:
-        shutil.rmtree(changed, ignore_errors=True)
-        changed.mkdir()
-        try:
-            builder.mutate(mutant, changed)
-        except (ValueError, subprocess.CalledProcessError) as error:
-            print(f"{mutant.name:50} cannot be planted: {error}", flush=True)
-            missed += 1
-            continue
-        program = builder.link("simulate", builder.core + builder.simulation, changed)
-        limits = arguments.runs, arguments.seconds
-        notes = [simulate(program, unchanged, mutant, *limits)]
-        if arguments.tests:
-            program = builder.link("tests", builder.core + builder.tests, changed)
-            failed = sorted(failing_tests(program) - known)
-            notes.append(f"tests: {failed[0]}" if failed else None)
-        missed += not any(notes)
-        text = "; ".join(filter(None, notes)) or "NOT NOTICED"
-        print(f"{mutant.name:50} {text}", flush=True)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        builder.build_all(pool)
+        judge = Judge(builder, arguments.runs, arguments.seconds)
+        for mutant, (noticed, text) in zip(
+            chosen, pool.map(judge, chosen), strict=True
+        ):
+            missed += not noticed
+            print(f"{mutant.name:50} {text}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} noticed")
     if not arguments.folder:
         shutil.rmtree(folder)
