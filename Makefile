@@ -51,7 +51,7 @@ KERNELS := $(shell find csrc -name '*.cu' -o -name '*.cuh')
 FORMATTED := $(HEADERS) $(SOURCES) $(KERNELS) \
   $(shell find tests -name '*.h' -o -name '*.cpp') $(wildcard benchmarks/*.cpp)
 
-.PHONY: help env build test test-all test-versions python-test cpp-test places-test forward-test one-rank-test demo demo-dist bench \
+.PHONY: help env build test test-all test-versions python-test cpp-programs cpp-test places-test forward-test one-rank-test demo demo-dist bench \
   host-time bench-peers sanitize sanitize-address sanitize-thread address-programs \
   thread-programs check-sass gpu-check docs docs-tools sdist wheel wheel-environments wheels lint lint-tools simulate mutants fuzz soak hostile lint-format lint-headers lint-layout lint-python lint-types lint-spelling tidy format \
   clean
@@ -163,10 +163,6 @@ configure = googletest=$$(tools/get_googletest) && cmake -S . -B $(1) -G Ninja \
   -DTORCHKV_PYTHON=$(BIN)/python -DTORCHKV_GOOGLETEST="$$googletest" \
   -DTORCHKV_SANITIZE=$(2)
 
-# run_cuda_tests: $(call run_cuda_tests,folder); not built where torch has CUDA
-run_cuda_tests = if [ -x $(1)/tests/cpp/torchkv_cuda_tests ]; then \
-  $(1)/tests/cpp/torchkv_cuda_tests --gtest_brief=1; fi
-
 # Threads that spin while they wait make the tests several times slower on a machine
 # with other load; tests/conftest.py sets the same for Python.
 cpp-test sanitize-address: export OMP_WAIT_POLICY := passive
@@ -174,11 +170,19 @@ cpp-test sanitize-address: export OMP_WAIT_POLICY := passive
 cpp-test sanitize-address: export TORCHKV_LIBZMQ = $(firstword \
   $(wildcard $(VENV)/lib/python3*/site-packages/pyzmq.libs/libzmq-*.so*))
 
-cpp-test: $(BUILT)
-	$(call configure,$(CPP)/plain,)
-	cmake --build $(CPP)/plain
-	$(CPP)/plain/tests/cpp/torchkv_tests --gtest_brief=1
-	$(call run_cuda_tests,$(CPP)/plain)
+# Locked: CI builds them in the background, too.
+cpp-programs: $(BUILT)
+	@mkdir -p $(CPP)
+	exec 9>$(CPP)/plain.lock && flock 9 && $(call configure,$(CPP)/plain,) && \
+	  cmake --build $(CPP)/plain
+
+cpp-test: cpp-programs
+	@# At the same time: most of these have one thread.
+	GTEST_BRIEF=1 $(CPP)/plain/tests/cpp/torchkv_tests & others=$$!; status=0; \
+	  if [ -x $(CPP)/plain/tests/cpp/torchkv_cuda_tests ]; then \
+	    GTEST_BRIEF=1 $(CPP)/plain/tests/cpp/torchkv_cuda_tests || status=$$?; \
+	  fi; \
+	  wait $$others && exit $$status
 	$(CPP)/plain/tests/cpp/torchkv_stress
 	$(CPP)/plain/tests/cpp/torchkv_simulate --seeds 120
 	TORCHKV_REPLAY=$(CPP)/plain/tests/cpp/torchkv_replay \
@@ -269,9 +273,10 @@ sanitize:
 	$(MAKE) --no-print-directory sanitize-address
 	$(MAKE) --no-print-directory sanitize-thread
 
+ADDRESS_PROGRAMS ?= torchkv_tests torchkv_cuda_tests torchkv_stress
 address-programs: $(BUILT)
 	$(call configure,$(CPP)/address,address)
-	cmake --build $(CPP)/address --target sanitized
+	cmake --build $(CPP)/address --target $(ADDRESS_PROGRAMS)
 
 thread-programs: $(BUILT)
 	$(call configure,$(CPP)/thread,thread)
@@ -280,9 +285,10 @@ thread-programs: $(BUILT)
 sanitize-address: export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
 sanitize-address: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
 sanitize-address: address-programs
-	$(CPP)/address/tests/cpp/torchkv_tests --gtest_brief=1
-	$(call run_cuda_tests,$(CPP)/address)
-	$(CPP)/address/tests/cpp/torchkv_stress
+	for program in $(ADDRESS_PROGRAMS); do \
+	  program=$(CPP)/address/tests/cpp/$$program; \
+	  [ ! -x $$program ] || GTEST_BRIEF=1 $$program || exit 1; \
+	done
 
 # Old thread sanitizers do not start if the kernel randomizes addresses widely,
 # so randomization is disabled where possible.
