@@ -293,7 +293,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants with this in their name")
     parser.add_argument("--part", default="0/1", help="I/N: part I, from 0, of N")
     parser.add_argument("--runs", type=int, default=2000, help="of each cell, at most")
-    parser.add_argument("--seconds", type=float, default=60, help="for each, at most")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="for each alone, at most"
+    )
     parser.add_argument("--tests", action="store_true", help="the unit tests, too")
     parser.add_argument("--folder", type=Path, help="keeps the objects there")
     arguments = parser.parse_args()
@@ -306,9 +308,12 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     builder = Builder(folder, arguments.tests)
     missed = 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    num_threads = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(num_threads) as pool:
         builder.build_all(pool)
-        judge = Judge(builder, arguments.runs, arguments.seconds)
+        # Each simulation uses all processors, which so many then share.
+        seconds = arguments.seconds * num_threads
+        judge = Judge(builder, arguments.runs, seconds)
         for mutant, (noticed, text) in zip(
             chosen, pool.map(judge, chosen), strict=True
         ):

@@ -80,6 +80,11 @@ OF_SEVERAL_KEYS = [
     and ("wd" in options or name == "groupadagrad")
     and "clip_gradient" not in options
 ]
+# With what docs/from_mxnet.md says of their difference from MXNet.
+SHARING = [
+    ("nadam", {}, 0.005),
+    ("lars", {"momentum": 0.9, "eta": 0.2, "eps": 0.1}, 0.43),
+]
 
 # Of the learning rate, by name, with the options of MXNet's class.
 SCHEDULES = [

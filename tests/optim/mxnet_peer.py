@@ -9,7 +9,16 @@ import sys
 import mxnet as mx
 import numpy as np
 
-from mxnet_cases import CASES, KEYS, OF_SEVERAL_KEYS, SCHEDULED, case, rate, start
+from mxnet_cases import (
+    CASES,
+    KEYS,
+    OF_SEVERAL_KEYS,
+    SCHEDULED,
+    SHARING,
+    case,
+    rate,
+    start,
+)
 
 
 def train(name, options, dtype, schedule=None, keys=(KEYS[0],)):
@@ -41,7 +50,7 @@ for dtype in sys.argv[2:]:
             (results[case(name, options)],) = train(name, options, dtype)
         except mx.base.MXNetError:
             assert dtype == "float64"  # some only have float32 states
-    for name, options in OF_SEVERAL_KEYS:
+    for name, options, *_ in [*OF_SEVERAL_KEYS, *SHARING]:
         if case(name, options) in results:
             trained = train(name, options, dtype, keys=KEYS)
             for key, weights in zip(KEYS, trained, strict=True):

@@ -22,6 +22,7 @@ from mxnet_cases import (
     KEYS,
     OF_SEVERAL_KEYS,
     SCHEDULED,
+    SHARING,
     case,
     ids,
     rate,
@@ -76,10 +77,8 @@ def test_100_steps_with_a_changing_learning_rate(theirs, name, options, dtype):
         assert_near(stored(kv, 3), theirs[dtype][case(name, options)])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "dtype"), with_dtypes(OF_SEVERAL_KEYS), ids=ids
-)
-def test_several_keys(theirs, name, options, dtype):
+def weights_of_several_keys(name, options, dtype):
+    """What torchkv ends with, by key."""
     weights, gradients = zip(*map(start, KEYS), strict=True)
     keys = list(KEYS)
     with torchkv.create() as kv:
@@ -88,8 +87,26 @@ def test_several_keys(theirs, name, options, dtype):
         for step, of_keys in enumerate(zip(*gradients, strict=True)):
             kv.optimizer.set_learning_rate(rate(name, step))
             kv.push(keys, [torch.tensor(x, dtype=dtype) for x in of_keys])
-        for key in keys:
-            assert_near(stored(kv, key), theirs[dtype][case(name, options, key)])
+        return {key: stored(kv, key) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"), with_dtypes(OF_SEVERAL_KEYS), ids=ids
+)
+def test_several_keys(theirs, name, options, dtype):
+    for key, weights in weights_of_several_keys(name, options, dtype).items():
+        assert_near(weights, theirs[dtype][case(name, options, key)])
+
+
+@pytest.mark.parametrize(("name", "options", "most", "dtype"), with_dtypes(SHARING))
+def test_keys_that_share_a_number_in_mxnet(theirs, name, options, most, dtype):
+    difference = max(
+        (weights - torch.tensor(theirs[dtype][case(name, options, key)])).abs().max()
+        for key, weights in weights_of_several_keys(name, options, dtype).items()
+    )
+    assert most * 0.8 < difference <= most
+    page = (HERE.parents[1] / "docs" / "from_mxnet.md").read_text()
+    assert f'{most} for `"{name}"`' in page
 
 
 @pytest.mark.parametrize(
@@ -112,8 +129,8 @@ def test_the_file_has_all_cases(theirs):
     cases = {dtype: set() for dtype in DTYPES}
     for *each, dtype in with_dtypes([*CASES, *SCHEDULED]):
         cases[dtype].add(case(*each))
-    for *each, dtype in with_dtypes(OF_SEVERAL_KEYS):
-        cases[dtype].update(case(*each, key) for key in KEYS)
+    for name, options, *_, dtype in with_dtypes([*OF_SEVERAL_KEYS, *SHARING]):
+        cases[dtype].update(case(name, options, key) for key in KEYS)
     assert {dtype: weights.keys() for dtype, weights in theirs.items()} == cases
 
 
