@@ -243,12 +243,35 @@ at::Tensor joined_codes(c10::ArrayRef<Blob> pieces, const Buffers& buffers) {
   return result;
 }
 
+void check_size(
+    c10::ArrayRef<Blob> pieces,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) {
+  size_t num_bytes = 0;
+  for (const auto& piece : pieces) {
+    num_bytes += piece.size();
+  }
+  const size_t expected = static_cast<size_t>(c10::multiply_integers(sizes)) *
+      c10::elementSize(dtype);
+  TORCH_CHECK_VALUE(
+      num_bytes == expected,
+      "expected ",
+      expected,
+      " bytes, a value of sizes ",
+      sizes,
+      " and dtype ",
+      dtype,
+      ", but got ",
+      num_bytes);
+}
+
 at::Tensor tensor_of(
     c10::ArrayRef<Blob> pieces,
     c10::IntArrayRef sizes,
     c10::ScalarType dtype,
     const Buffers& buffers) {
   const size_t item = c10::elementSize(dtype);
+  check_size(pieces, sizes, dtype);
   bool is_one = reinterpret_cast<uintptr_t>(pieces[0].data()) % item == 0;
   for (size_t i = 1; is_one && i < pieces.size(); ++i) {
     is_one = pieces[i].data() == pieces[i - 1].data() + pieces[i - 1].size();

@@ -60,7 +60,15 @@ LocalStore::Options store_options(const Buffers& buffers);
 // The tensor's memory. REQUIRES: contiguous, on the CPU.
 TORCHKV_API Blob blob_of(const at::Tensor& tensor);
 
+// ValueError if the pieces are not such a value's: what another rank says of
+// its dtype and of the number of its bytes may disagree.
+void check_size(
+    c10::ArrayRef<Blob> pieces,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype);
+
 // The pieces as one tensor: without a copy if they are one aligned memory.
+// Throws what check_size() throws.
 TORCHKV_API at::Tensor tensor_of(
     c10::ArrayRef<Blob> pieces,
     c10::IntArrayRef sizes,

@@ -87,6 +87,7 @@ void join_encoded(
     const Buffers& buffers) {
   for (auto& push : round.pushes) {
     if (!push.is_encoded) {
+      check_size(push.pieces, shape.sizes, dtype_of(push));
       continue;
     }
     if (push.pieces.size() > 1) {

@@ -15,7 +15,7 @@ namespace torchkv::dist {
 
 // Makes the payload of each of a round's pushes that is encoded, as packed
 // codes (kernels/cpu/packed_codes.h) or rows (row_payload.h), one piece.
-// ValueError if a payload is not that of the slice's elements.
+// ValueError if a payload, encoded or not, is not that of the slice's elements.
 TORCHKV_API void join_encoded(
     Round& round,
     const SliceShape& shape,

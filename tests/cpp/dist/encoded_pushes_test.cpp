@@ -155,9 +155,21 @@ TEST(EncodedPushesTest, OtherBytesAreRefused) {
   expect_refused(pushed_round({rows_of(*float_spec({8, 2}), {7})}, {8, 3}));
   // Rows of a value without dimensions, which has one element.
   expect_refused(pushed_round({rows_of(*float_spec({1}), {0})}, {}));
-  Round elements = pushed_round(std::vector<Blobs>{{whole.slice(0, 3)}});
-  elements.pushes[0].is_encoded = false;
-  EXPECT_NO_THROW(join_encoded(elements, shape_of(elements), Buffers()));
+}
+
+// The server counts the bytes by what the rank says of an element's size.
+TEST(EncodedPushesTest, ElementsOfAnotherSizeAreRefused) {
+  const at::Tensor value = at::ones({kSize});
+  Round round = pushed_round({cut(blob_of(value), 100)});
+  round.pushes[0].is_encoded = false;
+  const SliceShape shape = shape_of(round);
+  EXPECT_NO_THROW(join_encoded(round, shape, Buffers()));
+  round.pushes[0].dtype = static_cast<int32_t>(c10::kDouble);
+  EXPECT_THROW(join_encoded(round, shape, Buffers()), c10::ValueError);
+  Tensors values;
+  EXPECT_THROW(
+      append_push(round.pushes[0], shape, kSize, Buffers(), values),
+      c10::ValueError);
 }
 
 // Blocks of codes are used again, although their sizes vary.
