@@ -179,7 +179,8 @@ void Node::send(int32_t rank, Direction direction, Frame frame) {
     const size_t size = frame[i].payload.size();
     const Key& key = frame[i].slice.key;
     const size_t bytes = (size < kLongPayload ? size : 0) +
-        (key.kind() == KeyKind::kStr ? key.text().size() : 0);
+        (key.kind() == KeyKind::kStr ? key.text().size() : 0) +
+        (frame[i].list ? frame[i].list->num_bytes() : 0);
     if (i - sent == kMaxSent || num_bytes + bytes > kMaxSentBytes) {
       send_until(i);
     }

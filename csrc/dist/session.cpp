@@ -109,12 +109,12 @@ PendingPtr Session::call_locked(
     double timeout,
     bool is_watched,
     Complete complete) {
-  const bool is_push = request.kind == Request::Kind::kPush ||
-      request.kind == Request::Kind::kPushPull;
-  Watched watched{nullptr, {}, is_watched, is_push, /*is_close=*/false};
-  for (const auto& item : request.items) {
-    watched.keys.push_back(item.key);
-  }
+  Watched watched{
+      nullptr,
+      is_watched ? request.keys() : std::vector<Key>(),
+      is_watched,
+      is_push(request.kind),
+      /*is_close=*/false};
   TORCH_CHECK(
       !node_->is_stopping(), "the store is closed, as the process is ending");
   if (complete == nullptr && queued_.empty()) {

@@ -89,7 +89,7 @@ def hash64(text: str) -> int:
 
 def head(token: bytes, body: bytes, direction: int = REQUEST) -> bytes:
     size = struct.pack("<Q", BODY_AT + len(body))
-    return MAGIC + struct.pack("<HH", 1, direction) + token + size + body
+    return MAGIC + struct.pack("<HH", 2, direction) + token + size + body
 
 
 def request(token: bytes, rank: int, server: int, kind: int, rest: bytes) -> bytes:

@@ -79,7 +79,9 @@ struct CopyOut {
 
 // What a call has brought for one slice.
 struct SliceResult {
-  SliceId slice; // is_server(): of `server` itself
+  // is_server(): of `server` itself. is_list(): of all slices of the list;
+  // `pieces` is one blob of their values.
+  SliceId slice;
   int32_t server = 0;
   Blobs pieces; // of a pull
   int64_t version = 0;
@@ -87,6 +89,7 @@ struct SliceResult {
   int64_t round = 0;
   int64_t age = 0;
   Rare<Error> error;
+  std::vector<SliceResult> parts; // private to Worker
 };
 // A worker's call has ended.
 struct Return {

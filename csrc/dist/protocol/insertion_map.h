@@ -20,6 +20,20 @@ class InsertionMap {
   using iterator = typename List::iterator;
   using const_iterator = typename List::const_iterator;
 
+  InsertionMap() = default;
+  InsertionMap(const InsertionMap& other) : list_(other.list_) {
+    for (auto at = list_.begin(); at != list_.end(); ++at) {
+      index_.emplace(at->first, at);
+    }
+  }
+  InsertionMap(InsertionMap&&) = default;
+  InsertionMap& operator=(InsertionMap other) noexcept {
+    list_.swap(other.list_);
+    index_.swap(other.index_);
+    return *this;
+  }
+  ~InsertionMap() = default;
+
   iterator begin() {
     return list_.begin();
   }

@@ -11,6 +11,7 @@
 #include "blob.h"
 #include "rare.h"
 #include "slice.h"
+#include "slice_list.h"
 
 namespace torchkv::dist {
 
@@ -145,6 +146,14 @@ struct Message {
 
   // Operations, and answers to them (opno).
   SliceId slice;
+  // kPush, kPushPull, kPull: null, or what `slice` is the name of. The numbers
+  // are those of the first operation, `total` that of all elements, and there
+  // is one piece of any size, with the values one after the other.
+  SliceListPtr list;
+  // Of a list: if not empty, `prev` of each slice.
+  std::vector<int64_t> prevs;
+  // Operations from `opno` on. Of an answer, too.
+  int32_t count = 1;
   int64_t opno = 0; // counts the worker's operations, from 1
   int64_t prev = 0; // of the same stream; 0 begins one
   int64_t acked = 0; // least operation of the stream without an answer

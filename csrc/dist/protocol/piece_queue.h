@@ -23,6 +23,10 @@ class TORCHKV_API PieceQueue {
 
   // Does nothing for a piece that waits or is in flight.
   void put(Piece piece, size_t bytes, int64_t priority);
+  // Whether it waits or is in flight.
+  bool contains(Piece piece) const {
+    return pieces_.find(piece) != pieces_.end();
+  }
   // The peer has the piece, or nobody needs it.
   void ack(Piece piece);
   struct Batch {

@@ -10,6 +10,7 @@
 #include "blob.h"
 #include "message.h"
 #include "slice.h"
+#include "slice_list.h"
 
 namespace torchkv::dist {
 
@@ -32,6 +33,11 @@ struct Request {
   };
   struct Item {
     Key key = 0;
+    // kPush, kPushPull, kPull: if not null, the item is on these keys, `value`
+    // has their values one after the other, and there are no codes, queries or
+    // `own`. Its slices' results may be one, or one each. REQUIRES: whole keys
+    // of at most Config::piece_bytes, on one server.
+    SliceListPtr list;
     KeySpec spec; // kInit
     // The whole key, contiguous: kPush, kPushPull, rank 0's kInit. Not written
     // until nothing refers to it any more.
@@ -51,6 +57,30 @@ struct Request {
     int64_t priority = 0;
     int64_t min_version = 0; // kPull
 
+    // Of a list: whether the value has the size that it says, if any.
+    bool has_list_value() const {
+      const auto num_elements = static_cast<size_t>(list->num_elements());
+      return codes.empty() && queries.empty() && own.size() == 0 &&
+          (value.size() == 0 ||
+           (item_bytes > 0 &&
+            value.size() == num_elements * static_cast<size_t>(item_bytes)));
+    }
+    // Of a list: the same on one of its keys.
+    Item part(size_t i) const {
+      Item result;
+      result.key = list->parts()[i].key;
+      const auto size = static_cast<size_t>(item_bytes);
+      if (value.size() != 0) {
+        result.value = value.slice(
+            static_cast<size_t>(list->begin(i)) * size,
+            static_cast<size_t>(list->num_elements(i)) * size);
+      }
+      result.dtype = dtype;
+      result.item_bytes = item_bytes;
+      result.priority = priority;
+      result.min_version = min_version;
+      return result;
+    }
     void drop_payloads() {
       value = own = Blob();
       codes.clear();
@@ -60,8 +90,20 @@ struct Request {
   Request() = default;
   explicit Request(Kind request_kind) : kind(request_kind) {}
 
+  // Of all items.
+  std::vector<Key> keys() const {
+    std::vector<Key> result;
+    for (const auto& item : items) {
+      result.push_back(item.key);
+      for (size_t i = 1; item.list && i < item.list->size(); ++i) {
+        result.push_back(item.list->parts()[i].key);
+      }
+    }
+    return result;
+  }
+
   Kind kind = Kind::kBarrier;
-  std::vector<Item> items; // distinct keys
+  std::vector<Item> items; // distinct keys, also in lists
   bool two_phase = false; // kPush, kPushPull: clip by the norm of all items
   // Of rank 0 with two_phase: what becomes of the sum of the slices' partial
   // norms. A factor of 0, or one that is not finite, skips the updaters.
@@ -69,6 +111,10 @@ struct Request {
   Blob options; // kConfig
   int64_t step = 0; // kSnapshot
 };
+
+inline bool is_push(Request::Kind kind) {
+  return kind == Request::Kind::kPush || kind == Request::Kind::kPushPull;
+}
 
 // Memory for a push, in which servers of this host read it. Its destructor may
 // give the memory back: the worker keeps it until no server reads it any more.

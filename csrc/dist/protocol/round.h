@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "blob.h"
@@ -21,6 +22,10 @@ struct Value {
   Value(const Value&) = delete;
   Value& operator=(const Value&) = delete;
   virtual ~Value() = default;
+  // Of a list's value: that of its `i`th slice, in one piece.
+  virtual std::shared_ptr<Value> part(size_t /*i*/) const {
+    return nullptr;
+  }
   // In order, each of Config::piece_bytes but the last.
   Blobs pieces;
   std::optional<Region> region; // in shared memory, with leases
@@ -49,11 +54,23 @@ struct Push {
   int64_t number = 0; // of the operation, unique in the server; for the core
 };
 
+// A slice of a list, as an update needs it.
+struct RoundPart {
+  SliceId slice;
+  std::shared_ptr<const KeySpec> spec;
+  int64_t begin = 0; // of the list's elements
+  int64_t num_elements = 0;
+};
+
 // One update of one slice: all that the work outside the core needs. Handed out
 // by Apply and Measure, and back by on_measured and on_applied.
 struct Round {
   SliceId slice;
   std::shared_ptr<const KeySpec> spec; // of the whole key
+  // If not null, `slice` is the name of a list of these, whose updates are as
+  // many. `source` has its parts, and so must `result`, whose pieces are one
+  // blob. Each push has one piece, with the values one after the other.
+  std::shared_ptr<const std::vector<RoundPart>> parts;
   int64_t num_elements = 0; // of the slice
   int64_t kid = 0;
   int64_t version = 0; // after it
@@ -72,10 +89,16 @@ struct Round {
   double partial = 0; // set by the driver before on_measured
   double factor = 1; // 0: the updater is not called
   ValuePtr result; // set by the driver before on_applied
+  // Of a list: what the updater has thrown for each slice. Empty: the same as
+  // on_applied says for all.
+  std::vector<std::optional<std::string>> errors;
   Time waited = 0;
   Time begun = 0;
   bool measured = false;
   int32_t slot = 0;
+  // Private to Server: what this has been taken apart into, and the other way.
+  std::vector<std::shared_ptr<Round>> apart;
+  std::weak_ptr<Round> whole;
 };
 using RoundPtr = std::shared_ptr<Round>;
 

@@ -10,8 +10,11 @@ ServerOperation::ServerOperation(const Message& message)
       inc(message.header.inc),
       kind(message.kind),
       slice(message.slice),
+      list(message.list),
+      count(message.count),
       opno(message.opno),
       prev(message.prev),
+      prevs(message.prevs),
       priority(message.priority),
       gen(message.gen),
       snap(message.snap),
@@ -136,7 +139,11 @@ void Server::handle(Peer& from, const Message& message, Time now) {
       }
       break;
     default:
-      receive_operation(from, message, now);
+      if (message.list) {
+        receive_list(from, message, now);
+      } else {
+        receive_single(from, message, now);
+      }
   }
 }
 
@@ -228,6 +235,7 @@ void Server::lose(int32_t rank, Time now) {
   if (!is_member(lost)) {
     return;
   }
+  take_apart_lists();
   lost.state = PeerState::kLost;
   // Half-received pushes and the values of answers go with them.
   lost.streams.clear();
@@ -257,6 +265,7 @@ void Server::lose(int32_t rank, Time now) {
 // remains but what it has in a round that is being applied, which takes its
 // course.
 void Server::leave(int32_t rank, Time now) {
+  take_apart_lists();
   for (auto& [id, ops] : waiting_init_) {
     ops.erase(
         std::remove_if(

@@ -132,6 +132,33 @@ class TORCHKV_API Server final : public Core {
   }
   bool any_member() const;
 
+  // server_lists.cpp, server_apart.cpp: several slices as one, and apart.
+  // The operations on slices that one on a list is.
+  class Apart {
+   public:
+    const std::vector<OperationPtr>& find(const OperationPtr& op);
+
+   private:
+    std::map<const Operation*, std::vector<OperationPtr>> ops_;
+  };
+  void receive_single(Peer& peer, const Message& message, Time now);
+  void receive_list(Peer& peer, const Message& message, Time now);
+  static Message part_of(const Message& message, size_t i, Message part);
+  static RoundPtr part_of(const RoundPtr& round, size_t i);
+  SlicePtr join(Peer& from, const Message& message);
+  static std::vector<int64_t> lasts(
+      const Peer& of,
+      const std::vector<SlicePtr>& parts);
+  bool is_joint(const Operation& op) const;
+  void take_apart(const OperationPtr& op, Time now);
+  void take_apart(const SlicePtr& joint);
+  void take_apart(Peer& of, const Slice& joint, Apart& apart);
+  void take_apart_lists();
+  void on_list_applied(
+      const RoundPtr& round,
+      const std::optional<std::string>& error,
+      Time now);
+
   // server_streams.cpp: each operation once, in program order.
   void receive_operation(Peer& peer, const Message& message, Time now);
   Stream& open_stream(Peer& peer, const SliceId& id);
@@ -139,7 +166,9 @@ class TORCHKV_API Server final : public Core {
   OperationPtr stage(Peer& peer, Stream& stream, const Message& message);
   void hold(Peer& peer, Stream& stream, const OperationPtr& op);
   OperationPtr next_held(Peer& peer, Stream& stream);
+  void begin_held(Peer& peer, const SliceId& id, Time now);
   void begin(Peer& peer, Stream& stream, const OperationPtr& op, Time now);
+  void perform(const OperationPtr& op, Time now);
   void reject(const OperationPtr& op, ErrorCode code);
   Stream* stream_of(const Operation& op);
 
@@ -231,7 +260,8 @@ class TORCHKV_API Server final : public Core {
   Select select_;
   Time now_; // of the last event
   std::vector<std::unique_ptr<Peer>> peers_; // by rank
-  InsertionMap<SliceId, SlicePtr, SliceHash> slices_;
+  InsertionMap<SliceId, SlicePtr, SliceHash> slices_; // and those of lists
+  std::vector<SlicePtr> lists_; // those
   InsertionMap<SliceId, int64_t, SliceHash> births_; // incarnations so far
   InsertionMap<SliceId, std::vector<OperationPtr>, SliceHash> waiting_init_;
   std::map<int64_t, OperationPtr> open_; // begun, not answered; by number

@@ -37,8 +37,16 @@ void Server::on_applied(
     const std::optional<std::string>& error,
     Time now) {
   now_ = now;
+  if (round && !round->apart.empty()) {
+    on_list_applied(round, error, now);
+    return;
+  }
   const SlicePtr slice = round ? find(round->slice) : nullptr;
   if (!slice || slice->busy != round || !slice->applying) {
+    return;
+  }
+  if (round->parts && (error || !round->errors.empty())) {
+    on_list_applied(round, error, now);
     return;
   }
   slice->busy = nullptr;

@@ -72,6 +72,41 @@ bool is_push(Kind kind) {
   return kind == Kind::kPush || kind == Kind::kPushPull;
 }
 
+bool is_acceptable_list(const Message& message) {
+  const SliceList& list = *message.list;
+  int64_t num_elements = 0;
+  for (const auto& part : list.parts()) {
+    num_elements += part.num_elements;
+    if (!is_count(part.num_elements) || !is_count(num_elements)) {
+      return false;
+    }
+  }
+  if (!message.prevs.empty() &&
+      (message.prevs.size() != list.size() ||
+       message.prevs[0] != message.prev ||
+       !std::all_of(
+           message.prevs.begin(), message.prevs.end(), [&](int64_t prev) {
+             return prev >= 1 && prev < message.opno;
+           }))) {
+    return false;
+  }
+  if (message.slice != list.name() ||
+      static_cast<size_t>(message.count) != list.size() || message.region ||
+      message.is_encoded || message.group) {
+    return false;
+  }
+  if (message.kind == Kind::kPull) {
+    return message.pieces == 0 && message.index == -1;
+  }
+  return is_push(message.kind) && message.pieces == 1 &&
+      message.total == num_elements && message.item_bytes > 0 &&
+      is_element_size(message.item_bytes) &&
+      (message.index == -1 ||
+       (message.index == 0 &&
+        message.payload.size() ==
+            static_cast<uint64_t>(num_elements * message.item_bytes)));
+}
+
 bool is_on_the_server(Kind kind) {
   return kind == Kind::kConfig || kind == Kind::kEnter || kind == Kind::kMeet ||
       kind == Kind::kSnapshot || kind == Kind::kClose;
@@ -120,7 +155,8 @@ bool Server::is_acceptable_operation(const Message& message) const {
       return false;
     }
   } else if (
-      !is_key_slice(message.slice) ||
+      !(message.list ? is_acceptable_list(message)
+                     : is_key_slice(message.slice)) ||
       (message.prev == 0 && kind != Kind::kInit)) {
     return false;
   }
@@ -152,6 +188,9 @@ bool Server::is_acceptable_operation(const Message& message) const {
 }
 
 bool Server::has_acceptable_payload(const Message& message) const {
+  if (message.list) {
+    return true; // checked
+  }
   if (message.kind == Kind::kInit) {
     return is_acceptable_init(message);
   }

@@ -24,7 +24,7 @@ void Server::do_config(const OperationPtr& op, Time now) {
   for (auto at = options_.begin(); at->first < op->retire;) {
     const bool is_used =
         std::any_of(slices_.begin(), slices_.end(), [&](const auto& slice) {
-          return slice.second->gen == at->first;
+          return slice.second->current_state().gen == at->first;
         });
     at = is_used ? std::next(at) : options_.erase(at);
   }
@@ -90,8 +90,9 @@ std::optional<Server::Reply> Server::leaves_enter(Operation& op) {
 
 bool Server::waits_for(const Operation& op, size_t count) const {
   const auto& [id, pushes] = op.counts[count];
-  const auto* slice = slices_.find(id);
-  const auto* member = slice ? (*slice)->members.find(op.rank) : nullptr;
+  const SlicePtr slice = find(id);
+  const auto* member =
+      slice ? slice->current_state().members.find(op.rank) : nullptr;
   return member && member->attached && pushes > member->applied;
 }
 
@@ -201,9 +202,9 @@ std::vector<int32_t> Server::missing(const Message& message) const {
     // For pushes that others hold up.
     for (const auto& [id, each] : slices_) {
       const auto* count = find_count(message.counts, id);
-      const auto* member = each->members.find(rank);
+      const auto* member = each->current_state().members.find(rank);
       if (count && member && *count > member->applied) {
-        slice = each;
+        slice = each->joint ? each->joint->shared_from_this() : each;
         break;
       }
     }
@@ -242,6 +243,7 @@ std::vector<int32_t> Server::missing(const Message& message) const {
 // Snapshots: a slice as it was after rank 0's pushes before its snapshot call.
 
 void Server::do_snapshot(const OperationPtr& op) {
+  take_apart_lists();
   snap_seen_ = std::max(snap_seen_, op->snap);
   snapshots_[op->snap] = op;
   for (const auto& slice : all_slices()) {

@@ -17,8 +17,8 @@ void Server::forget(Peer& from, Time now) {
     if (entry.reply) {
       dropped.emplace_back(entry.stream->order, entry.replied, at->first);
     } else if (entry.operation->number == 0 && !entry.operation->held) {
-      --entry.stream->num_entries; // its other pieces will be dropped
-      at = from.entries.erase(at);
+      const int64_t opno = at++->first; // its other pieces will be dropped
+      erase_entry(from, opno);
       continue;
     }
     ++at;
@@ -74,7 +74,10 @@ void Server::drop_reply(Peer& from, int64_t opno, Time now) {
 void Server::erase_entry(Peer& from, int64_t opno) {
   const auto at = from.entries.find(opno);
   if (at != from.entries.end()) {
-    --at->second.stream->num_entries;
+    Stream& stream = *at->second.stream;
+    --stream.num_entries;
+    auto& opnos = stream.opnos;
+    opnos.erase(std::remove(opnos.begin(), opnos.end(), opno), opnos.end());
     from.entries.erase(at);
   }
 }
@@ -120,7 +123,10 @@ void Server::reply(const OperationPtr& op, Reply reply) {
   auto& entry = at->second;
   entry.operation = nullptr;
   entry.reply = std::move(reply);
-  entry.replied = ++num_replies_;
+  entry.reply->count = static_cast<int32_t>(answered->count);
+  entry.priority = answered->priority;
+  entry.replied = num_replies_ + 1;
+  num_replies_ += answered->count;
   entry.stream->replied.push_back(answered->opno);
   answer(answered->rank, answered->opno, *entry.reply, {}, answered->priority);
 }
@@ -162,6 +168,7 @@ void Server::answer(
   }
   Message message = make(reply.kind, rank);
   message.opno = opno;
+  message.count = reply.count;
   message.version = reply.version;
   message.kid = reply.kid;
   message.round = reply.round;
@@ -191,6 +198,7 @@ void Server::send_pieces(Peer& to) {
       const auto& pieces = reply->value->pieces;
       Message message = make(Kind::kValue, to.rank);
       message.opno = piece.first;
+      message.count = reply->count;
       message.index = piece.second;
       message.pieces = static_cast<int32_t>(pieces.size());
       message.payload = pieces[static_cast<size_t>(piece.second)];

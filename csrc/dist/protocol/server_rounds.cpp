@@ -25,7 +25,7 @@ void Server::advance(const SlicePtr& slice, Time now) {
       ++lacking;
     }
     // It has closed, or deleted the key, too early.
-    fail({ErrorCode::kLeft, lacking, slice->id, {}, {}});
+    fail({ErrorCode::kLeft, lacking, slice->first_id(), {}, {}});
   }
   check_barriers();
 }
@@ -145,7 +145,7 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
   int64_t gen = 0;
   for (const auto& push : pushes) {
     if (!(push.group == pushes[0].group)) {
-      fail({ErrorCode::kGroup, push.rank, slice->id, {}, {}});
+      fail({ErrorCode::kGroup, push.rank, slice->first_id(), {}, {}});
       return;
     }
     gen = std::max(gen, push.gen);
@@ -158,6 +158,7 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
   const auto at_least = options_.lower_bound(slice->gen);
   round->slice = slice->id;
   round->spec = slice->spec;
+  round->parts = slice->round_parts;
   round->num_elements = slice->num_elements;
   round->kid = slice->kid;
   round->version = slice->version + 1;

@@ -238,15 +238,24 @@ void Server::restore(const Shard& shard) {
 std::vector<Server::SliceView> Server::slices() const {
   std::vector<SliceView> views;
   for (const auto& [id, slice] : slices_) {
+    if (slice->list) {
+      continue; // its parts are here
+    }
+    const Slice& state = slice->current_state();
     SliceView view;
     view.slice = id;
     view.spec = slice->spec;
     view.kid = slice->kid;
-    view.version = slice->version;
-    view.busy = slice->busy != nullptr;
-    view.value =
-        view.busy ? slice->busy->source : slice->slots.at(slice->current);
-    for (const auto& [rank, member] : slice->members) {
+    view.version = state.version;
+    view.busy = state.busy != nullptr;
+    const RoundPtr whole = view.busy ? state.busy->whole.lock() : nullptr;
+    view.value = whole ? whole->source
+        : view.busy    ? state.busy->source
+                       : state.slots.at(state.current);
+    if ((whole || slice->joint) && view.value) {
+      view.value = view.value->part(slice->place);
+    }
+    for (const auto& [rank, member] : state.members) {
       view.clock.emplace_back(rank, member.applied);
     }
     std::sort(view.clock.begin(), view.clock.end());

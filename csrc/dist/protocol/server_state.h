@@ -26,13 +26,17 @@ struct ServerOperation {
   // Without its piece.
   TORCHKV_API explicit ServerOperation(const Message& message);
 
-  int64_t number = 0; // unique in the server, from when it begins
+  // Unique in the server, from when it begins; that of the first of several.
+  int64_t number = 0;
   int32_t rank;
   int64_t inc;
   Kind kind;
   SliceId slice;
+  SliceListPtr list; // null, or what `slice` is the name of
+  int64_t count; // operations that this one is
   int64_t opno;
   int64_t prev;
+  std::vector<int64_t> prevs;
   int64_t priority;
   int64_t gen;
   int64_t snap;
@@ -76,6 +80,7 @@ struct ServerReply {
   int64_t age = 0;
   int64_t phase = 0;
   double partial = 0;
+  int32_t count = 1; // of the operations that it answers
   std::shared_ptr<const Error> error; // kError
   ValuePtr value; // kValue without a lease
   std::optional<Region> lease; // kValue
@@ -87,6 +92,10 @@ struct ServerStream {
   SliceId id;
   int64_t order = 0; // of the peer's streams
   int64_t last = 0; // operation that has begun
+  // Of a list, whose numbers are those of its first slice: if not empty, that
+  // of each slice, of which `last` is the latest.
+  std::vector<int64_t> lasts;
+  std::vector<int64_t> opnos; // of a list: of the entries that refer to it
   bool ended = false; // that was a delete
   size_t num_entries = 0; // that refer to this stream
   std::map<int64_t, ServerOperationPtr> held; // prev -> too early
@@ -124,6 +133,10 @@ class PendingPushes {
     pushes_.erase(at);
     num_ranks_ -= has(rank) ? 0 : 1;
     return push;
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    std::for_each(pushes_.begin(), pushes_.end(), f);
   }
   void erase(int32_t rank) {
     num_ranks_ -= has(rank) ? 1 : 0;
@@ -173,6 +186,7 @@ struct ServerPeer {
     ServerOperationPtr operation;
     std::optional<ServerReply> reply;
     int64_t replied = 0; // number of the reply
+    int64_t priority = 0; // of a reply that is a value
   };
   std::map<int64_t, Entry> entries; // by opno
   PieceQueue queue; // of values
@@ -191,9 +205,27 @@ struct ServerPeer {
   ServerOperationPtr meeting; // while it waits for the others in one
 };
 
-// A slice of a key.
-struct ServerSlice {
+// A slice of a key, or several that are one for the time being: those of a
+// list whose operations are all on the list. These have their counts, values,
+// pushes and pulls in the list's slice until it is taken apart.
+struct ServerSlice : std::enable_shared_from_this<ServerSlice> {
   SliceId id;
+  ServerSlice* joint = nullptr; // the list's
+  size_t place = 0; // in the list
+  // Of a list:
+  SliceListPtr list;
+  std::vector<ServerSlicePtr> parts;
+  std::shared_ptr<const std::vector<RoundPart>> round_parts;
+
+  // For errors: of a list, its first slice.
+  SliceId first_id() const {
+    return list ? list->slice(0) : id;
+  }
+  // What has the counts of this slice.
+  const ServerSlice& current_state() const {
+    return joint ? *joint : *this;
+  }
+
   std::shared_ptr<const KeySpec> spec;
   int64_t num_elements = 0;
   int64_t kid = 0;

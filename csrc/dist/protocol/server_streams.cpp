@@ -9,7 +9,13 @@ namespace {
 
 // Whether `op` is the next operation of the stream.
 bool is_next(const ServerStream& stream, const ServerOperation& op) {
-  return op.prev == stream.last ||
+  for (size_t i = 0; i < op.prevs.size(); ++i) {
+    if (op.prevs[i] != number_of(stream.last, stream.lasts, i)) {
+      return false;
+    }
+  }
+  return !op.prevs.empty() ||
+      (op.prev == stream.last && stream.lasts.empty()) ||
       (op.prev == 0 && stream.ended); // an init begins a stream anew
 }
 
@@ -37,6 +43,7 @@ void Server::receive_operation(Peer& from, const Message& message, Time now) {
   if (fatal_ && message.kind != Kind::kClose) {
     Message refusal = make(Kind::kError, from.rank);
     refusal.opno = message.opno;
+    refusal.count = message.count;
     refusal.error = fatal_;
     answer_to(from.rank, std::move(refusal));
     return;
@@ -45,18 +52,44 @@ void Server::receive_operation(Peer& from, const Message& message, Time now) {
       (entry && entry->operation && entry->operation->held)) {
     Message wait = make(Kind::kWait, from.rank);
     wait.opno = message.opno;
+    wait.count = message.count;
     wait.missing = missing(message);
     answer_to(from.rank, std::move(wait));
     return;
   }
   OperationPtr op = stage(from, stream, message);
-  if (op && !is_next(stream, *op)) {
+  if (!op) {
+    return;
+  }
+  if (!is_next(stream, *op)) {
     hold(from, stream, op);
     return;
   }
-  while (op) {
-    begin(from, stream, op, now);
-    op = next_held(from, stream);
+  begin(from, stream, op, now);
+  if (message.list && !from.streams.contains(message.slice)) {
+    for (size_t i = 0; i < message.list->size(); ++i) { // it came apart
+      begin_held(from, message.list->slice(i), now);
+    }
+  } else {
+    begin_held(from, message.slice, now);
+  }
+}
+
+// What has waited for the stream's last operation to begin.
+void Server::begin_held(Peer& from, const SliceId& id, Time now) {
+  auto* stream = from.streams.find(id);
+  while (stream && !stream->held.empty()) {
+    const OperationPtr op = next_held(from, *stream);
+    if (!op) {
+      return;
+    }
+    begin(from, *stream, op, now);
+    if (op->list && !from.streams.contains(id)) {
+      for (size_t i = 0; i < op->list->size(); ++i) {
+        begin_held(from, op->list->slice(i), now);
+      }
+      return;
+    }
   }
 }
 
@@ -98,6 +131,9 @@ Server::OperationPtr Server::stage(
     at->second.stream = &stream;
     at->second.operation = std::make_shared<Operation>(message);
     ++stream.num_entries;
+    if (message.list) {
+      stream.opnos.push_back(message.opno);
+    }
   }
   OperationPtr op = at->second.operation;
   if (!op || op->number != 0 || op->kind != message.kind ||
@@ -160,8 +196,10 @@ void Server::begin(
     Stream& stream,
     const OperationPtr& op,
     Time now) {
-  op->number = ++num_operations_;
+  op->number = num_operations_ + 1;
+  num_operations_ += op->count;
   stream.last = op->opno;
+  stream.lasts.clear();
   stream.ended = op->kind == Kind::kDelete;
   if (stream.ended) {
     from.ended.insert(stream.id);
@@ -171,10 +209,18 @@ void Server::begin(
     from.entered.reset(); // it has left the barrier, perhaps with an error
   }
   open_[op->number] = op;
+  if (op->list && !is_joint(*op)) {
+    take_apart(op, now); // `stream` is no more
+    return;
+  }
   if (stream.failed && op->kind != Kind::kInit && op->kind != Kind::kDelete) {
     reply_error(op, *stream.failed);
     return;
   }
+  perform(op, now);
+}
+
+void Server::perform(const OperationPtr& op, Time now) {
   switch (op->kind) {
     case Kind::kInit:
       return do_init(op, now);

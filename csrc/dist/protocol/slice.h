@@ -27,6 +27,11 @@ struct SliceId {
   bool is_server() const {
     return index == kServer;
   }
+  // Several slices: see SliceList.
+  static constexpr int32_t kList = -2;
+  bool is_list() const {
+    return index == kList;
+  }
   // "w/0" or "3/0"
   TORCHKV_API std::string text() const;
 

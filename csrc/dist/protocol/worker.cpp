@@ -41,7 +41,8 @@ std::optional<int64_t> Worker::version(const SliceId& slice) const {
     return std::nullopt;
   }
   const auto& table = *key->tables[static_cast<size_t>(slice.index)];
-  return table.ready ? std::optional(std::max(table.base, table.known))
+  const auto& current = table.current();
+  return table.ready ? std::optional(std::max(current.base, current.known))
                      : std::nullopt;
 }
 
@@ -108,6 +109,15 @@ void Worker::on_timer(Time now) {
 }
 
 void Worker::time_out(CallId id) {
+  if (deleting_.count(id) != 0) { // it waits for operations on its keys
+    take_apart_items(calls_.at(id).request);
+  }
+  take_apart_lists([&](const WorkerTable& table) {
+    const auto& opnos = table.outstanding;
+    return std::any_of(opnos.begin(), opnos.end(), [&](int64_t opno) {
+      return operations_.at(opno).call == id;
+    });
+  });
   Error error;
   error.code = ErrorCode::kTimeout;
   bool is_first = true;
@@ -184,7 +194,9 @@ void Worker::complete(CallId id, WorkerCall& call) {
     default:
       break;
   }
-  end(id, std::nullopt, std::move(call.results));
+  end(id,
+      std::nullopt,
+      call.has_parts ? flat(std::move(call.results)) : std::move(call.results));
 }
 
 void Worker::write_manifest(const WorkerCall& call) {
@@ -252,6 +264,8 @@ void Worker::lose(int32_t server) {
     fail({ErrorCode::kServerLost, server, {}, {}, {}});
     return;
   }
+  take_apart_lists(
+      [&](const WorkerTable& table) { return table.server == server; });
   const std::vector<int64_t> opnos(
       link.outstanding.begin(), link.outstanding.end());
   for (const int64_t opno : opnos) {

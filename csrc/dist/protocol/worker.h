@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -99,6 +101,7 @@ class TORCHKV_API Worker final : public Core {
   void greet(const Message& welcome, WorkerLink& link);
   void complete_config();
   WorkerOperation* find_operation(int64_t opno, int32_t server);
+  WorkerOperation* find_answered(const Message& answer);
   void note_got(int32_t server, int64_t opno, int32_t index);
 
   // Calls.
@@ -118,6 +121,7 @@ class TORCHKV_API Worker final : public Core {
       const Place& at);
   void issue_inits(CallId id, WorkerCall& call);
   void issue_values(CallId id, WorkerCall& call);
+  void issue_list(CallId id, Request::Kind kind, Request::Item& item);
   void begin_config(CallId id, WorkerCall& call);
   void begin_snapshot(CallId id, WorkerCall& call);
   void meet(CallId id, WorkerCall& call);
@@ -132,9 +136,19 @@ class TORCHKV_API Worker final : public Core {
       std::optional<Error> error,
       std::vector<SliceResult> results = {});
 
+  // Lists.
+  void take_apart_items(Request& request);
+  bool is_joined(const SliceList& list) const;
+  WorkerListPtr join(const SliceListPtr& list);
+  void take_apart(const WorkerListPtr& list, bool asks = true);
+  void take_apart(int64_t opno, const WorkerList& list, bool asks);
+  void take_apart_lists(c10::function_ref<bool(const WorkerTable&)> which);
+  static std::vector<SliceResult> flat(std::vector<SliceResult> results);
+
   // Operations.
   int32_t num_pieces(size_t bytes) const;
   size_t piece_size(size_t bytes, int32_t index) const;
+  Blob piece_of(const WorkerOperation& operation, int32_t index) const;
   WorkerOperation& issue(
       CallId id,
       const WorkerTablePtr& table,
@@ -181,6 +195,7 @@ class TORCHKV_API Worker final : public Core {
   std::vector<WorkerLink> links_; // by server
   std::vector<WorkerTablePtr> control_; // by server
   InsertionMap<Key, WorkerKey, KeyHash> keys_;
+  std::vector<WorkerListPtr> lists_;
   Operations operations_;
   Calls calls_;
   int64_t opno_ = 0;

@@ -4,26 +4,6 @@
 #include "worker.h"
 
 namespace torchkv::dist {
-namespace {
-
-bool is_push(Request::Kind kind) {
-  return kind == Request::Kind::kPush || kind == Request::Kind::kPushPull;
-}
-
-Kind operation_kind(Request::Kind kind) {
-  switch (kind) {
-    case Request::Kind::kPush:
-      return Kind::kPush;
-    case Request::Kind::kPushPull:
-      return Kind::kPushPull;
-    case Request::Kind::kDelete:
-      return Kind::kDelete;
-    default:
-      return Kind::kPull;
-  }
-}
-
-} // namespace
 
 CallId Worker::call(Request request, Time now, Time timeout) {
   now_ = now;
@@ -31,6 +11,9 @@ CallId Worker::call(Request request, Time now, Time timeout) {
   WorkerCall& call = calls_[id];
   call.request = std::move(request);
   call.deadline = now + timeout;
+  if (config().push_regions) {
+    take_apart_items(call.request);
+  }
   if (fatal_) {
     end(id, fatal_);
   } else if (!has_room(call.request)) {
@@ -102,6 +85,7 @@ void Worker::begin(CallId id, WorkerCall& call) {
 
 // All is checked before anything is sent.
 void Worker::begin_items(CallId id, WorkerCall& call) {
+  take_apart_items(call.request);
   const Request& request = call.request;
   if (request.kind == Request::Kind::kInit) {
     for (const auto& item : request.items) {
@@ -160,6 +144,9 @@ std::optional<Error> Worker::refusal(const Request& request) const {
   const bool has_value = is_push(request.kind) ||
       (request.kind == Request::Kind::kInit && rank_ == 0);
   for (const auto& item : request.items) {
+    if (item.list) {
+      continue; // joined: nothing to refuse
+    }
     const WorkerKey* key = keys_.find(item.key);
     if (key == nullptr || key->deleted) {
       return Error{ErrorCode::kUnknown, rank_, SliceId{item.key, 0}, {}, {}};
@@ -175,131 +162,6 @@ std::optional<Error> Worker::refusal(const Request& request) const {
     }
   }
   return std::nullopt;
-}
-
-// That of an earlier init or delete of the same slice, whose call has timed
-// out: the stream goes on, and the server may still answer.
-WorkerTablePtr Worker::table_for(
-    const std::vector<WorkerTablePtr>& before,
-    const Request::Item& item,
-    const Place& at) {
-  auto table = std::make_shared<WorkerTable>();
-  table->slice = {item.key, at.index};
-  table->server = at.server;
-  table->begin = static_cast<size_t>(at.begin);
-  table->end = static_cast<size_t>(at.end);
-  table->item_bytes = static_cast<size_t>(item.spec.item_bytes);
-  for (const auto& old : before) {
-    if (old->slice == table->slice && old->server == table->server) {
-      if (old->begin == table->begin && old->end == table->end &&
-          old->item_bytes == table->item_bytes) {
-        old->ready = false;
-        old->base = old->known = 0;
-        return old;
-      }
-      table->last = old->last; // the server refuses one of the two
-    }
-  }
-  return table;
-}
-
-void Worker::issue_inits(CallId id, WorkerCall& call) {
-  for (auto& item : call.request.items) {
-    WorkerKey& key = *keys_.find(item.key);
-    const auto before = std::exchange(key.tables, {});
-    auto codes = item.codes.begin();
-    for (const auto& at : key.places) {
-      const auto& table = key.tables.emplace_back(table_for(before, item, at));
-      Message request;
-      request.kind = Kind::kInit;
-      request.spec = item.spec;
-      request.priority = item.priority;
-      std::optional<Blob> value;
-      if (rank_ == 0 && item.codes.empty()) {
-        value = table->part_of(item.value, table->item_bytes);
-      } else if (rank_ == 0) {
-        value = std::move(*codes++);
-      }
-      issue(id, table, std::move(request), std::move(value));
-    }
-    item.drop_payloads();
-  }
-}
-
-void Worker::issue_values(CallId id, WorkerCall& call) {
-  const bool pushes = is_push(call.request.kind);
-  const auto group = group_of(call.request);
-  std::shared_ptr<WorkerStep> step;
-  if (group && rank_ == 0) {
-    step = std::make_shared<WorkerStep>();
-    step->call = id;
-    step->factor = std::move(call.request.factor);
-  }
-  call.results.reserve(call.request.items.size());
-  for (auto& item : call.request.items) {
-    WorkerKey& key = *keys_.find(item.key);
-    key.deleted = call.request.kind == Request::Kind::kDelete;
-    auto codes = item.codes.begin();
-    auto query = item.queries.begin();
-    for (const auto& table : key.tables) {
-      Message request;
-      request.kind = operation_kind(call.request.kind);
-      request.priority = item.priority;
-      std::optional<Blob> payload;
-      std::optional<size_t> answer_bytes;
-      if (pushes) {
-        ++table->round;
-        request.base = table->base;
-        request.total = key.spec.total;
-        request.dtype = item.dtype;
-        request.item_bytes = item.item_bytes;
-        request.group = group;
-        request.is_encoded = !item.codes.empty();
-        const bool is_own = item.own.size() != 0 && table->server == rank_;
-        const Blob& value = is_own ? item.own : item.value;
-        payload = request.is_encoded
-            ? std::move(*codes++)
-            : table->part_of(value, key.item_bytes(item));
-      } else {
-        request.min_version = item.min_version;
-        if (!item.queries.empty()) {
-          answer_bytes = query->answer_bytes;
-          payload = std::move((query++)->payload);
-        }
-      }
-      request.round = table->round;
-      if (step) {
-        step->parts.push_back({table, table->round, 0});
-      }
-      issue(id, table, std::move(request), std::move(payload), answer_bytes);
-    }
-    item.drop_payloads();
-  }
-  for (size_t i = 0; step && i < step->parts.size(); ++i) {
-    Message request;
-    request.kind = Kind::kNorm;
-    request.round = step->parts[i].round;
-    request.group = group;
-    WorkerOperation& norm = issue(id, step->parts[i].table, std::move(request));
-    norm.step = step;
-    norm.part = i;
-  }
-}
-
-// The least slice's next round: the same on all ranks, without agreement.
-std::optional<Group> Worker::group_of(const Request& request) const {
-  std::optional<Group> group;
-  if (!request.two_phase || !is_push(request.kind)) {
-    return group;
-  }
-  for (const auto& item : request.items) {
-    for (const auto& table : keys_.find(item.key)->tables) {
-      if (!group || table->slice < group->slice) {
-        group = {table->slice, table->kid, table->round + 1};
-      }
-    }
-  }
-  return group;
 }
 
 // An operation on every server that is not lost: nothing of ours is under way
@@ -328,7 +190,7 @@ Counts Worker::counts(std::optional<int32_t> server) const {
     for (const auto& table : state.tables) {
       if (table->ready && !state.deleted &&
           (!server || table->server == *server)) {
-        result.emplace_back(table->slice, table->round);
+        result.emplace_back(table->slice, table->current().round);
       }
     }
   }

@@ -72,7 +72,7 @@ void Worker::receive(const Message& message) {
   link.heard = now_;
   link.has_pieces = true; // there may be credit for them now
   committed_ = std::max(committed_, header.committed);
-  WorkerOperation* operation = find_operation(message.opno, header.server);
+  WorkerOperation* operation = find_answered(message);
   switch (message.kind) {
     case Kind::kGot:
       for (const auto& [opno, index] : message.got) {
@@ -180,6 +180,29 @@ WorkerOperation* Worker::find_operation(int64_t opno, int32_t server) {
       : &at->second;
 }
 
+// What a message answers, if it does so as it was asked. An answer for a slice
+// of a list says that the server has taken the list apart; one for a list that
+// is apart here comes again for each slice, when they are asked for.
+WorkerOperation* Worker::find_answered(const Message& answer) {
+  if (answer.opno <= 0) {
+    return nullptr;
+  }
+  const int32_t server = answer.header.server;
+  const auto after = operations_.upper_bound(answer.opno);
+  if (after != operations_.begin()) {
+    const auto& [opno, operation] = *std::prev(after);
+    const auto list =
+        operation.request.list ? operation.table->list.lock() : nullptr;
+    if (operation.table->server == server && list && answer.count == 1 &&
+        answer.opno < opno + operation.request.count) {
+      take_apart(list, /*asks=*/false);
+    }
+  }
+  WorkerOperation* const found = find_operation(answer.opno, server);
+  return found != nullptr && found->request.count == answer.count ? found
+                                                                  : nullptr;
+}
+
 void Worker::note_got(int32_t server, int64_t opno, int32_t index) {
   for (auto& [to, pieces] : got_) {
     if (to == server) {
@@ -232,6 +255,10 @@ bool Worker::fits(const WorkerOperation& operation, const Message& value)
   if (value.region) {
     return config().leases && !operation.answer_bytes &&
         value.region->size == bytes;
+  }
+  if (operation.request.list) {
+    return value.pieces == 1 && value.index == 0 &&
+        value.payload.size() == bytes;
   }
   const int32_t pieces = num_pieces(bytes);
   return value.pieces == pieces && value.index >= 0 && value.index < pieces &&

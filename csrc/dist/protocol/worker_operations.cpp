@@ -18,6 +18,16 @@ size_t Worker::piece_size(size_t bytes, int32_t index) const {
   return std::min(bytes - begin, config().piece_bytes);
 }
 
+// The payload of a list is one piece.
+Blob Worker::piece_of(const WorkerOperation& operation, int32_t index) const {
+  const Blob& value = operation.value;
+  return operation.request.list
+      ? value
+      : value.slice(
+            static_cast<size_t>(index) * config().piece_bytes,
+            piece_size(value.size(), index));
+}
+
 // Begins an operation of a call, which may have ended.
 WorkerOperation& Worker::issue(
     CallId id,
@@ -25,7 +35,8 @@ WorkerOperation& Worker::issue(
     Message request,
     std::optional<Blob> payload,
     std::optional<size_t> answer_bytes) {
-  const int64_t opno = ++opno_;
+  const int64_t opno = opno_ + 1;
+  opno_ += request.count;
   request.opno = opno;
   request.prev = table->last;
   request.slice = table->slice;
@@ -39,7 +50,8 @@ WorkerOperation& Worker::issue(
   operation.call = id;
   operation.answer_bytes = answer_bytes;
   if (payload) {
-    operation.request.pieces = num_pieces(payload->size());
+    operation.request.pieces =
+        operation.request.list ? 1 : num_pieces(payload->size());
     operation.value = std::move(*payload);
     use_region(operation);
   }
@@ -116,8 +128,7 @@ void Worker::transmit(WorkerOperation& operation) {
   for (int32_t i = 0; i < request.pieces; ++i) {
     if (!operation.got.contains(i)) {
       has_all = false;
-      const size_t bytes =
-          operation.region ? 0 : piece_size(operation.value.size(), i);
+      const size_t bytes = operation.region ? 0 : piece_of(operation, i).size();
       link.queue.put({request.opno, i}, bytes, request.priority);
       link.has_pieces = true;
     }
@@ -138,9 +149,7 @@ void Worker::send_operation(
   if (index < 0) {
     message.region.reset();
   } else if (!operation.region) {
-    message.payload = operation.value.slice(
-        static_cast<size_t>(index) * config().piece_bytes,
-        piece_size(operation.value.size(), index));
+    message.payload = piece_of(operation, index);
   }
   send_to(operation.table->server, std::move(message));
 }
@@ -267,7 +276,9 @@ void Worker::finish(int64_t opno, WorkerAnswer answer) {
       }
       result.slice = table.slice;
       result.server = table.server;
-      call.results[*operation.result] = std::move(result);
+      SliceResult& place = call.results[*operation.result];
+      (operation.list_part ? place.parts[*operation.list_part] : place) =
+          std::move(result);
     }
     if (error && !thrown) {
       end(at->first, error); // at once: other slices may wait for ever

@@ -68,7 +68,11 @@ struct WorkerLink {
   Time freed_at = 0;
 };
 
-// A slice, as a worker sees it; or, of index kServer, a server itself.
+struct WorkerList;
+using WorkerListPtr = std::shared_ptr<WorkerList>;
+
+// A slice, as a worker sees it; or, of index kServer, a server itself; or, of
+// index kList, all slices of a list.
 struct WorkerTable {
   SliceId slice;
   int32_t server = 0;
@@ -93,8 +97,35 @@ struct WorkerTable {
   int32_t num_regions = 0;
   std::deque<RegionPtr> free_regions; // those that no operation has
   std::vector<int64_t> outstanding; // ascending
+  // If there is one, its table has the counts of this slice.
+  std::weak_ptr<WorkerList> list;
+
+  // What has the counts: this, or the list's.
+  inline const WorkerTable& current() const;
 };
 using WorkerTablePtr = std::shared_ptr<WorkerTable>;
+
+// Slices whose operations are on all of them, which have seen the same.
+struct WorkerList {
+  SliceListPtr list;
+  std::vector<WorkerTablePtr> parts;
+  // Operations have the numbers of the first slice's.
+  WorkerTablePtr table;
+  // Until the first operation: `last` of each slice, if it must be listed.
+  std::vector<int64_t> lasts;
+
+  // Of values one after the other, in elements of so many bytes.
+  Blob part_of(const Blob& values, size_t i, size_t item_bytes) const {
+    return values.slice(
+        static_cast<size_t>(list->begin(i)) * item_bytes,
+        static_cast<size_t>(list->num_elements(i)) * item_bytes);
+  }
+};
+
+const WorkerTable& WorkerTable::current() const {
+  const auto joined = list.lock();
+  return joined ? *joined->table : *this; // which lists_ keeps
+}
 
 // A key, as a worker sees it.
 struct WorkerKey {
@@ -141,6 +172,7 @@ struct WorkerOperation {
   WorkerTablePtr table;
   CallId call = 0;
   std::optional<size_t> result; // its place in the call's results
+  std::optional<size_t> list_part; // of that, if the operation was on a list
   Blob value; // of the slice, without a region; or a query
   RegionPtr region; // the server's until its final answer
   PieceSet got; // the pieces that the server has
@@ -168,6 +200,7 @@ struct WorkerCall {
   int64_t number = 0; // of the generation or the snapshot
   std::vector<std::pair<Key, KeySpec>> keys; // of the snapshot
   std::vector<SliceResult> results; // one for each operation, in their order
+  bool has_parts = false; // in results
   std::optional<Error> thrown; // by the updater of the least slice
 };
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "frame_coders.h"
+#include "frame_fields.h"
 
 namespace torchkv::dist {
 namespace {
@@ -14,10 +14,6 @@ constexpr uint32_t kFrameMagic = 0x46564B54;
 constexpr size_t kTokenAt = 8;
 constexpr size_t kEndAt = kTokenAt + std::tuple_size_v<Token>;
 constexpr size_t kPreambleBytes = kEndAt + 8;
-
-// c10::ScalarType is an int8_t, and its largest element a complex double.
-constexpr int64_t kEndDtype = 128;
-constexpr int64_t kEndItemBytes = 17;
 
 uint64_t number_at(const std::byte* data, size_t num_bytes) {
   uint64_t result = 0;
@@ -41,93 +37,13 @@ bool travels(Kind kind, Direction direction) {
       is_answer(kind) == (direction == Direction::kAnswer);
 }
 
+bool may_have_list(Kind kind) {
+  return kind == Kind::kPush || kind == Kind::kPushPull || kind == Kind::kPull;
+}
+
 bool has_slice(Kind kind) {
-  return kind == Kind::kInit || kind == Kind::kPush ||
-      kind == Kind::kPushPull || kind == Kind::kPull || kind == Kind::kDelete ||
-      kind == Kind::kNorm || kind == Kind::kFactor;
-}
-
-// Coder is a FrameReader, or a FrameWriter of a constant argument.
-template <class Coder, class H>
-void code_header(Coder& coder, H& header, Direction direction) {
-  coder.counter(header.job);
-  coder.integer(header.store);
-  coder.ranged(header.rank, 0, coder.limits.num_workers);
-  coder.ranged(header.server, 0, coder.limits.num_servers);
-  coder.counter(header.inc);
-  coder.signed_integer(header.sinc);
-  coder.counter(header.committed);
-  if (direction == Direction::kRequest) {
-    coder.counter(header.floor);
-    coder.counter(header.phase);
-    coder.fixed(header.digest);
-  }
-}
-
-template <class Coder, class S>
-void code_slice(Coder& coder, S& slice, int32_t least_index = 0) {
-  coder.key(slice.key);
-  coder.ranged(slice.index, least_index, coder.limits.num_servers);
-}
-
-template <class Coder, class R>
-void code_region(Coder& coder, R& region) {
-  constexpr auto kEnd = static_cast<uint64_t>(kMaxCounter);
-  coder.integer(region.segment);
-  coder.integer(region.offset);
-  coder.integer(region.size);
-  coder.expect(region.offset < kEnd && region.size < kEnd);
-}
-
-template <class Coder, class G>
-void code_group(Coder& coder, G& group) {
-  code_slice(coder, group.slice);
-  coder.counter(group.kid);
-  coder.counter(group.round);
-}
-
-template <class Coder, class Ranks>
-void code_ranks(Coder& coder, Ranks& ranks) {
-  coder.list(ranks, 1, [&](auto& rank) {
-    coder.ranged(rank, 0, coder.limits.num_workers);
-  });
-}
-
-template <class Coder, class E>
-void code_error(Coder& coder, E& error) {
-  coder.enumerator(error.code, kLastErrorCode);
-  coder.ranged(
-      error.who,
-      -1,
-      std::max(coder.limits.num_workers, coder.limits.num_servers));
-  coder.optional(
-      error.slice, [&](auto& x) { code_slice(coder, x, SliceId::kServer); });
-  coder.text(error.text);
-  code_ranks(coder, error.missing);
-}
-
-template <class Coder, class I>
-void code_row_init(Coder& coder, I& init) {
-  coder.enumerator(init.id, RowInit::Id::kUniform);
-  for (auto* number : {&init.mean, &init.std, &init.low, &init.high}) {
-    coder.real(*number);
-  }
-  coder.signed_integer(init.seed);
-}
-
-template <class Coder, class S>
-void code_spec(Coder& coder, S& spec) {
-  coder.counter(spec.total);
-  coder.expect(spec.total <= kMaxElements);
-  coder.ranged(spec.dtype, 0, kEndDtype);
-  coder.ranged(spec.item_bytes, 1, kEndItemBytes);
-  coder.flag(spec.whole);
-  coder.list(spec.sizes, 1, [&](auto& size) {
-    coder.signed_integer(size);
-    coder.expect(size >= 0);
-  });
-  coder.expect(spec.sizes.size() <= kMaxKeyDims);
-  coder.optional(spec.row_init, [&](auto& x) { code_row_init(coder, x); });
+  return kind == Kind::kInit || kind == Kind::kDelete || kind == Kind::kNorm ||
+      kind == Kind::kFactor;
 }
 
 template <class Coder, class C>
@@ -142,6 +58,18 @@ void code_counts(Coder& coder, C& counts) {
           counts.begin(), counts.end(), [](const auto& a, const auto& b) {
             return !(a.first < b.first);
           }) == counts.end());
+}
+
+// The slice, or the list.
+template <class Coder, class M>
+void code_slices(Coder& coder, M& message) {
+  code_slice(coder, message.slice, SliceId::kList);
+  coder.expect(!message.slice.is_server());
+  if (message.slice.is_list()) {
+    coder.slices(message.list);
+    coder.expect(message.list && message.list->name() == message.slice);
+    coder.size_of(message.count, message.list);
+  }
 }
 
 // What is in the message of a payload or a value: a piece, or a region.
@@ -180,12 +108,20 @@ void code_have(Coder& coder, M& message) {
 template <class Coder, class M>
 void code_operation(Coder& coder, M& message) {
   const auto kind = message.kind;
-  if (has_slice(kind)) {
+  if (may_have_list(kind)) {
+    code_slices(coder, message);
+  } else if (has_slice(kind)) {
     code_slice(coder, message.slice);
   }
   coder.counter(message.opno, 1);
   coder.before(message.prev, message.opno);
   coder.expect(message.prev < message.opno);
+  if (message.list) {
+    coder.list(message.prevs, 1, [&](auto& prev) {
+      coder.before(prev, message.opno);
+      coder.expect(prev < message.opno);
+    });
+  }
   coder.before(message.acked, message.opno);
   coder.signed_integer(message.priority);
   coder.counter(message.gen);
@@ -241,6 +177,7 @@ void code_operation(Coder& coder, M& message) {
 template <class Coder, class M>
 void code_operation_answer(Coder& coder, M& message) {
   coder.counter(message.opno, 1);
+  coder.ranged(message.count, 1, int64_t{kMaxListed} + 1);
   switch (message.kind) {
     case Kind::kDone:
       coder.counter(message.round);
@@ -284,6 +221,7 @@ void code_message(Coder& coder, M& message, Direction direction) {
       break;
     case Kind::kError:
       coder.counter(message.opno, 1);
+      coder.ranged(message.count, 1, int64_t{kMaxListed} + 1);
       coder.optional(message.error, error);
       coder.expect(message.error.has_value());
       break;

@@ -9,6 +9,7 @@
 #include "../../core/export.h"
 #include "../protocol/blob.h"
 #include "../protocol/message.h"
+#include "list_cache.h"
 #include "transport.h"
 
 namespace torchkv::dist {
@@ -19,7 +20,7 @@ namespace torchkv::dist {
 // Secret of the job: frames with another one are refused.
 using Token = std::array<std::byte, 16>;
 
-constexpr uint16_t kFrameVersion = 1;
+constexpr uint16_t kFrameVersion = 2;
 // Payloads of fewer bytes are in the head, at multiples of kInlineAlignment
 // from its start.
 constexpr size_t kLongPayload = 4096;
@@ -27,6 +28,7 @@ constexpr size_t kInlineAlignment = 16;
 // What a frame may hold. The texts of errors are cut when they are encoded; the
 // rest is for the callers of encode to observe.
 constexpr size_t kMaxMessages = 65536;
+constexpr int32_t kMaxListed = 65536; // slices of a list
 constexpr size_t kMaxKeyBytes = 65536;
 constexpr size_t kMaxTextBytes = 65536;
 constexpr size_t kMaxKeyDims = 256;
@@ -40,6 +42,7 @@ struct Limits {
   int32_t num_workers = 1;
   int32_t num_servers = 1;
   int32_t num_pieces = 1048576; // of one payload
+  ListCache* lists = nullptr; // or none
 };
 
 struct Encoded {

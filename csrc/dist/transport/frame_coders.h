@@ -114,6 +114,21 @@ class FrameWriter {
       payloads_.push_back(&value);
     }
   }
+  // Its bytes, for the reader to know again, and these.
+  void slices(const SliceListPtr& list) {
+    if (list->encoded.empty()) {
+      FrameWriter own(list->num_bytes());
+      own.integer(list->size());
+      for (const auto& part : list->parts()) {
+        own.key(part.key);
+        own.counter(part.num_elements);
+      }
+      list->encoded = own.take();
+    }
+    integer(list->encoded.size());
+    raw(list->encoded.data(), list->encoded.size());
+  }
+  void size_of(int32_t /*count*/, const SliceListPtr& /*list*/) {}
   void expect(bool /*condition*/) {}
 
   void raw(const void* data, size_t size) {
@@ -287,6 +302,43 @@ class FrameReader {
     expect(size <= left() / least_bytes);
     values.resize(ok_ ? size : 0);
     std::for_each(values.begin(), values.end(), each);
+  }
+  void slices(SliceListPtr& list) {
+    const uint64_t size = integer();
+    expect(size <= left());
+    if (!ok_) {
+      return;
+    }
+    const std::byte* const encoded = at_;
+    at_ += size;
+    list =
+        limits.lists == nullptr ? nullptr : limits.lists->find(encoded, size);
+    if (list) {
+      return;
+    }
+    const std::byte* const end = std::exchange(end_, at_);
+    at_ = encoded;
+    std::vector<SliceList::Part> parts;
+    int64_t num_elements = 0;
+    this->list(parts, 2, [&](auto& part) {
+      key(part.key);
+      counter(part.num_elements);
+      expect(part.num_elements <= kMaxElements - num_elements);
+      num_elements += ok_ ? part.num_elements : 0;
+    });
+    expect(left() == 0 && !parts.empty() && parts.size() <= kMaxListed);
+    end_ = end;
+    if (!ok_) {
+      at_ = end_;
+      return;
+    }
+    list = std::make_shared<const SliceList>(std::move(parts));
+    if (limits.lists != nullptr) {
+      limits.lists->add(encoded, size, list);
+    }
+  }
+  void size_of(int32_t& count, const SliceListPtr& list) {
+    count = ok_ ? static_cast<int32_t>(list->size()) : 1;
   }
   template <class T, class Each>
   void optional(T& value, const Each& each) {

@@ -185,8 +185,9 @@ std::optional<Frame> ZeromqTransport::decoded(
     std::vector<Blob> payloads(
         parts.begin() + static_cast<std::ptrdiff_t>(head) + 1, parts.end());
     if (!has_names || links_->resolve(parts[first], payloads)) {
-      frame = decode(
-          parts[head], payloads, direction, config_.token, config_.limits);
+      Limits limits = config_.limits;
+      limits.lists = &lists_;
+      frame = decode(parts[head], payloads, direction, config_.token, limits);
     }
   }
   num_refused_ += frame ? 0 : 1;

@@ -133,6 +133,7 @@ class TORCHKV_API ZeromqTransport final : public Transport {
   std::unordered_set<uint64_t> known_ready_;
   std::unique_ptr<MemoryLinks> links_; // null: no shared memory
   OwnFrames own_;
+  ListCache lists_;
   Routes routes_;
   std::set<int32_t> broken_; // ranks with a broken connection
 

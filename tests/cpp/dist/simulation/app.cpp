@@ -122,6 +122,10 @@ bool App::is_dead(const Key& key) const {
       dead_keys_.end();
 }
 
+bool App::has_key(const Key& key) const {
+  return find_key(keys_, key) != nullptr;
+}
+
 int64_t App::numel(const Key& key) const {
   const auto* found = find_key(keys_, key);
   return found == nullptr ? 1 : found->second;
@@ -285,6 +289,11 @@ Request App::request_of(const Instruction& instruction, Row& row) {
     request.options = options_of(instruction.rate);
   }
   request.step = static_cast<int64_t>(pc_);
+  const bool has_values =
+      instruction.is_push() || instruction.kind == Kind::kPull;
+  if (simulation_.plan_.joins && has_values && !instruction.corrupt) {
+    join(request, row);
+  }
   return request;
 }
 
@@ -376,6 +385,9 @@ void App::returned(const Return& result) {
   row.t1 = simulation_.now_;
   row.end = simulation_.tick();
   row.error = result.error;
+  if (row.error && row.error->slice && row.error->slice->is_list()) {
+    simulation_.problem("an error names a list");
+  }
   for (const SliceResult& from : result.results) {
     for (const Blob& piece : from.pieces) {
       const auto known = delivered_.find(piece.data());
@@ -386,31 +398,16 @@ void App::returned(const Return& result) {
             "a piece of " + from.slice.text() + " has changed since it came");
       }
     }
-    Part part;
-    part.slice = from.slice;
-    part.server = from.server;
-    part.elements = gather(from.pieces);
-    part.sum = checksum(part.elements);
-    const auto asked = row.asked.find(part.slice);
-    if (asked != row.asked.end()) {
-      part.asked = asked->second;
-    } else {
-      part.asked.length = static_cast<int64_t>(part.elements.size());
-      part.asked.elements.resize(part.elements.size());
-      std::iota(part.asked.elements.begin(), part.asked.elements.end(), 0);
-    }
-    part.version = from.version;
-    part.kid = from.kid;
-    part.round = from.round;
-    part.age = from.age;
     if (from.error) {
       simulation_.problem("an error in a result without an error");
     }
-    if (!part.slice.is_server()) {
+    if (from.slice.is_list()) {
+      note_parts(row, from);
+    } else if (!from.slice.is_server()) {
+      note_part(row, from);
       if (row.instruction.kind == Kind::kInit) {
-        rounds_[part.slice] = part.round;
+        rounds_[from.slice] = from.round;
       }
-      row.parts.push_back(std::move(part));
     }
   }
   if (simulation_.logs_) {

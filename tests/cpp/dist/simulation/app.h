@@ -72,6 +72,10 @@ class App {
       const Instruction& instruction,
       const Item& item,
       Row& row);
+  void join(Request& request, Row& row) const;
+  static void note_part(Row& row, const SliceResult& from);
+  void note_parts(Row& row, const SliceResult& from);
+  bool has_key(const Key& key) const;
   int64_t numel(const Key& key) const;
   void note_rounds(const Row& row);
   void failed(const Error& error, const Row& row);

@@ -3,20 +3,9 @@
 
 #include "app.h"
 #include "simulation.h"
+#include "update.h"
 
 namespace torchkv::dist::simulation {
-
-namespace {
-
-int64_t rate_of(const Blob& options) {
-  int64_t rate = 1;
-  if (options.size() == sizeof(rate)) {
-    std::memcpy(&rate, options.data(), sizeof(rate));
-  }
-  return rate;
-}
-
-} // namespace
 
 // Carries out what a core has asked for.
 struct Performer {
@@ -105,30 +94,6 @@ void Simulation::heavy(
   });
 }
 
-namespace {
-
-// The part of a slice that is worked on in a half.
-std::pair<int64_t, int64_t> range(int64_t count, int half) {
-  const int64_t middle = count / 2;
-  return half == 0 ? std::make_pair(int64_t{0}, middle)
-                   : std::make_pair(middle, count);
-}
-
-using Pushed = std::vector<Blobs>; // pieces by push
-
-// What the updater does with the round: the first rank's wish counts.
-Poison poison_of(const Pushed& pushed) {
-  for (const auto& pieces : pushed) {
-    const Poison poison = element_at(pieces, 0).poison;
-    if (poison != Poison::kNone) {
-      return poison;
-    }
-  }
-  return Poison::kNone;
-}
-
-} // namespace
-
 Blobs Simulation::pushed_pieces(const Push& push) {
   if (!push.region) {
     return push.pieces;
@@ -166,94 +131,27 @@ void Simulation::measure(Process& process, Node& node, const RoundPtr& round) {
       [this, &node, round] { node.server->on_measured(round, now_); });
 }
 
-namespace {
-
-// The work of one round.
-class Update {
- public:
-  // `target`: shared memory to write to, or null.
-  Update(RoundPtr round, Segment* target)
-      : round_(std::move(round)), target_(target) {}
-
-  // Chooses the memory to write to.
-  void begin() {
-    Round& round = *round_;
-    if (target_ != nullptr) {
-      begin_in(*target_);
-      return;
-    }
-    if (round.factor == 0) {
-      round.result = round.source;
-      return;
-    }
-    // Where the round is the only owner, nobody can see the value any more.
-    auto* own = dynamic_cast<OwnValue*>(round.source.get());
-    if (round.source.use_count() == 1 && own != nullptr &&
-        !own->has_readers()) {
-      round.result = round.source;
-      elements_ = &own->elements();
-    } else {
-      auto fresh = std::make_shared<OwnValue>(gather(round.source->pieces));
-      elements_ = &fresh->elements();
-      round.result = std::move(fresh);
-    }
+void Update::begin() {
+  Round& round = *round_;
+  if (target_ != nullptr) {
+    begin_in(*target_);
+    return;
   }
-
-  void work(int half, const Pushed& pushed) {
-    const Round& round = *round_;
-    if (half == 0) {
-      poison_ = poison_of(pushed);
-    }
-    const bool writes = poison_ == Poison::kNone || poison_ == Poison::kAfter ||
-        (poison_ == Poison::kHalf && half == 0);
-    if (round.factor == 0 || !writes) {
-      return;
-    }
-    const int64_t rate = rate_of(round.options);
-    const auto factor = static_cast<int64_t>(round.factor);
-    const auto [begin, end] = range(round.num_elements, half);
-    for (int64_t i = begin; i < end; ++i) {
-      for (const auto& pieces : pushed) {
-        add(elements_->at(static_cast<size_t>(i)),
-            element_at(pieces, i),
-            rate,
-            factor);
-      }
-    }
+  if (round.factor == 0) {
+    round.result = round.source;
+    return;
   }
-
-  std::optional<std::string> error() const {
-    if (round_->factor == 0 || poison_ == Poison::kNone) {
-      return std::nullopt;
-    }
-    return text_of(poison_);
+  // Where the round is the only owner, nobody can see the value any more.
+  auto* own = dynamic_cast<OwnValue*>(round.source.get());
+  if (round.source.use_count() == 1 && own != nullptr && !own->has_readers()) {
+    round.result = round.source;
+    elements_ = &own->elements();
+  } else {
+    auto fresh = std::make_shared<OwnValue>(gather(round.source->pieces));
+    elements_ = &fresh->elements();
+    round.result = std::move(fresh);
   }
-
- private:
-  void begin_in(Segment& segment) {
-    Round& round = *round_;
-    for (const auto& shot : round.shots) {
-      shot->value = std::make_shared<OwnValue>(gather(round.target->pieces));
-    }
-    // Before the first byte changes.
-    segment.kid = round.kid;
-    segment.version = round.version;
-    if (round.target != round.source) {
-      // Into the same memory, to which others refer.
-      const Elements from = gather(round.source->pieces);
-      std::copy(from.begin(), from.end(), segment.memory.begin());
-    }
-    round.result = round.target;
-    elements_ = &segment.memory;
-  }
-
-  const RoundPtr round_;
-  Segment* const target_;
-  Elements* elements_ = nullptr;
-  Poison poison_ = Poison::kNone;
-};
-
-} // namespace
+}
 
 // A slice's two places in shared memory.
 void Simulation::make_slots(const MakeSlots& action) {
@@ -280,7 +178,20 @@ void Simulation::make_slots(const MakeSlots& action) {
   }
 }
 
+void Simulation::note_applied(Node& node, const Round& round, bool has_thrown) {
+  Applied applied{round.begun, round.slice, round.kid, {}, round.waited};
+  for (const Push& push : round.pushes) {
+    applied.ranks.push_back(push.rank);
+  }
+  node.trace.push_back(std::move(applied));
+  note_round(node, round, has_thrown);
+}
+
 void Simulation::apply(Process& process, Node& node, const RoundPtr& round) {
+  if (round->parts) {
+    apply_list(process, node, round);
+    return;
+  }
   Segment* target = nullptr;
   if (round->target) {
     target = &segment(round->target->region.value_or(Region()));
@@ -303,13 +214,7 @@ void Simulation::apply(Process& process, Node& node, const RoundPtr& round) {
         update->work(half, pushed);
       },
       [this, &node, round, update] {
-        Applied applied{
-            round->begun, round->slice, round->kid, {}, round->waited};
-        for (const Push& push : round->pushes) {
-          applied.ranks.push_back(push.rank);
-        }
-        node.trace.push_back(std::move(applied));
-        note_round(node, *round, update->error().has_value());
+        note_applied(node, *round, update->error().has_value());
         node.server->on_applied(round, update->error(), now_);
       });
 }

@@ -45,7 +45,8 @@ const char* name(Count count) {
       "stalls",
       "snapshots",
       "files not written",
-      "pulls of some elements"};
+      "pulls of some elements",
+      "rounds of lists"};
   return kNames.at(static_cast<size_t>(count));
 }
 
@@ -77,6 +78,10 @@ std::string text_of(const Message& message) {
         << message.index << "/" << message.pieces << " gen " << message.gen
         << " snap " << message.snap << " round " << message.round << " version "
         << message.version << " kid " << message.kid;
+    if (message.count != 1) {
+      out << " count " << message.count
+          << (message.prevs.empty() ? "" : " prevs");
+    }
   }
   if (message.region) {
     out << " region " << message.region->segment;

@@ -53,6 +53,7 @@ struct Row {
   std::optional<Error> error;
   std::vector<Part> parts;
   std::map<SliceId, Asked> asked; // where these are not all elements
+  std::vector<SliceListPtr> lists; // that the call has named
 
   // Of a call on one key.
   std::optional<Key> key() const {

@@ -138,7 +138,7 @@ Item ProgramMaker::push_item(size_t rank, const Key& key, double* timeout) {
 Item ProgramMaker::pull_item(size_t rank, const Key& key) {
   Item item{key};
   item.priority = random_.integer(0, 3);
-  if (random_.chance(0.2)) {
+  if (random_.chance(plan_.joins ? 0.02 : 0.2)) {
     item.stride = random_.integer(1, 3);
   }
   if (may_wait_for_versions_ && random_.chance(0.2)) {
@@ -199,19 +199,26 @@ void ProgramMaker::step(double pauses) {
     instruction.sleep = random_.uniform(0, pauses);
     return instruction;
   });
-  const std::vector<Key> chosen = some_keys();
+  std::vector<Key> chosen = some_keys();
+  if (plan_.joins && random_.chance(0.8)) {
+    chosen.clear();
+    for (const auto& [key, unused] : keys_) {
+      chosen.push_back(key);
+    }
+  }
   Shape shape;
   for (const Key& key : chosen) {
     shape.emplace_back(key, random_.choose({"p", "P", "pg", "pg", "ppg"}));
   }
   const bool listed = random_.chance(plan_.lists);
-  const bool two_phase = is_sync_ && random_.chance(0.6);
+  const bool two_phase = is_sync_ && random_.chance(plan_.joins ? 0.1 : 0.6);
   const Kind list_kind = random_.chance(0.25) ? Kind::kPushPull : Kind::kPush;
-  const bool pulls_listed = listed && random_.chance(0.3);
+  const bool pulls_listed = listed && random_.chance(plan_.joins ? 0.6 : 0.3);
   if (listed && is_aligned_) {
     shape.clear();
+    const bool is_alone = plan_.joins && random_.chance(0.8);
     for (const Key& key : chosen) {
-      if (random_.chance(0.6)) {
+      if (!is_alone && random_.chance(0.6)) {
         shape.emplace_back(key, "g");
       }
     }
@@ -224,7 +231,9 @@ void ProgramMaker::step(double pauses) {
       add_list(rank, Kind::kPull, chosen, false);
     }
     Shape mine = shape;
-    if (!is_aligned_) {
+    if (!is_aligned_ && listed && plan_.joins && random_.chance(0.8)) {
+      mine.clear();
+    } else if (!is_aligned_) {
       mine.clear();
       for (const Key& key : some_keys()) {
         mine.emplace_back(key, random_.choose({"p", "P", "pg", "g"}));
@@ -241,9 +250,9 @@ void ProgramMaker::step(double pauses) {
       }
     }
   }
-  const bool waits = random_.chance(0.7);
+  const bool waits = random_.chance(plan_.joins ? 0.9 : 0.7);
   for (Program& program : programs_) {
-    if (is_aligned_ ? waits : random_.chance(0.6)) {
+    if (is_aligned_ ? waits : random_.chance(plan_.joins ? 0.9 : 0.6)) {
       program.emplace_back();
       program.back().kind = Kind::kWait;
     }
@@ -255,9 +264,12 @@ std::vector<Program> ProgramMaker::make() {
   const std::vector<Key> names = int_keys
       ? std::vector<Key>{3, int64_t{1099511627776}, -1, 0}
       : std::vector<Key>{"a", "b", "c", "d"};
-  const int num_keys = random_.integer(1, 4);
+  const int num_keys = random_.integer(plan_.joins ? 3 : 1, 4);
   for (int i = 0; i < num_keys; ++i) {
-    const KeyPlan key{random_.choose({1, 2, 3, 5, 7, 9}), random_.chance(0.2)};
+    const int numel = plan_.joins && random_.chance(0.8)
+        ? random_.choose({1, 2})
+        : random_.choose({1, 2, 3, 5, 7, 9});
+    const KeyPlan key{numel, random_.chance(0.2)};
     keys_.emplace_back(names[static_cast<size_t>(i)], key);
   }
   for (const auto& [key, unused] : keys_) {
@@ -265,7 +277,9 @@ std::vector<Program> ProgramMaker::make() {
   }
   const double pauses = random_.choose({0.0, 0.05, 0.3});
   const bool is_restart = plan_.profile == Profile::kRestart;
-  const int steps = is_restart ? random_.integer(5, 9) : random_.integer(2, 7);
+  const int more = plan_.joins ? 5 : 0; // slices join after some steps
+  const int steps =
+      more + (is_restart ? random_.integer(5, 9) : random_.integer(2, 7));
   for (int i = 0; i < steps; ++i) {
     if (random_.chance(0.35) && rate_ + 1 < kRates.size()) {
       ++rate_;
@@ -419,8 +433,18 @@ Plan make_plan(uint64_t seed, Mode mode, Profile profile) {
   plan.lists = random.choose({0.0, 0.3, 0.6});
   plan.poison = random.choose({0.0, 0.0, 0.05});
   plan.hasty = random.choose({0.0, 0.0, 0.2});
+  // By a number of their own, so that other plans stay as they were.
+  plan.joins = Random(mix(seed, cell + 1000)).chance(0.35);
+  if (plan.joins) {
+    plan.push_regions = plan.leases = false;
+    plan.lists = 0.8;
+    plan.num_servers = std::min(plan.num_servers, 2);
+  }
   plan.timeout =
       profile == Profile::kCrash || profile == Profile::kMisuse ? 6.0 : 20.0;
+  if (plan.joins) { // there are more steps from one barrier to the next
+    plan.timeout = 20.0;
+  }
   for (int store = 0; store < num_stores; ++store) {
     const bool is_sync = mode == Mode::kSync || store == 1;
     ProgramMaker maker(random, plan, is_sync, store == 0);

@@ -111,6 +111,7 @@ struct Plan {
   double work = 0; // the longest that an apply takes
   double copy = 0; // the same for a copy of a lease
   double lists = 0; // share of steps with lists
+  bool joins = false; // calls on several keys name them together
   double poison = 0; // share of pushes on which the updater throws
   double hasty = 0; // share of pushes with a short time-out
   double timeout = 20;

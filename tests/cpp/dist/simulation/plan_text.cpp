@@ -90,8 +90,8 @@ std::string Plan::text() const {
     out << ", staleness " << *policy.staleness;
   }
   out << (push_regions ? ", regions" : "") << (leases ? ", leases" : "")
-      << ", work " << work << ", copy " << copy << ", poison " << poison
-      << ", hasty " << hasty << "\n";
+      << (joins ? ", joins" : "") << ", work " << work << ", copy " << copy
+      << ", poison " << poison << ", hasty " << hasty << "\n";
   if (misuse) {
     out << "misuse: " << name_of(misuse->kind) << " by rank " << misuse->rank;
     if (misuse->key) {

@@ -113,8 +113,9 @@ enum class Count : uint8_t {
   kSnapshots,
   kUnwritten, // files of snapshots
   kQueries, // pulls of some elements
+  kLists, // rounds of several slices
 };
-constexpr int kNumCounts = static_cast<int>(Count::kQueries) + 1;
+constexpr int kNumCounts = static_cast<int>(Count::kLists) + 1;
 const char* name(Count count);
 
 // How often things have happened.
@@ -247,6 +248,8 @@ class Simulation {
       const std::function<void()>& end);
   void measure(Process& process, Node& node, const RoundPtr& round);
   void apply(Process& process, Node& node, const RoundPtr& round);
+  void apply_list(Process& process, Node& node, const RoundPtr& round);
+  void note_applied(Node& node, const Round& round, bool has_thrown);
   void note_round(Node& node, const Round& round, bool has_thrown);
   void make_slots(const MakeSlots& action);
   void copy_out(Process& process, Node& node, const CopyOut& action);

@@ -331,7 +331,7 @@ TEST(FrameLimitsTest, APartialNormOfZeroIsLeftOut) {
   const auto decoded = [](unsigned is_set, uint64_t bits) {
     RawFrame raw(1, Direction::kAnswer);
     raw.kind(Kind::kDone).byte(1).byte(0).byte(0).byte(0).byte(0).byte(0);
-    raw.byte(is_set);
+    raw.byte(0).byte(is_set);
     if (is_set != 0) {
       raw->fixed(bits);
     }

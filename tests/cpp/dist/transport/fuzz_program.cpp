@@ -1,5 +1,7 @@
 // The programs of a FuzzSession's workers.
 #include <algorithm>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "fuzz_session.h"
@@ -84,7 +86,41 @@ Request FuzzSession::make_request() {
     request.two_phase = true;
     request.factor = [](double total) { return total / 8; };
   }
+  if (random_.chance(2)) {
+    join(request);
+  }
   return request;
+}
+
+// Names keys together that may be.
+void FuzzSession::join(Request& request) {
+  std::vector<Request::Item> items;
+  std::map<int32_t, std::vector<Request::Item>> by_server;
+  for (auto& item : request.items) {
+    const auto places = places_of(item.key, item.spec);
+    const bool is_small = places.size() == 1 && !item.spec.is_row_sparse() &&
+        item.value.size() <= config_.piece_bytes;
+    (is_small ? by_server[places[0].server] : items).push_back(std::move(item));
+  }
+  for (auto& [server, of_server] : by_server) {
+    if (of_server.size() == 1) {
+      items.push_back(std::move(of_server[0]));
+      continue;
+    }
+    Request::Item joined = of_server[0];
+    std::vector<SliceList::Part> parts;
+    size_t num_bytes = 0;
+    for (const auto& item : of_server) {
+      parts.push_back({item.key, item.spec.total});
+      num_bytes += item.value.size();
+    }
+    joined.list = std::make_shared<const SliceList>(std::move(parts));
+    joined.item_bytes = joined.spec.item_bytes;
+    joined.value = random_.bytes(num_bytes);
+    lists_.push_back(joined.list);
+    items.push_back(std::move(joined));
+  }
+  request.items = std::move(items);
 }
 
 // What each worker's program does.
@@ -93,7 +129,9 @@ void FuzzSession::make_requests() {
     requests_.emplace_back(kind).items.push_back(make_item(key));
   };
   for (int64_t key = 0; key < 3; ++key) {
-    const int64_t total = random_.from(1, random_.chance(8) ? 3000 : 120);
+    const int64_t total = random_.chance(2)
+        ? random_.from(1, 17)
+        : random_.from(1, random_.chance(8) ? 3000 : 120);
     specs_[key] = KeySpec{total, 6, 4, random_.chance(4), {total}, {}};
     // The core's shared memory is for elements.
     const bool has_regions = config_.push_regions || config_.leases;

@@ -41,6 +41,22 @@ size_t num_pieces(size_t bytes, size_t piece) {
   return std::max<size_t>(1, (bytes + piece - 1) / piece);
 }
 
+// Of a list of slices.
+struct ListValue final : Value {
+  std::shared_ptr<const std::vector<RoundPart>> of;
+
+  ValuePtr part(size_t i) const override {
+    const RoundPart& part = of->at(i);
+    const auto size = static_cast<size_t>(part.spec->item_bytes);
+    auto value = std::make_shared<Value>();
+    value->pieces.push_back(
+        pieces[0].slice(
+            static_cast<size_t>(part.begin) * size,
+            static_cast<size_t>(part.num_elements) * size));
+    return value;
+  }
+};
+
 size_t index(int32_t number) {
   return static_cast<size_t>(number);
 }
@@ -52,7 +68,11 @@ FuzzSession::FuzzSession(uint64_t seed, bool is_calm)
       mutator_(random_.bits()),
       is_calm_(is_calm),
       config_(make_config(random_)),
-      limits_{config_.num_workers, config_.num_servers},
+      limits_{
+          config_.num_workers,
+          config_.num_servers,
+          Limits().num_pieces,
+          &known_lists_},
       begin_(
           0.001 * static_cast<double>(random_.below(4) * random_.below(200))),
       wrong_rank_(
@@ -227,7 +247,17 @@ void FuzzSession::work_on(size_t at) {
     server.on_measured(work.round, now_);
     return;
   }
-  if (round.target != nullptr) {
+  if (round.parts) {
+    auto value = std::make_shared<ListValue>();
+    value->of = round.parts;
+    value->pieces.push_back(random_.bytes(
+        static_cast<size_t>(round.num_elements * round.spec->item_bytes)));
+    round.result = std::move(value);
+    if (!is_calm_ && random_.chance(10)) {
+      round.errors.resize(round.parts->size());
+      round.errors[random_.below(round.errors.size())] = "thrown";
+    }
+  } else if (round.target != nullptr) {
     stamps_[round.target->region->segment] = {round.kid, round.version};
     round.result = round.target;
   } else {
@@ -296,7 +326,8 @@ void FuzzSession::inject(const Packet& packet) {
 void FuzzSession::hand_over(const Address& to, const Frame& frame) {
   size_t bytes = 0;
   for (const Message& message : frame) {
-    bytes += sizeof(message) + message.payload.size();
+    const size_t count = message.list ? message.list->size() : 1;
+    bytes += count * sizeof(message) + message.payload.size();
   }
   num_bytes_ += bytes;
   fuzz_allocated();
@@ -373,8 +404,18 @@ void FuzzSession::check(const Round& round) {
         round.num_elements *
         (item_bytes == 0 ? round.spec->item_bytes : item_bytes));
   };
+  for (size_t i = 0; round.parts && i < round.parts->size(); ++i) {
+    const RoundPart& part = (*round.parts)[i];
+    const ValuePtr value = round.source->part(i);
+    fuzz_expect(
+        value->pieces.size() == 1 &&
+            size_of(value->pieces) ==
+                static_cast<size_t>(part.num_elements * part.spec->item_bytes),
+        "a value of a list of another size");
+    read_all(value->pieces);
+  }
   fuzz_expect(
-      config_.leases || round.spec->is_row_sparse() ||
+      config_.leases || round.parts || round.spec->is_row_sparse() ||
           size_of(round.source->pieces) == bytes(0),
       "a value of another size");
   read_all(round.source->pieces);
@@ -393,7 +434,8 @@ void FuzzSession::check(const Round& round) {
             : got == size && !round.spec->is_row_sparse(),
         "a push of another size");
     fuzz_expect(
-        push.pieces.size() == num_pieces(got, config_.piece_bytes),
+        push.pieces.size() ==
+            (round.parts ? 1 : num_pieces(got, config_.piece_bytes)),
         "a push in other pieces");
     read_all(push.pieces);
   }
@@ -413,6 +455,20 @@ void FuzzSession::check(int32_t rank, const Return& result) {
     return;
   }
   for (const SliceResult& slice : result.results) {
+    if (slice.slice.is_list()) {
+      const bool is_known =
+          std::any_of(lists_.begin(), lists_.end(), [&](const auto& list) {
+            size_t bytes = 0;
+            for (size_t i = 0; i < list->size(); ++i) {
+              bytes += bytes_of(list->slice(i));
+            }
+            return list->name() == slice.slice &&
+                size_of(slice.pieces) == bytes;
+          });
+      fuzz_expect(is_known, "a pulled list of another size");
+      read_all(slice.pieces);
+      continue;
+    }
     const size_t bytes = spec_of(slice.slice.key).is_row_sparse()
         ? kQueryBytes
         : bytes_of(slice.slice);

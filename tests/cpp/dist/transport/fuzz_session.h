@@ -82,6 +82,7 @@ class FuzzSession {
   static Config make_config(RandomFrames& random);
   void make_requests();
   Request::Item make_item(int64_t key);
+  void join(Request& request);
   Request make_request();
   static bool may_begin(const Program& program, const Request& request);
   Request altered(const Request& request);
@@ -114,12 +115,14 @@ class FuzzSession {
   FrameMutator mutator_;
   const bool is_calm_;
   const Config config_;
+  ListCache known_lists_;
   const Limits limits_;
   const Time begin_; // of the injections
   const int32_t wrong_rank_; // whose program differs; -1: none
   Time now_ = 0;
   std::vector<Request> requests_;
   std::map<int64_t, KeySpec> specs_;
+  std::vector<SliceListPtr> lists_; // in requests
   std::vector<std::unique_ptr<Server>> servers_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<Program> programs_;

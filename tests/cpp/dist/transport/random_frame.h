@@ -60,6 +60,7 @@ inline bool same(const Rare<RowInit>& a, const Rare<RowInit>& b) {
 // All fields but `frame`, which does not travel.
 inline bool same(const Message& a, const Message& b) {
   return a.kind == b.kind && same(a.header, b.header) && a.slice == b.slice &&
+      are_same(a.list, b.list) && a.prevs == b.prevs && a.count == b.count &&
       a.opno == b.opno && a.prev == b.prev && a.acked == b.acked &&
       a.pieces == b.pieces && a.index == b.index &&
       same_bytes(a.payload, b.payload) && a.region == b.region &&
@@ -165,6 +166,13 @@ class RandomFrames {
     result.key = chance(2) ? Key(number()) : Key(text(chance(8) ? 300 : 20));
     result.index = from(least_index, kRandomLimits.num_servers);
     return result;
+  }
+  SliceListPtr list() {
+    std::vector<SliceList::Part> parts(1 + below(6));
+    for (auto& part : parts) {
+      part = {slice().key, counter(0, kMaxElements / 6)};
+    }
+    return std::make_shared<const SliceList>(std::move(parts));
   }
   Region region() {
     return {bits(), static_cast<uint64_t>(counter()), below(1U << 20U)};
@@ -280,8 +288,21 @@ class RandomFrames {
         kind != Kind::kSnapshot && kind != Kind::kClose) {
       result.slice = slice();
     }
+    const bool has_values =
+        kind == Kind::kPush || kind == Kind::kPushPull || kind == Kind::kPull;
+    if (has_values && chance(3)) {
+      result.list = list();
+      result.slice = result.list->name();
+      result.count = static_cast<int32_t>(result.list->size());
+    }
     result.opno = counter(1);
     result.prev = chance(4) ? 0 : counter(0, result.opno);
+    if (result.list && chance(2)) {
+      result.prevs.resize(result.list->size());
+      for (auto& prev : result.prevs) {
+        prev = counter(0, result.opno);
+      }
+    }
     result.acked = counter(0, result.opno + 1);
     result.priority = number();
     result.gen = counter();
@@ -357,6 +378,12 @@ class RandomFrames {
     }
   }
   void other(Message& result) {
+    const Kind kind = result.kind;
+    if ((kind == Kind::kDone || kind == Kind::kValue || kind == Kind::kWait ||
+         kind == Kind::kError) &&
+        chance(3)) {
+      result.count = from(1, kMaxListed + 1);
+    }
     switch (result.kind) {
       case Kind::kHeartbeat:
       case Kind::kAlive:
