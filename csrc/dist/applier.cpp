@@ -146,16 +146,18 @@ std::optional<std::vector<Applier::Finished>> Applier::apply_now(
 // Whether they are of a built-in rule that is known, on little memory.
 bool Applier::is_short(const std::vector<RoundPtr>& rounds) const {
   constexpr size_t kMaxRounds = 16;
+  size_t num_rounds = 0;
   constexpr int64_t kMaxElements = 4096; // of all values
   int64_t num_elements = 0;
   for (const auto& round : rounds) {
     if (!updates_.is_known_rule(round->gen) || round->spec->is_row_sparse()) {
       return false;
     }
+    num_rounds += round->parts ? round->parts->size() : 1;
     num_elements +=
         round->num_elements * static_cast<int64_t>(1 + round->pushes.size());
   }
-  return rounds.size() <= kMaxRounds && num_elements <= kMaxElements;
+  return num_rounds <= kMaxRounds && num_elements <= kMaxElements;
 }
 
 void Applier::loop() {
@@ -217,17 +219,19 @@ std::vector<Applier::Finished> Applier::apply_all(
   std::vector<Finished> finished;
   for (size_t begin = 0; begin < rounds.size();) {
     size_t end = begin + 1;
-    std::optional<std::string> error;
-    try {
+    std::optional<std::string> thrown; // by the updater
+    const auto failed = error_of([&] {
       Round& first = *rounds[begin];
-      // A round with a payload that is not one fails alone.
-      join_encoded(first, SliceShape(first, config_), buffers_);
       const Updates::Update update = updates_.of(first);
+      if (!first.parts) { // one with a payload that is not one fails alone
+        join_encoded(first, SliceShape(first, config_), buffers_);
+      }
       const bool forgets = forgets_rows(first);
-      if (!forgets &&
+      if (!first.parts && !forgets &&
           !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(
               update.updater)) {
-        while (end < rounds.size() && rounds[end]->gen == rounds[begin]->gen &&
+        while (end < rounds.size() && !rounds[end]->parts &&
+               rounds[end]->gen == rounds[begin]->gen &&
                updates_.of(*rounds[end]).replaces == update.replaces &&
                rounds[end]->factor == rounds[begin]->factor &&
                !rounds[end]->group == !rounds[begin]->group &&
@@ -237,12 +241,11 @@ std::vector<Applier::Finished> Applier::apply_all(
       }
       const auto batch =
           c10::ArrayRef<RoundPtr>(rounds).slice(begin, end - begin);
-      error = forgets ? forget_rows(first, update) : apply_batch(batch, update);
-    } catch (const std::exception& caught) {
-      error = describe(caught);
-    } catch (...) {
-      error = "an exception of an unknown type";
-    }
+      thrown = first.parts ? apply_list(first, update)
+          : forgets        ? forget_rows(first, update)
+                           : apply_batch(batch, update);
+    });
+    const auto& error = failed ? failed : thrown;
     for (; begin < end; ++begin) {
       if (rounds[begin]->result == nullptr) { // failed before the update
         rounds[begin]->result = rounds[begin]->source;
@@ -256,53 +259,6 @@ std::vector<Applier::Finished> Applier::apply_all(
     }
   }
   return finished;
-}
-
-// Puts the value that init, or a snapshot, has brought into the store. A state
-// that is to be restored waits for an update that has an optimizer.
-void Applier::prepare(const Round& round, const Updates::Update& update) {
-  const Key& key = round.slice.key;
-  const auto found = held_.find(key);
-  if (found == held_.end() || found->second.kid != round.kid) {
-    if (found != held_.end()) {
-      store_.erase(key);
-      held_.erase(found);
-    }
-    if (round.spec->is_row_sparse()) {
-      insert_rows(round);
-      // So that the noise of rows on two servers differs.
-      constexpr int64_t kApart = 1'000'000'000'000; // elements
-      store_.set_offset(key, round.slice.index * kApart);
-    } else {
-      const Tensors value(tensor_of(
-          round.source->pieces,
-          SliceShape(round, config_).sizes,
-          static_cast<c10::ScalarType>(round.spec->dtype),
-          buffers_));
-      store_.insert({"init", key, &value});
-      store_.set_offset(key, begin_of(round, config_));
-    }
-    held_[key] = {round.kid, {}};
-    const auto* stored = dynamic_cast<const StoredValue*>(round.source.get());
-    if (stored != nullptr && stored->state) {
-      restored_.emplace(key, *stored->state);
-    }
-  }
-  // Rows that are replaced take what is kept for those that stay with them.
-  const bool has_rows_to_restore =
-      round.spec->is_row_sparse() && restored_.count(key) != 0;
-  if (update.replaces && !has_rows_to_restore) {
-    return;
-  }
-  const auto* optimizer = std::get_if<OptimizerPtr>(&update.updater);
-  held_[key].optimizer = optimizer == nullptr ? nullptr : *optimizer;
-  const auto given = restored_.find(key);
-  if (given != restored_.end()) {
-    // Reported once if it does not fit.
-    KeyState state = std::move(given->second);
-    restored_.erase(given);
-    set_state(key, update.updater, std::move(state));
-  }
 }
 
 void Applier::append_values(
@@ -326,7 +282,7 @@ void Applier::measure_one(const RoundPtr& round) {
   try {
     join_encoded(*round, SliceShape(*round, config_), buffers_);
     const Updates::Update update = updates_.of(*round);
-    prepare(*round, update);
+    prepare(begun(*round), update);
     append_values(*round, round->pushes.size(), keys, values);
     round->partial = store_.measure({"push", keys, &values}, update.updater);
   } catch (...) { // apply() has the same error, and reports it
@@ -343,7 +299,7 @@ std::optional<std::string> Applier::apply_batch(
   Tensors values;
   for (const auto& round : rounds) {
     keep_state(*round);
-    prepare(*round, update);
+    prepare(begun(*round), update);
     // The first push is rank 0's.
     append_values(
         *round, update.replaces ? 1 : round->pushes.size(), keys, values);
@@ -351,8 +307,7 @@ std::optional<std::string> Applier::apply_batch(
   for (const auto& round : rounds) {
     round->source.reset(); // or the value would not be written in place
   }
-  std::optional<std::string> error;
-  try {
+  const auto error = error_of([&] {
     const InProgress<Store> updating(owner_);
     const Call call{"push", keys, &values};
     if (update.replaces) {
@@ -362,11 +317,7 @@ std::optional<std::string> Applier::apply_batch(
     } else {
       store_.apply(call, update.updater);
     }
-  } catch (const std::exception& caught) {
-    error = describe(caught);
-  } catch (...) {
-    error = "an exception of an unknown type";
-  }
+  });
   for (const auto& round : rounds) {
     round->result = result_of(*round);
   }

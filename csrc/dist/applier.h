@@ -133,10 +133,36 @@ class TORCHKV_API Applier {
       c10::ArrayRef<RoundPtr> rounds,
       const Updates::Update& update);
   void measure_one(const RoundPtr& round);
-  void prepare(const Round& round, const Updates::Update& update);
+  // A slice, and the value that its first update, or a snapshot, begins with.
+  struct Begun {
+    SliceId slice;
+    std::shared_ptr<const KeySpec> spec;
+    int64_t num_elements;
+    int64_t kid;
+    ValuePtr source;
+  };
+  static Begun begun(const Round& round) {
+    return {
+        round.slice, round.spec, round.num_elements, round.kid, round.source};
+  }
+  void prepare(const Begun& slice, const Updates::Update& update);
   ValuePtr result_of(const Round& round);
+  // applier_lists.cpp: several slices at once.
+  struct List;
+  List& list_of(const Round& round);
+  void prepare_list(
+      List& list,
+      const Round& round,
+      const Updates::Update& update);
+  std::optional<std::string> apply_list(
+      Round& round,
+      const Updates::Update& update);
+  void apply_opaque(
+      const List& list,
+      Round& round,
+      const Updates::Update& update);
   // applier_rows.cpp: row-sparse keys.
-  void insert_rows(const Round& round);
+  void insert_rows(const Begun& slice);
   std::optional<std::string> forget_rows(
       Round& round,
       const Updates::Update& update);
@@ -166,6 +192,8 @@ class TORCHKV_API Applier {
   std::unordered_map<Key, Held, KeyHash> held_; // what store_ has
   Updates updates_;
   std::unordered_map<Key, KeyState, KeyHash> restored_;
+  int64_t num_restored_ = 0; // calls of restore()
+  std::unordered_map<const void*, std::shared_ptr<List>> lists_; // by parts
 
   std::mutex mutex_; // guards the rest
   std::condition_variable wake_;

@@ -14,9 +14,9 @@
 namespace torchkv::dist {
 
 // With the rows that init, or a snapshot, has brought.
-void Applier::insert_rows(const Round& round) {
-  const Key& key = round.slice.key;
-  const KeySpec& spec = *round.spec;
+void Applier::insert_rows(const Begun& slice) {
+  const Key& key = slice.slice.key;
+  const KeySpec& spec = *slice.spec;
   const Where where{"init", key};
   const Meta meta = row_sparse_meta(
       where,
@@ -24,7 +24,7 @@ void Applier::insert_rows(const Round& round) {
       c10::IntArrayRef(spec.sizes).slice(1),
       static_cast<c10::ScalarType>(spec.dtype));
   check_row_init(where, meta, *spec.row_init);
-  const Blobs& pieces = round.source->pieces;
+  const Blobs& pieces = slice.source->pieces;
   const Blob payload =
       pieces.size() == 1 ? pieces[0] : blob_of(joined_codes(pieces, Buffers()));
   TORCHKV_CHECK_VALUE(
@@ -58,7 +58,7 @@ std::optional<std::string> Applier::forget_rows(
     Round& round,
     const Updates::Update& update) {
   keep_state(round);
-  prepare(round, update);
+  prepare(begun(round), update);
   const auto error = error_of([&] {
     for (const auto& ids : forgotten_ids(round, SliceShape(round, config_))) {
       store_.erase_rows("delete", round.slice.key, ids);

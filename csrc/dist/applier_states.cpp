@@ -1,11 +1,60 @@
-// What an applier does for snapshots: what optimizers keep for its keys.
+// What an applier's keys begin with, and what optimizers keep for them, also in
+// snapshots.
 #include <memory>
 #include <utility>
 
 #include "applier.h"
 #include "errors.h"
+#include "slice_shape.h"
 
 namespace torchkv::dist {
+
+// Puts the value that init, or a snapshot, has brought into the store. A state
+// that is to be restored waits for an update that has an optimizer.
+void Applier::prepare(const Begun& slice, const Updates::Update& update) {
+  const Key& key = slice.slice.key;
+  const auto found = held_.find(key);
+  if (found == held_.end() || found->second.kid != slice.kid) {
+    if (found != held_.end()) {
+      store_.erase(key);
+      held_.erase(found);
+    }
+    if (slice.spec->is_row_sparse()) {
+      insert_rows(slice);
+      // So that the noise of rows on two servers differs.
+      constexpr int64_t kApart = 1'000'000'000'000; // elements
+      store_.set_offset(key, slice.slice.index * kApart);
+    } else {
+      const Tensors value(tensor_of(
+          slice.source->pieces,
+          SliceShape(key, *slice.spec, slice.num_elements, config_).sizes,
+          static_cast<c10::ScalarType>(slice.spec->dtype),
+          buffers_));
+      store_.insert({"init", key, &value});
+      store_.set_offset(key, begin_of(slice.slice, *slice.spec, config_));
+    }
+    held_[key] = {slice.kid, {}};
+    const auto* stored = dynamic_cast<const StoredValue*>(slice.source.get());
+    if (stored != nullptr && stored->state) {
+      restored_.emplace(key, *stored->state);
+    }
+  }
+  // Rows that are replaced take what is kept for those that stay with them.
+  const bool has_rows_to_restore =
+      slice.spec->is_row_sparse() && restored_.count(key) != 0;
+  if (update.replaces && !has_rows_to_restore) {
+    return;
+  }
+  const auto* optimizer = std::get_if<OptimizerPtr>(&update.updater);
+  held_[key].optimizer = optimizer == nullptr ? nullptr : *optimizer;
+  const auto given = restored_.find(key);
+  if (given != restored_.end()) {
+    // Reported once if it does not fit.
+    KeyState state = std::move(given->second);
+    restored_.erase(given);
+    set_state(key, update.updater, std::move(state));
+  }
+}
 
 void Applier::restore(
     const Key& key,
@@ -18,6 +67,7 @@ void Applier::restore(
   auto shared = std::make_shared<KeyState>(std::move(state));
   enqueue([this, key, used = OptimizerPtr(std::move(used)), shared] {
     const auto held = held_.find(key);
+    ++num_restored_;
     if (held == held_.end()) {
       restored_[key] = std::move(*shared);
     } else {

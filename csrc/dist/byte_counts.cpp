@@ -11,6 +11,7 @@ std::map<std::string, int64_t> snapshot_of_byte_counts() {
   const ByteCounts& counts = byte_counts();
   return {
       {"summed", counts.summed},
+      {"listed", counts.listed},
       {"named", counts.named},
       {"sent", counts.sent},
       {"joined", counts.joined},

@@ -15,11 +15,12 @@ struct ByteCounts {
   using Count = std::atomic<int64_t>;
 
   Count summed{0}; // of pushes: the sums, and copies, in buffers
+  Count listed{0}; // of these, small values that travel together
   Count named{0}; // that other ranks read in shared memory
   Count sent{0}; // in messages through sockets, without the named ones
   Count joined{0}; // pieces that were copied into one tensor
-  // Memory of sums and of values on the servers: the first, and where the last
-  // is still in use.
+  // Memory of sums and of values on the servers, but for those that travel
+  // together: the first, and where the last is still in use.
   Count allocated{0};
   Count written{0}; // outs
 };

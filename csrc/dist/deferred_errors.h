@@ -19,6 +19,9 @@ class TORCHKV_API DeferredErrors {
  public:
   // Of a call with these keys; without keys, it is kept if no other is.
   void add(const Error& error, const std::vector<Key>& keys);
+  bool empty() const {
+    return errors_.empty();
+  }
   // The earliest of one of the keys or, without keys, of all. Once.
   std::optional<Error> take(const Keys* keys);
 

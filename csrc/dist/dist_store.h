@@ -15,6 +15,7 @@
 #include "../store/options.h"
 #include "../store/store.h"
 #include "held_parts.h"
+#include "list_plan.h"
 #include "node.h"
 #include "norm_report.h"
 #include "receipt.h"
@@ -125,7 +126,8 @@ class DistStore final : public Store {
   void close() override;
 
  private:
-  Entries find(const Call& call) const;
+  // The call's entries, and whether its tensors are usual (check_values).
+  std::pair<Entries, bool> find(const Call& call) const;
   // Whether one server must have a key. Optimizers step the rows of row-sparse
   // ones by themselves, or refuse to.
   static bool needs_whole(const Updater& updater, bool is_row_sparse);
@@ -136,6 +138,17 @@ class DistStore final : public Store {
   void raise_deferred(const char* op, const Keys* keys) const;
   KeySpec spec_of(const Meta& meta, bool whole) const;
   WorkPtr merge_values(const Call& call);
+  // dist_store_lists.cpp: values that travel together.
+  struct RestOfCall { // the other ones
+    RestOfCall(const ListPlan& plan, const Call& call, const Entries& all);
+    Keys keys;
+    Tensors values;
+    Entries entries;
+  };
+  // Null if none do.
+  ListPlanPtr plan_of(const Call& call, const Entries& entries, bool are_usual);
+  void add_lists(const ListPlan& plan, const Call& call, Request& request)
+      const;
   WorkPtr finish(const Call& call, PendingPtr pending, Outs outs) const;
   void pull_sparse(const Call& call);
   void pull_dense_rows(const char* op, c10::ArrayRef<RowPull> pulls);
@@ -296,6 +309,7 @@ class DistStore final : public Store {
   KeyTable table_; // entries without slices; row-sparse ones have no rows
   std::atomic<bool> has_tables_{false}; // whether there were row-sparse keys
   Staging staging_;
+  ListPlans plans_;
   SnapshotSchedule snapshots_;
   const std::shared_ptr<NormReport> norms_; // pushes in flight have it, too
   const std::string name_;

@@ -48,13 +48,15 @@ Session::Complete completion(HostCopy copy, std::vector<Deferred> all) {
 
 } // namespace
 
-Entries DistStore::find(const Call& call) const {
-  check_not_capturing(call, runtime_);
+std::pair<Entries, bool> DistStore::find(const Call& call) const {
   Entries entries = table_.find(call.op, call.keys);
-  check_values(call, entries);
-  check_outs(call, entries);
+  bool are_usual = check_values(call, entries);
+  are_usual = check_outs(call, entries) && are_usual;
+  if (!are_usual) {
+    check_not_capturing(call, runtime_);
+  }
   if (call.values == nullptr) {
-    return entries;
+    return {std::move(entries), are_usual};
   }
   const Updater updater = this->updater();
   const bool steps = std::holds_alternative<OptimizerPtr>(updater);
@@ -64,7 +66,7 @@ Entries DistStore::find(const Call& call) const {
     }
     check_steps_rows(call.op, *entry, updater);
   }
-  return entries;
+  return {std::move(entries), are_usual};
 }
 
 WorkPtr DistStore::merge(const Call& call) {
@@ -85,11 +87,32 @@ WorkPtr DistStore::merge_values(const Call& given) {
   }
   Call call = given;
   call.values = rows ? &*rows : given.values;
-  const Entries entries = find(call);
+  const auto [found, are_usual] = find(call);
+  const Entries& all = found;
   check_expected_keys(call.op);
   const Updater updater = this->updater();
-  const CompressionPtr compression = compression_of(call, entries);
-  count_call(call, entries);
+  const CompressionPtr compression = compression_of(call, all);
+  count_call(call, all, are_usual);
+  const auto* const optimizer = std::get_if<OptimizerPtr>(&updater);
+  const bool is_two_phase = optimizer != nullptr &&
+      ((*optimizer)->gradient.max_norm != 0 ||
+       (*optimizer)->gradient.skip_nonfinite);
+  // An opaque updater has the keys in the order of the call.
+  const bool is_opaque =
+      std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater);
+  const ListPlanPtr plan =
+      rows || compression != nullptr || is_two_phase || is_opaque
+      ? nullptr
+      : plan_of(call, all, are_usual);
+  std::optional<RestOfCall> rest;
+  if (plan != nullptr) {
+    rest.emplace(*plan, call, all);
+  }
+  const Entries& entries = rest ? rest->entries : all;
+  const Call staged{
+      given.op,
+      rest ? rest->keys : given.keys,
+      rest ? &rest->values : given.values};
   c10::SmallVector<c10::ScalarType, 4> dtypes;
   for (const auto& entry : entries) {
     dtypes.push_back(entry->meta.dtype);
@@ -102,6 +125,9 @@ WorkPtr DistStore::merge_values(const Call& given) {
   CallerValues::OfCall values(
       session_->applier().callers(), staging_.buffers());
   Request request(pulls ? Request::Kind::kPushPull : Request::Kind::kPush);
+  if (plan != nullptr) {
+    add_lists(*plan, call, request);
+  }
   std::vector<Deferred> deferred;
   std::vector<at::Tensor> on_devices; // of them
   // Compressed behind the queued calls, as sent: the bits depend on the order.
@@ -133,8 +159,7 @@ WorkPtr DistStore::merge_values(const Call& given) {
   };
   const bool is_waited = pulls || call.options.async_op;
   // Python may hold up an update for as long as it likes.
-  const bool in_place = pulls && !call.options.async_op &&
-      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater);
+  const bool in_place = pulls && !call.options.async_op && !is_opaque;
   const auto elsewhere = [&](size_t i) {
     return places_elsewhere(*entries[i]);
   };
@@ -144,7 +169,7 @@ WorkPtr DistStore::merge_values(const Call& given) {
   const Staging::InPlace reads{
       is_read_now, in_place && !is_queued ? &values : nullptr, elsewhere};
   for (auto& sum :
-       staging_.sum(given, rows ? &*rows : nullptr, dtypes, reads)) {
+       staging_.sum(staged, rows ? &*rows : nullptr, dtypes, reads)) {
     Request::Item item;
     item.key = sum.key;
     item.own = std::move(sum.own);
@@ -174,9 +199,9 @@ WorkPtr DistStore::merge_values(const Call& given) {
     item.priority = call.options.priority;
     request.items.push_back(std::move(item));
   }
-  if (const auto* optimizer = std::get_if<OptimizerPtr>(&updater)) {
+  if (optimizer != nullptr) {
     const GradientSpec gradient = (*optimizer)->gradient;
-    request.two_phase = gradient.max_norm != 0 || gradient.skip_nonfinite;
+    request.two_phase = is_two_phase;
     request.factor = [gradient, norms = norms_](double squared_norm) {
       return norms->decide(gradient, squared_norm);
     };
@@ -207,8 +232,10 @@ WorkPtr DistStore::merge_values(const Call& given) {
     }
     return nullptr;
   }
-  WorkPtr work =
-      finish(call, std::move(pending), pulls ? outs_of(call, entries) : Outs());
+  WorkPtr work = finish(
+      call,
+      std::move(pending),
+      pulls ? outs_of(call, all, plan, are_usual) : Outs());
   values.set_merged();
   return work;
 }
@@ -236,14 +263,18 @@ WorkPtr DistStore::pull(const Call& call) {
         : nullptr;
   }
   const Call pulled{call.op, call.keys, nullptr, call.outs, call.options};
-  const Entries entries = find(pulled);
+  const auto [entries, are_usual] = find(pulled);
   raise_deferred(call.op, &call.keys);
-  count_call(pulled, entries);
-  Outs outs = outs_of(pulled, entries);
+  count_call(pulled, entries, are_usual);
+  const ListPlanPtr plan = plan_of(pulled, entries, are_usual);
+  Outs outs = outs_of(pulled, entries, plan, are_usual);
   Request request(Request::Kind::kPull);
-  for (const auto& key : outs.keys.list) {
+  if (plan != nullptr) {
+    add_lists(*plan, pulled, request);
+  }
+  for (size_t i = 0; i < outs.num_singles(); ++i) {
     Request::Item item;
-    item.key = key;
+    item.key = outs.keys.list[outs.single(i)];
     item.priority = call.options.priority;
     item.min_version = std::max<int64_t>(0, call.options.min_version);
     request.items.push_back(std::move(item));

@@ -137,6 +137,8 @@ std::optional<std::string> error_of(c10::function_ref<void()> function) {
     function();
   } catch (const std::exception& error) {
     return describe(error);
+  } catch (...) {
+    return "an exception of an unknown type";
   }
   return std::nullopt;
 }

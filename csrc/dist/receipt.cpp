@@ -3,6 +3,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "../core/errors.h"
@@ -17,18 +18,45 @@ bool is_plain(const at::Tensor& out) {
   return is_plain_cpu(out) && out.is_contiguous();
 }
 
+// Whether the outs of a list are as they were when the call was made.
+bool are_unchanged(const ListPlan::List& list, const at::Tensor* outs) {
+  for (size_t i = 0; i < list.numbers.size(); ++i) {
+    const at::Tensor& out = outs[i];
+    if (!is_plain(out) || out.scalar_type() != list.dtype ||
+        out.numel() != list.slices->num_elements(i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Whether all are plain, and no two share memory.
-bool are_distinct(c10::ArrayRef<Outs::TensorsOfKey> outs) {
+bool are_distinct(const Outs& outs) {
   std::vector<std::pair<const char*, size_t>> ranges;
-  for (const auto& of_key : outs) {
+  ranges.reserve(outs.listed.size() + outs.tensors.size());
+  const auto add = [&](const at::Tensor& out) {
+    if (out.nbytes() != 0) {
+      ranges.emplace_back(
+          static_cast<const char*>(out.const_data_ptr()), out.nbytes());
+    }
+  };
+  const at::Tensor* listed = outs.listed.data();
+  for (size_t i = 0; !outs.listed.empty() && i < outs.plan->lists.size(); ++i) {
+    const ListPlan::List& list = outs.plan->lists[i];
+    if (!are_unchanged(list, listed)) {
+      return false;
+    }
+    listed += list.numbers.size();
+  }
+  for (const auto& out : outs.listed) {
+    add(out);
+  }
+  for (const auto& of_key : outs.tensors) {
     for (const auto& out : of_key) {
       if (!is_plain(out)) {
         return false;
       }
-      if (out.nbytes() != 0) {
-        ranges.emplace_back(
-            static_cast<const char*>(out.const_data_ptr()), out.nbytes());
-      }
+      add(out);
     }
   }
   std::sort(ranges.begin(), ranges.end());
@@ -60,11 +88,107 @@ Blobs pieces_of(
   return pieces;
 }
 
+// Those of a list's slice, whose results are one.
+Blob part_of(const ListPlan::List& list, const SliceResult& result, size_t i) {
+  const size_t size = c10::elementSize(list.dtype);
+  return result.pieces[0].slice(
+      static_cast<size_t>(list.slices->begin(i)) * size,
+      static_cast<size_t>(list.slices->num_elements(i)) * size);
+}
+
+// Of each key, without those whose outs are listed. The results of keys that
+// travel together come first, and are one where their server has kept them
+// together.
+std::vector<Blobs> pieces_of(
+    const Outs& outs,
+    const std::vector<SliceResult>& results) {
+  std::vector<Blobs> pieces(outs.keys.list.size());
+  size_t next = 0; // of the results
+  for (size_t i = 0; outs.plan != nullptr && i < outs.plan->lists.size(); ++i) {
+    const ListPlan::List& list = outs.plan->lists[i];
+    const bool is_one = results[next].slice.is_list();
+    if (!outs.listed.empty()) {
+      next += is_one ? 1 : list.numbers.size();
+      continue;
+    }
+    for (size_t part = 0; part < list.numbers.size(); ++part) {
+      const size_t number = list.numbers[part];
+      if (is_one) {
+        pieces[number].push_back(part_of(list, results[next], part));
+      } else {
+        pieces[number] = pieces_of(outs.keys.list[number], results, next);
+      }
+    }
+    next += is_one ? 1 : 0;
+  }
+  for (size_t i = 0; i < outs.num_singles(); ++i) {
+    const size_t number = outs.single(i);
+    pieces[number] = pieces_of(outs.keys.list[number], results, next);
+  }
+  return pieces;
+}
+
+// Of all outs.
+Keys keys_of(const Outs& outs) {
+  Keys keys = outs.keys;
+  for (size_t i = 0; !outs.listed.empty() && i < outs.plan->lists.size(); ++i) {
+    for (const auto& part : outs.plan->lists[i].slices->parts()) {
+      keys.list.push_back(part.key);
+    }
+  }
+  return keys;
+}
+
+// With the outs of lists among the others, in the order of the call.
+Outs joined(Outs outs) {
+  const ListPlan& plan = *outs.plan;
+  Outs all;
+  all.plan = outs.plan;
+  const size_t count = outs.listed.size() + outs.tensors.size();
+  all.keys.list.resize(count, Key(0));
+  all.tensors.resize(count);
+  all.metas.resize(count);
+  for (size_t i = 0; i < outs.tensors.size(); ++i) {
+    const size_t number = plan.rest[i];
+    all.keys.list[number] = outs.keys.list[i];
+    all.tensors[number] = std::move(outs.tensors[i]);
+    all.metas[number] = std::move(outs.metas[i]);
+  }
+  const auto* out = outs.listed.data();
+  for (const auto& list : plan.lists) {
+    for (size_t i = 0; i < list.numbers.size(); ++i, ++out) {
+      const size_t number = list.numbers[i];
+      all.keys.list[number] = list.slices->parts()[i].key;
+      all.tensors[number] = {*out};
+      all.metas[number] = list.metas[i];
+    }
+  }
+  return all;
+}
+
 } // namespace
 
-Outs outs_of(const Call& call, const Entries& entries) {
+Outs outs_of(
+    const Call& call,
+    const Entries& entries,
+    ListPlanPtr plan,
+    bool are_usual) {
   Outs outs;
+  outs.plan = std::move(plan);
   outs.keys.single = false;
+  if (outs.plan != nullptr && are_usual && call.outs->has_one_each()) {
+    for (const auto& list : outs.plan->lists) {
+      for (const size_t i : list.numbers) {
+        outs.listed.push_back(call.outs->flat[static_cast<int64_t>(i)]);
+      }
+    }
+    for (const size_t i : outs.plan->rest) {
+      outs.keys.list.push_back(call.keys.list[i]);
+      outs.tensors.push_back({call.outs->flat[static_cast<int64_t>(i)]});
+      outs.metas.push_back(entries[i]->meta);
+    }
+    return outs;
+  }
   ska::flat_hash_map<Key, size_t, KeyHash> found;
   found.reserve(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -102,9 +226,9 @@ void Receipt::wait() {
   auto error = result.error;
   if (!error) {
     const std::lock_guard lock(mutex_);
-    if (!outs_.tensors.empty()) {
+    if (has_outs()) {
       // A push before this pull has been answered before it.
-      error = session_->deferred_error(&outs_.keys);
+      error = session_->deferred_error([this] { return keys_of(outs_); });
     }
     if (!error) {
       write(result);
@@ -142,25 +266,55 @@ void Receipt::then(std::function<void(std::exception_ptr)> done) {
 }
 
 void Receipt::write(const Return& result) {
-  if (outs_.tensors.empty()) {
+  if (!has_outs()) {
     return;
   }
-  size_t next = 0; // of the results
   // Together, but for outs that may share memory: the last key wins.
-  const bool together = are_distinct(outs_.tensors);
+  const bool together = are_distinct(outs_);
+  if (!outs_.listed.empty()) {
+    if (together) {
+      write_lists(result.results);
+    } else {
+      outs_ = joined(std::move(outs_));
+    }
+  }
+  const std::vector<Blobs> pieces = pieces_of(outs_, result.results);
   kernels::cpu::CopyBatch batch;
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
-    write_key(
-        batch,
-        pieces_of(outs_.keys.list[i], result.results, next),
-        outs_.metas[i],
-        outs_.tensors[i]);
+    write_key(batch, pieces[i], outs_.metas[i], outs_.tensors[i]);
     if (!together) {
       std::exchange(batch, {}).run();
     }
   }
   batch.run();
   outs_ = {};
+}
+
+// Small values: a thread of its own would take longer than the copy.
+void Receipt::write_lists(const std::vector<SliceResult>& results) const {
+  size_t next = 0; // of the results
+  const at::Tensor* out = outs_.listed.data();
+  for (const auto& list : outs_.plan->lists) {
+    const bool is_one = results[next].slice.is_list();
+    const size_t size = c10::elementSize(list.dtype);
+    for (size_t i = 0; i < list.numbers.size(); ++i, ++out) {
+      auto* const impl = out->unsafeGetTensorImpl();
+      if (is_one) {
+        std::memcpy(
+            impl->mutable_data(),
+            results[next].pieces[0].data() +
+                static_cast<size_t>(list.slices->begin(i)) * size,
+            static_cast<size_t>(list.slices->num_elements(i)) * size);
+      } else {
+        copy_pieces(results[next + i].pieces, impl->mutable_data());
+      }
+      if (!impl->is_inference()) {
+        impl->bump_version();
+      }
+    }
+    byte_counts().written += list.num_bytes();
+    next += is_one ? 1 : list.numbers.size();
+  }
 }
 
 void Receipt::write_key(

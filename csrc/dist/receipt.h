@@ -12,6 +12,7 @@
 #include "../memory/entry.h"
 #include "../store/arguments.h"
 #include "buffers.h"
+#include "list_plan.h"
 #include "session.h"
 
 namespace torchkv::dist {
@@ -23,8 +24,24 @@ struct Outs {
   Keys keys; // distinct
   std::vector<TensorsOfKey> tensors; // of each key
   std::vector<Meta> metas;
+  ListPlanPtr plan; // of these keys; null: none travel together
+  // If not empty, the usual outs (check_outs) of the plan's lists, in their
+  // order, and the above have those of the other keys only.
+  std::vector<at::Tensor> listed;
+
+  // The numbers of keys that travel alone.
+  size_t num_singles() const {
+    return plan == nullptr ? keys.list.size() : plan->rest.size();
+  }
+  size_t single(size_t i) const {
+    return plan == nullptr || !listed.empty() ? i : plan->rest[i];
+  }
 };
-Outs outs_of(const Call& call, const Entries& entries);
+Outs outs_of(
+    const Call& call,
+    const Entries& entries,
+    ListPlanPtr plan,
+    bool are_usual);
 
 // The end of a call: its error, or its values in the outs, which whichever
 // thread asks first writes, once. Thread-safe.
@@ -47,7 +64,11 @@ class Receipt final : public Completion,
   void then(std::function<void(std::exception_ptr)> done) override;
 
  private:
+  bool has_outs() const {
+    return !outs_.tensors.empty() || !outs_.listed.empty();
+  }
   void write(const Return& result);
+  void write_lists(const std::vector<SliceResult>& results) const;
   void write_key(
       kernels::cpu::CopyBatch& batch,
       c10::ArrayRef<Blob> pieces,

@@ -191,6 +191,15 @@ std::optional<Error> Session::deferred_error(const Keys* keys) {
   return deferred_.take(keys);
 }
 
+std::optional<Error> Session::deferred_error(c10::function_ref<Keys()> keys) {
+  const std::lock_guard lock(node_->mutex());
+  if (deferred_.empty()) {
+    return std::nullopt;
+  }
+  const Keys of = keys();
+  return deferred_.take(&of);
+}
+
 void Session::close(double timeout) {
   const std::lock_guard lock(node_->mutex());
   if (!std::exchange(closing_, true)) {

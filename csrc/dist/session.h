@@ -71,6 +71,8 @@ class Session {
   // An error of an earlier push of one of the keys or, without keys, of any.
   // It is reported once. Without the node's mutex.
   std::optional<Error> deferred_error(const Keys* keys);
+  // The same of these keys, which are asked for if there is any.
+  std::optional<Error> deferred_error(c10::function_ref<Keys()> keys);
 
   // Whether calls wait for others' `complete`. Without the node's mutex.
   bool has_queued();

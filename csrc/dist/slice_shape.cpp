@@ -22,11 +22,13 @@ SliceShape::SliceShape(
   }
 }
 
-int64_t begin_of(const Round& round, const Config& config) {
-  const KeySpec& spec = *round.spec;
+int64_t begin_of(
+    const SliceId& slice,
+    const KeySpec& spec,
+    const Config& config) {
   const auto places =
-      place(round.slice.key, spec, config.num_servers, config.split_bytes);
-  return places.at(static_cast<size_t>(round.slice.index)).begin;
+      place(slice.key, spec, config.num_servers, config.split_bytes);
+  return places.at(static_cast<size_t>(slice.index)).begin;
 }
 
 } // namespace torchkv::dist

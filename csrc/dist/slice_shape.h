@@ -27,6 +27,7 @@ struct TORCHKV_API SliceShape {
 };
 
 // Elements of the key before the slice.
-TORCHKV_API int64_t begin_of(const Round& round, const Config& config);
+TORCHKV_API int64_t
+begin_of(const SliceId& slice, const KeySpec& spec, const Config& config);
 
 } // namespace torchkv::dist

@@ -43,7 +43,9 @@ class Updates {
 
   // What UpdateSpec::Kind::kPython of this epoch stands for on this rank. Any
   // thread.
-  void set_python(int64_t epoch, std::shared_ptr<OpaqueUpdater> updater);
+  TORCHKV_API void set_python(
+      int64_t epoch,
+      std::shared_ptr<OpaqueUpdater> updater);
   // Frees the Python updaters of epochs before this one. REQUIRES: no round of
   // theirs is to come.
   void forget_python(int64_t before);

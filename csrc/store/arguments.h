@@ -74,6 +74,10 @@ struct TORCHKV_API Tensors {
         encodings.empty() ? nullptr
                           : encodings[static_cast<size_t>(index)].get()};
   }
+  // Whether each group has one tensor. REQUIRES: none is empty.
+  bool has_one_each() const {
+    return flat.size() == ends.size();
+  }
   // The elements of a value or, with an encoding, its payload.
   void append(
       const at::Tensor& tensor,

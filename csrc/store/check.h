@@ -25,12 +25,15 @@ namespace torchkv {
 // The values of a call, if it has any: one or more storable tensors per key, of
 // the stored shape and of a dtype that converts to the stored one; or encoded,
 // in a form with a backend.
-void check_values(const Call& call, const Entries& entries);
+// Returns whether all are usual: in CPU memory, plain, contiguous, and of the
+// stored dtype and shape; or there are none.
+bool check_values(const Call& call, const Entries& entries);
 
 // The outs, if it has any: one or more storable tensors per key, of the stored
 // shape, of a dtype that the stored one converts to, and without overlapping
 // elements.
-void check_outs(const Call& call, const Entries& entries);
+// Returns the same as check_values().
+bool check_outs(const Call& call, const Entries& entries);
 
 // What a row-sparse key is checked against. ValueError for negative sizes, and
 // for more elements than 64 bits can count.

@@ -76,18 +76,24 @@ void count_rows(Entry& entry, const at::Tensor& rows, double seconds) {
   entry.stats.copy_seconds += seconds;
 }
 
-void count_call(const Call& call, const Entries& entries) {
+void count_call(const Call& call, const Entries& entries, bool are_usual) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto number = static_cast<int64_t>(i);
     const std::lock_guard lock(entries[i]->mutex);
     KeyStats& stats = entries[i]->stats;
+    const auto num_bytes = [&](const Tensors& tensors) {
+      const auto of_key = tensors.of(number);
+      return are_usual
+          ? static_cast<int64_t>(of_key.size()) * entries[i]->meta.num_bytes()
+          : bytes_of(of_key);
+    };
     if (call.values != nullptr) {
       ++stats.pushes;
-      stats.bytes_pushed += bytes_of(call.values->of(number));
+      stats.bytes_pushed += num_bytes(*call.values);
     }
     if (call.outs != nullptr) {
       ++stats.pulls;
-      stats.bytes_pulled += bytes_of(call.outs->of(number));
+      stats.bytes_pulled += num_bytes(*call.outs);
     }
   }
 }

@@ -36,7 +36,8 @@ void count_pull(c10::ArrayRef<Item> items, double seconds);
 // Adds a pull of rows. REQUIRES: the entry's mutex.
 void count_rows(Entry& entry, const at::Tensor& rows, double seconds);
 
-// Counts a call without its times. REQUIRES: the thread holds no entry's mutex.
-void count_call(const Call& call, const Entries& entries);
+// Counts a call without its times. `are_usual`: as check_values() and
+// check_outs() say. REQUIRES: the thread holds no entry's mutex.
+void count_call(const Call& call, const Entries& entries, bool are_usual);
 
 } // namespace torchkv

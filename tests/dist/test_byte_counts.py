@@ -55,6 +55,7 @@ def test_on_one_host_values_are_copied_in_and_out_once(way):
     for counts in ranks.run(moved, 2, way, {}):
         assert counts == {
             "summed": SUMMED[way],
+            "listed": 0.0,
             "named": 1.0,  # a half to the other server, a half to the other worker
             "sent": 0.0,
             "joined": 0.0,
@@ -70,6 +71,7 @@ def test_through_sockets(way):
         assert counts.pop("allocated") <= 1.0
         assert counts == {
             "summed": SUMMED[way],
+            "listed": 0.0,
             "named": 0.0,
             "sent": 1.0,
             "joined": 0.0,

@@ -245,20 +245,28 @@ def test_other_shapes_are_an_error():
         assert "(key 'w')" in text
 
 
-def early_exit(rank):
+def early_exit(rank, keys):
     kv = torchkv.create("dist_sync", heartbeat=HEARTBEAT_S)
-    kv.init("w", full(0))
+    values = [full(1)] * len(keys)
+    kv.init(keys, values)
+    kv.pushpull(keys, values, out=[full(0) for _ in keys])
     kv.barrier()
     if rank == 1:
         kv.close()
         return None
-    return outcome(lambda: kv.pushpull("w", full(1), full(0)))[:2]
+    if rank == 2:
+        time.sleep(1)  # rank 0 is the first to hear
+    return outcome(lambda: kv.pushpull(keys, values, [full(0) for _ in keys]))[:2]
 
 
-def test_a_push_that_a_closed_rank_will_never_join_is_an_error():
-    kind, text = ranks.run(early_exit, 2)[0]
-    assert kind == "RemoteError"
-    assert "has closed the store" in text
+@pytest.mark.parametrize("num_keys", [1, 20])
+def test_a_push_that_a_closed_rank_will_never_join_is_an_error(num_keys):
+    keys = [f"k{number}" for number in range(num_keys)]
+    first, _, last = ranks.run(early_exit, 3, keys)
+    for kind, text in (first, last):
+        assert kind == "RemoteError"
+        assert "rank 1 has closed the store" in text
+        assert "(key 'k" in text
 
 
 def missing_environment(rank):
