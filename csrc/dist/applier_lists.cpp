@@ -21,13 +21,8 @@ struct StoredList final : Value {
   ListParts parts;
 
   ValuePtr part(size_t i) const override {
-    const RoundPart& of = (*parts)[i];
-    const auto size = static_cast<size_t>(of.spec->item_bytes);
     auto value = std::make_shared<StoredValue>();
-    value->pieces.push_back(
-        pieces[0].slice(
-            static_cast<size_t>(of.begin) * size,
-            static_cast<size_t>(of.num_elements) * size));
+    value->pieces.push_back((*parts)[i].of(pieces[0]));
     return value;
   }
 };
@@ -88,18 +83,15 @@ struct Applier::List {
 };
 
 Applier::List& Applier::list_of(const Round& round) {
-  auto& list = lists_[round.parts.get()];
-  if (list == nullptr) {
-    for (auto at = lists_.begin(); at != lists_.end();) {
-      const bool is_used =
-          at->second == nullptr || at->second->parts.use_count() > 1;
-      at = is_used ? std::next(at) : lists_.erase(at);
-    }
-    auto made = std::make_shared<List>(round.parts);
-    lists_[round.parts.get()] = made;
-    return *made;
+  const auto known = lists_.find(round.parts.get());
+  if (known != lists_.end()) {
+    return *known->second;
   }
-  return *list;
+  for (auto at = lists_.begin(); at != lists_.end();) { // that came apart
+    at = at->second->parts.use_count() > 1 ? std::next(at) : lists_.erase(at);
+  }
+  auto made = std::make_shared<List>(round.parts);
+  return *lists_.emplace(round.parts.get(), std::move(made)).first->second;
 }
 
 void Applier::prepare_list(

@@ -90,10 +90,8 @@ Blobs pieces_of(
 
 // Those of a list's slice, whose results are one.
 Blob part_of(const ListPlan::List& list, const SliceResult& result, size_t i) {
-  const size_t size = c10::elementSize(list.dtype);
-  return result.pieces[0].slice(
-      static_cast<size_t>(list.slices->begin(i)) * size,
-      static_cast<size_t>(list.slices->num_elements(i)) * size);
+  return list.slices->part_of(
+      result.pieces[0], i, c10::elementSize(list.dtype));
 }
 
 // Of each key, without those whose outs are listed. The results of keys that

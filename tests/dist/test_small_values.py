@@ -1,5 +1,6 @@
 """Small values of a call travel together; nothing else about them differs."""
 
+import os
 import random
 
 import pytest
@@ -192,6 +193,16 @@ def run_program(rank, num_ranks, seed, dtypes, optimizer, differ=False):
 def test_random_calls(num_ranks, seed):
     done = ranks.run(run_program, num_ranks, num_ranks, seed, DTYPES, None)
     assert done == [True] * num_ranks
+
+
+def run_through_sockets(rank, *arguments):
+    os.environ["TORCHKV_SHARED_MEMORY"] = "0"
+    return run_program(rank, *arguments)
+
+
+def test_through_sockets():
+    done = ranks.run(run_through_sockets, 2, 2, 8, DTYPES, None)
+    assert done == [True, True]
 
 
 def test_ranks_whose_values_travel_differently():

@@ -35,8 +35,8 @@ struct Request {
     Key key = 0;
     // kPush, kPushPull, kPull: if not null, the item is on these keys, `value`
     // has their values one after the other, and there are no codes, queries or
-    // `own`. Its slices' results may be one, or one each. REQUIRES: whole keys
-    // of at most Config::piece_bytes, on one server.
+    // `own`. Its slices' results may be one, or one each. REQUIRES: keys that
+    // have one slice, of at most Config::piece_bytes, on one server.
     SliceListPtr list;
     KeySpec spec; // kInit
     // The whole key, contiguous: kPush, kPushPull, rank 0's kInit. Not written
@@ -69,11 +69,8 @@ struct Request {
     Item part(size_t i) const {
       Item result;
       result.key = list->parts()[i].key;
-      const auto size = static_cast<size_t>(item_bytes);
       if (value.size() != 0) {
-        result.value = value.slice(
-            static_cast<size_t>(list->begin(i)) * size,
-            static_cast<size_t>(list->num_elements(i)) * size);
+        result.value = list->part_of(value, i, static_cast<size_t>(item_bytes));
       }
       result.dtype = dtype;
       result.item_bytes = item_bytes;

@@ -60,6 +60,14 @@ struct RoundPart {
   std::shared_ptr<const KeySpec> spec;
   int64_t begin = 0; // of the list's elements
   int64_t num_elements = 0;
+
+  // Of the stored values of all, one after the other.
+  Blob of(const Blob& values) const {
+    const auto size = static_cast<size_t>(spec->item_bytes);
+    return values.slice(
+        static_cast<size_t>(begin) * size,
+        static_cast<size_t>(num_elements) * size);
+  }
 };
 
 // One update of one slice: all that the work outside the core needs. Handed out

@@ -100,8 +100,7 @@ const std::vector<ServerOperationPtr>& Server::Apart::find(
       const auto size = static_cast<size_t>(op->item_bytes);
       part->num_bytes = static_cast<size_t>(part->total) * size;
       for (auto& piece : part->pieces) {
-        piece = piece.slice(
-            static_cast<size_t>(op->list->begin(i)) * size, part->num_bytes);
+        piece = op->list->part_of(piece, i, size);
       }
     }
     ops.push_back(std::move(part));

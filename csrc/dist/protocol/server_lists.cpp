@@ -98,11 +98,9 @@ Message Server::part_of(const Message& message, size_t i, Message part) {
   part.acked += number;
   if (message.pieces != 0) {
     part.total = message.list->num_elements(i);
-    const auto size = static_cast<size_t>(message.item_bytes);
     if (message.index >= 0) {
-      part.payload = message.payload.slice(
-          static_cast<size_t>(message.list->begin(i)) * size,
-          static_cast<size_t>(part.total) * size);
+      part.payload = message.list->part_of(
+          message.payload, i, static_cast<size_t>(message.item_bytes));
     }
   }
   return part;

@@ -145,7 +145,7 @@ void Server::begin_round(const SlicePtr& slice, const Take& take, Time now) {
   int64_t gen = 0;
   for (const auto& push : pushes) {
     if (!(push.group == pushes[0].group)) {
-      fail({ErrorCode::kGroup, push.rank, slice->first_id(), {}, {}});
+      fail({ErrorCode::kGroup, push.rank, slice->id, {}, {}});
       return;
     }
     gen = std::max(gen, push.gen);

@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "blob.h"
 #include "slice.h"
 
 namespace torchkv::dist {
 
-// Slices that one message names, each of them a whole key, on one server. An
+// Slices that one message names: of keys that have one slice, on one server. An
 // operation on a list is short for one on each slice, in this order, with
 // numbers that follow each other: either side may take it apart at any time.
 // Immutable.
@@ -59,6 +60,13 @@ class SliceList {
   }
   int64_t num_elements() const {
     return num_elements_;
+  }
+  // The `i`th of values that stand one after the other, in elements of so many
+  // bytes.
+  Blob part_of(const Blob& values, size_t i, size_t item_bytes) const {
+    return values.slice(
+        static_cast<size_t>(begins_[i]) * item_bytes,
+        static_cast<size_t>(parts_[i].num_elements) * item_bytes);
   }
   // What operations on it have as their slice.
   SliceId name() const {

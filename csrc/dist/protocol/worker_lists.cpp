@@ -161,7 +161,7 @@ void Worker::take_apart(int64_t opno, const WorkerList& list, bool asks) {
     part.missing = joint.missing;
     if (part.request.pieces != 0) {
       part.request.total = list.list->num_elements(index);
-      part.value = list.part_of(
+      part.value = list.list->part_of(
           joint.value, index, static_cast<size_t>(part.request.item_bytes));
       part.request.pieces = num_pieces(part.value.size());
       for (int32_t piece = 0;

@@ -187,20 +187,23 @@ WorkerOperation* Worker::find_answered(const Message& answer) {
   if (answer.opno <= 0) {
     return nullptr;
   }
-  const int32_t server = answer.header.server;
-  const auto after = operations_.upper_bound(answer.opno);
-  if (after != operations_.begin()) {
-    const auto& [opno, operation] = *std::prev(after);
-    const auto list =
-        operation.request.list ? operation.table->list.lock() : nullptr;
-    if (operation.table->server == server && list && answer.count == 1 &&
-        answer.opno < opno + operation.request.count) {
-      take_apart(list, /*asks=*/false);
-    }
+  auto at = operations_.upper_bound(answer.opno);
+  if (at == operations_.begin()) {
+    return nullptr;
   }
-  WorkerOperation* const found = find_operation(answer.opno, server);
-  return found != nullptr && found->request.count == answer.count ? found
-                                                                  : nullptr;
+  --at;
+  const auto& [opno, before] = *at;
+  if (before.table->server != answer.header.server) {
+    return nullptr;
+  }
+  if (before.request.list && answer.count == 1 &&
+      answer.opno < opno + before.request.count) {
+    take_apart(before.table->list.lock(), /*asks=*/false);
+    at = operations_.find(answer.opno);
+  }
+  return at->first == answer.opno && at->second.request.count == answer.count
+      ? &at->second
+      : nullptr;
 }
 
 void Worker::note_got(int32_t server, int64_t opno, int32_t index) {

@@ -113,13 +113,6 @@ struct WorkerList {
   WorkerTablePtr table;
   // Until the first operation: `last` of each slice, if it must be listed.
   std::vector<int64_t> lasts;
-
-  // Of values one after the other, in elements of so many bytes.
-  Blob part_of(const Blob& values, size_t i, size_t item_bytes) const {
-    return values.slice(
-        static_cast<size_t>(list->begin(i)) * item_bytes,
-        static_cast<size_t>(list->num_elements(i)) * item_bytes);
-  }
 };
 
 const WorkerTable& WorkerTable::current() const {

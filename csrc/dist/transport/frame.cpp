@@ -66,9 +66,8 @@ void code_slices(Coder& coder, M& message) {
   code_slice(coder, message.slice, SliceId::kList);
   coder.expect(!message.slice.is_server());
   if (message.slice.is_list()) {
-    coder.slices(message.list);
+    coder.slices(message.list, message.count);
     coder.expect(message.list && message.list->name() == message.slice);
-    coder.size_of(message.count, message.list);
   }
 }
 

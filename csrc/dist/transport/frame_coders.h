@@ -115,7 +115,7 @@ class FrameWriter {
     }
   }
   // Its bytes, for the reader to know again, and these.
-  void slices(const SliceListPtr& list) {
+  void slices(const SliceListPtr& list, int32_t /*count*/) {
     if (list->encoded.empty()) {
       FrameWriter own(list->num_bytes());
       own.integer(list->size());
@@ -128,7 +128,6 @@ class FrameWriter {
     integer(list->encoded.size());
     raw(list->encoded.data(), list->encoded.size());
   }
-  void size_of(int32_t /*count*/, const SliceListPtr& /*list*/) {}
   void expect(bool /*condition*/) {}
 
   void raw(const void* data, size_t size) {
@@ -303,42 +302,11 @@ class FrameReader {
     values.resize(ok_ ? size : 0);
     std::for_each(values.begin(), values.end(), each);
   }
-  void slices(SliceListPtr& list) {
-    const uint64_t size = integer();
-    expect(size <= left());
-    if (!ok_) {
-      return;
-    }
-    const std::byte* const encoded = at_;
-    at_ += size;
-    list =
-        limits.lists == nullptr ? nullptr : limits.lists->find(encoded, size);
-    if (list) {
-      return;
-    }
-    const std::byte* const end = std::exchange(end_, at_);
-    at_ = encoded;
-    std::vector<SliceList::Part> parts;
-    int64_t num_elements = 0;
-    this->list(parts, 2, [&](auto& part) {
-      key(part.key);
-      counter(part.num_elements);
-      expect(part.num_elements <= kMaxElements - num_elements);
-      num_elements += ok_ ? part.num_elements : 0;
-    });
-    expect(left() == 0 && !parts.empty() && parts.size() <= kMaxListed);
-    end_ = end;
-    if (!ok_) {
-      at_ = end_;
-      return;
-    }
-    list = std::make_shared<const SliceList>(std::move(parts));
-    if (limits.lists != nullptr) {
-      limits.lists->add(encoded, size, list);
-    }
-  }
-  void size_of(int32_t& count, const SliceListPtr& list) {
-    count = ok_ ? static_cast<int32_t>(list->size()) : 1;
+  // And their number.
+  void slices(SliceListPtr& list, int32_t& count) {
+    list = slices();
+    expect(list != nullptr);
+    count = list ? static_cast<int32_t>(list->size()) : 1;
   }
   template <class T, class Each>
   void optional(T& value, const Each& each) {
@@ -371,6 +339,41 @@ class FrameReader {
   uint64_t integer() {
     uint64_t result = 0;
     integer(result);
+    return result;
+  }
+  // Null if they are not valid.
+  SliceListPtr slices() {
+    const uint64_t size = integer();
+    if (!ok_ || size > left()) {
+      return nullptr;
+    }
+    const std::byte* const encoded = at_;
+    at_ += size;
+    if (limits.lists != nullptr) {
+      if (auto known = limits.lists->find(encoded, size)) {
+        return known;
+      }
+    }
+    const std::byte* const end = std::exchange(end_, at_);
+    at_ = encoded;
+    std::vector<SliceList::Part> parts;
+    int64_t num_elements = 0;
+    list(parts, 2, [&](auto& part) {
+      key(part.key);
+      counter(part.num_elements);
+      expect(part.num_elements <= kMaxElements - num_elements);
+      num_elements += ok_ ? part.num_elements : 0;
+    });
+    expect(left() == 0 && !parts.empty() && parts.size() <= kMaxListed);
+    end_ = end;
+    if (!ok_) {
+      at_ = end_;
+      return nullptr;
+    }
+    auto result = std::make_shared<const SliceList>(std::move(parts));
+    if (limits.lists != nullptr) {
+      limits.lists->add(encoded, size, result);
+    }
     return result;
   }
   std::string raw(size_t size) {

@@ -128,6 +128,15 @@ TEST_F(ApplierListsTest, APushOfAnotherSizeChangesNothing) {
   EXPECT_EQ(numbers(1), (Floats{1, 1}));
 }
 
+TEST_F(ApplierListsTest, RankZerosPushMayReplaceTheValues) {
+  EXPECT_FALSE(apply(round({at::ones({6})})));
+  UpdateSpec spec;
+  spec.replaces = true;
+  options = encode(spec);
+  EXPECT_FALSE(apply(round({at::full({6}, 3.0), at::full({6}, 4.0)}, 1)));
+  EXPECT_EQ(numbers(1), (Floats{3, 3}));
+}
+
 TEST_F(ApplierListsTest, WhatAnUpdaterThrowsIsOfOneSlice) {
   applier.updates().set_python(
       1,

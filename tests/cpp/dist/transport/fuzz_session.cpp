@@ -46,13 +46,8 @@ struct ListValue final : Value {
   std::shared_ptr<const std::vector<RoundPart>> of;
 
   ValuePtr part(size_t i) const override {
-    const RoundPart& part = of->at(i);
-    const auto size = static_cast<size_t>(part.spec->item_bytes);
     auto value = std::make_shared<Value>();
-    value->pieces.push_back(
-        pieces[0].slice(
-            static_cast<size_t>(part.begin) * size,
-            static_cast<size_t>(part.num_elements) * size));
+    value->pieces.push_back(of->at(i).of(pieces[0]));
     return value;
   }
 };
