@@ -330,6 +330,7 @@ class DistStore final : public Store {
   PendingPtr sent_spec_; // rank 0's latest
   // Those over several servers; whether they are row-sparse.
   std::unordered_map<Key, bool, KeyHash> split_keys_;
+  std::unordered_set<Key, KeyHash> whole_keys_; // initialized as KeySpec::whole
   CompressionPtr compression_; // null: none
   std::vector<Key> expected_keys_; // of the updater
   std::vector<Key> compression_keys_; // the same of the compression

@@ -331,6 +331,7 @@ void DistStore::erase(const Keys& keys) {
       const std::lock_guard lock(updater_mutex_);
       for (const auto& key : keys.list) {
         split_keys_.erase(key);
+        whole_keys_.erase(key);
       }
     }
     staging_.erase(keys);

@@ -83,6 +83,7 @@ void DistStore::insert_entries(
   // Until the servers have answered: one thread of several initializes a key.
   const KeyTable::Reservation reservation(table_, op, keys);
   std::vector<std::pair<Key, bool>> split;
+  std::vector<Key> whole;
   for (const auto& item : request.items) {
     const auto places = place(
         item.key,
@@ -92,11 +93,15 @@ void DistStore::insert_entries(
     if (places.size() > 1) {
       split.emplace_back(item.key, item.spec.is_row_sparse());
     }
+    if (item.spec.whole) {
+      whole.push_back(item.key);
+    }
   }
   run(op, std::move(request));
   { // before others find the keys
     const std::lock_guard lock(updater_mutex_);
     split_keys_.insert(split.begin(), split.end());
+    whole_keys_.insert(whole.begin(), whole.end());
   }
   table_.insert(op, entries);
 }

@@ -186,12 +186,11 @@ void DistStore::load(StoreState state) {
     }
   });
   const std::vector<Key> present = this->keys();
-  std::unordered_set<Key, KeyHash> whole(present.begin(), present.end());
+  // As they were initialized, which a restarted job does again.
+  std::unordered_set<Key, KeyHash> whole;
   {
     const std::lock_guard lock(updater_mutex_);
-    for (const auto& [key, is_row_sparse] : split_keys_) {
-      whole.erase(key);
-    }
+    whole = whole_keys_;
   }
   if (!present.empty()) {
     Keys erased;
@@ -212,7 +211,7 @@ void DistStore::load(StoreState state) {
   keys.list.append(state.int_keys.begin(), state.int_keys.end());
   keys.list.append(state.str_keys.begin(), state.str_keys.end());
   keys.single = false;
-  // In order; those that were on one server are again.
+  // In order.
   for (size_t begin = 0, end = 0; begin < keys.list.size(); begin = end) {
     Keys run;
     run.single = false;

@@ -294,6 +294,30 @@ def test_load_replaces_what_a_snapshot_restored(tmp_path):
         assert pushed == [[2.0], [2.0]]  # the sum
 
 
+def load_then_train(rank, folder, goes_on):
+    """What init says of keys that load_state_dict has made anew."""
+    kv = torchkv.create("dist_sync", snapshot_dir=folder, snapshot_every="1 rounds")
+    sizes = {"small": 3, "apart": 400_000, "one server": 400_000}
+    keys = list(sizes)
+    for key, size in sizes.items():
+        kv.init(key, torch.zeros(size), whole=key == "one server")
+    if not goes_on:
+        kv.load_state_dict(kv.state_dict())
+        for _ in range(3):
+            kv.push(keys, [torch.ones(size) for size in sizes.values()])
+            kv.pull(keys)
+            time.sleep(0.1)
+    kv.barrier()
+    values = [kv.pull(key).unique().tolist() for key in keys]
+    kv.close()
+    return values
+
+
+def test_a_job_that_loads_goes_on_from_its_snapshot(tmp_path):
+    ranks.run(load_then_train, 2, str(tmp_path), False)
+    assert ranks.run(load_then_train, 2, str(tmp_path), True, restart=1) == [[[2.0]] * 3] * 2
+
+
 def versions(rank):
     kv = torchkv.create("dist_async")
     kv.init("w", torch.zeros(3))
