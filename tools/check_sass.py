@@ -40,9 +40,10 @@ RULES = ("assign", "sgd", "adam", "other", "norm", "measure", "scaled")
 # In the order of core/codec.h.
 CODECS = ("none", "1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk")
 HALF = "(__half|__nv_bfloat16)"
-# Kernels by name, sum<values, stored, rule, number of values> and send<values, codec>
-# as --list shows them; the first match applies. 40, 48, 64, 80 and 128 registers leave
-# room for 6, 5, 4, 3 and 2 blocks.
+FEEDBACK = "(1bit|2bit|fp16|bf16|fp8)"  # codecs with residuals
+# Kernels by name, sum<values, stored, rule, number of values> and send<values, codec,
+# packs> as --list shows them; the first match applies. 40, 48, 64, 80 and 128 registers
+# leave room for 6, 5, 4, 3 and 2 blocks.
 LIMITS = {
     r"copy_kernel<.*": Limits(registers=64, stack=0, loads=4, stores=28),
     r"sum<float, float, assign, [234]> .*": Limits(48, 0, loads=3, stores=1),
@@ -79,14 +80,23 @@ LIMITS = {
     ),
     r"sum<double, double, \w+, 0> .*": Limits(128, 0, loads=5, stores=1, narrow=4),
     r"sum<unsigned (short|int|long), .*": Limits(64, 0, loads=5, stores=1, narrow=4),
-    # The value and the residual; what is sent and the new residual.
-    r"send<float, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 0, loads=2, stores=2),
-    r"send<float, int4>": Limits(40, 0, loads=1, stores=1, narrow=4),
+    # The value and the residual; what is sent, or its codes, and the new residual.
+    rf"send<float, {FEEDBACK}, false>": Limits(40, 0, loads=2, stores=2),
+    rf"send<float, {FEEDBACK}, true>": Limits(40, 0, loads=2, stores=1),
+    r"send<float, int4, false>": Limits(40, 0, loads=1, stores=1, narrow=4),
+    r"send<float, int4, true>": Limits(40, 0, loads=1, stores=0, narrow=4),
     # These read halves by 8 bytes.
-    rf"send<{HALF}, (1bit|2bit|fp16|bf16|fp8)>": Limits(40, 0, loads=1, stores=2),
-    rf"send<{HALF}, int4>": Limits(40, 0, loads=0, stores=1, narrow=4),
-    r"send<double, (1bit|2bit|fp16|bf16|fp8)>": Limits(64, 0, loads=4, stores=4),
-    r"send<double, int4>": Limits(64, 0, loads=2, stores=2, narrow=4),
+    rf"send<{HALF}, {FEEDBACK}, false>": Limits(40, 0, loads=1, stores=2),
+    rf"send<{HALF}, {FEEDBACK}, true>": Limits(40, 0, loads=1, stores=1),
+    rf"send<{HALF}, int4, false>": Limits(40, 0, loads=0, stores=1, narrow=4),
+    rf"send<{HALF}, int4, true>": Limits(40, 0, loads=0, stores=0, narrow=4),
+    rf"send<double, {FEEDBACK}, false>": Limits(64, 0, loads=4, stores=4),
+    rf"send<double, {FEEDBACK}, true>": Limits(64, 0, loads=4, stores=2),
+    r"send<double, int4, false>": Limits(64, 0, loads=2, stores=2, narrow=4),
+    r"send<double, int4, true>": Limits(64, 0, loads=2, stores=0, narrow=4),
+    # A sum and a dense value, or codes by words; the sum.
+    r"receive_kernel<float, \w+>": Limits(40, 0, loads=2, stores=1),
+    r"receive_kernel<double, \w+>": Limits(64, 0, loads=4, stores=2),
     # Words of four rows together, or elements.
     r"row_sum_kernel<float, 4>": Limits(64, 0, loads=4, stores=1, narrow=2),
     rf"row_sum_kernel<{HALF}, 8>": Limits(64, 0, loads=4, stores=2, narrow=2),
@@ -157,7 +167,8 @@ def short_names(symbols: list[str]) -> dict[str, str]:
         symbols, run("c++filt", text="\n".join(symbols)).splitlines(), strict=True
     ):
         name = re.sub(r"^void |\(anonymous namespace\)::|(\w+::)+", "", name)
-        name = re.sub(r"\((Params<|Send\)|RowSums\)|RowStepParams<).*", "", name)
+        calls = r"Params<|Send\)|Receive\)|RowSums\)|RowStepParams<"
+        name = re.sub(rf"\(({calls}).*", "", name)
         for number, rule in enumerate(RULES):
             name = name.replace(f"(Rule){number}", rule)
         for number, codec in enumerate(CODECS):

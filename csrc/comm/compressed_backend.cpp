@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "../core/compressed.h"
+#include "../core/plain_dispatch.h"
 #include "../memory/layout.h"
+#include "receive.h"
 
 namespace torchkv {
 namespace {
@@ -21,6 +23,16 @@ bool is_packed(const Value& value) {
 bool CompressedBackend::add(const Job& job) {
   const bool is_real =
       job.accumulation == c10::kFloat || job.accumulation == c10::kDouble;
+  if (is_real && is_received(job)) {
+    const PlainDispatch plain;
+    const at::Tensor& total =
+        tensors_.emplace_back(receive(backends_.order(), job));
+    const Value value(&total);
+    Job summed = job;
+    summed.values = value;
+    backends_.add(summed);
+    return true;
+  }
   const bool is_supported =
       is_real && job.result->device().is_cpu() &&
       std::all_of(job.values.begin(), job.values.end(), [](const Value& value) {

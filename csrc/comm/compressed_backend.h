@@ -9,9 +9,9 @@
 
 namespace torchkv {
 
-// Compressed values (core/compressed.h), and dense ones between them, in CPU
-// memory. Rules without a kernel, and those that are not elementwise, get a
-// dense sum.
+// Compressed values (core/compressed.h), and dense ones between them: in CPU
+// memory, and codes on CUDA devices. The latter, rules without a kernel, and
+// those that are not elementwise, get a dense sum.
 class CompressedBackend final
     : public EncodedBackend<kernels::cpu::CompressedSumBatch> {
  public:

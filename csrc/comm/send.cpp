@@ -1,6 +1,7 @@
 #include "send.h"
 
 #include "../core/errors.h"
+#include "../kernels/cuda/code_chunk.h"
 #include "../kernels/cuda/library.h"
 #include "cuda_dtype.h"
 #include "send_with_aten.h"
@@ -31,28 +32,31 @@ SentSum sum_with_aten(
   return result;
 }
 
-} // namespace
+bool has_send(const Codec& codec, c10::Device device) {
+  return codec.id != Codec::Id::kTopK && device.is_cuda() &&
+      kernels::cuda::has_kernels(device);
+}
 
-SentSum send(
+// Launches kernels for values whose codes, if they are defined, are these, and
+// which else are added up. Returns the new residuals.
+c10::SmallVector<at::Tensor, 4> launch(
     StreamOrder& order,
     const Place& place,
     const Codec& codec,
     c10::ArrayRef<ToSend> values,
-    c10::ScalarType dtype) {
-  if (codec.id == Codec::Id::kTopK || !place.device.is_cuda() ||
-      !kernels::cuda::has_kernels(place.device)) {
-    return sum_with_aten(codec, values, dtype);
-  }
+    c10::ScalarType dtype,
+    const at::Tensor& sum,
+    c10::ArrayRef<at::Tensor> codes) {
   Runtime& runtime = order.runtime();
-  SentSum result;
-  result.sum = runtime.allocate_like(values[0].value, dtype);
+  c10::SmallVector<at::Tensor, 4> residuals;
   kernels::cuda::Send call{};
   call.codec = codec.id;
   call.threshold = codec.threshold;
-  call.num_elements = result.sum.numel();
-  call.sum = result.sum.mutable_data_ptr();
+  call.num_elements = values[0].value.numel();
+  call.packs = !codes.empty();
+  call.sum = call.packs ? nullptr : sum.mutable_data_ptr();
   c10::SmallVector<at::Tensor, 4> converted; // until the launch
-  const auto launch = [&] {
+  const auto launch_kernel = [&] {
     call.is_aligned = is_aligned(call.sum);
     for (uint32_t k = 0; k < call.num_values; ++k) {
       const auto& sent = call.values[k];
@@ -74,7 +78,7 @@ SentSum send(
     const bool fits =
         call.num_values < kernels::cuda::kMaxSent && call.value == *known;
     if (call.num_values != 0 && !fits) {
-      launch();
+      launch_kernel();
     }
     converted.push_back(read);
     call.value = *known;
@@ -82,14 +86,58 @@ SentSum send(
     sent = {};
     sent.values = read.const_data_ptr();
     sent.stream = stream;
-    at::Tensor& kept = result.residuals.emplace_back();
+    if (call.packs) {
+      sent.codes = codes[residuals.size()].mutable_data_ptr();
+    }
+    at::Tensor& kept = residuals.emplace_back();
     if (codec.has_feedback()) {
       kept = runtime.allocate_like(value, dtype);
       sent.residual = residual.const_data_ptr();
       sent.kept = kept.mutable_data_ptr();
     }
   }
-  launch();
+  launch_kernel();
+  return residuals;
+}
+
+} // namespace
+
+SentSum send(
+    StreamOrder& order,
+    const Place& place,
+    const Codec& codec,
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype) {
+  if (!has_send(codec, place.device)) {
+    return sum_with_aten(codec, values, dtype);
+  }
+  SentSum result;
+  result.sum = order.runtime().allocate_like(values[0].value, dtype);
+  result.residuals = launch(order, place, codec, values, dtype, result.sum, {});
+  return result;
+}
+
+bool has_codes(const Codec& codec, c10::Device from, c10::Device to) {
+  return has_send(codec, from) && has_send(codec, to);
+}
+
+SentCodes send_codes(
+    StreamOrder& order,
+    const Place& place,
+    const Codec& codec,
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype) {
+  const int64_t num_bytes = kernels::cuda::bytes_of_codes(
+      codec.id,
+      static_cast<int64_t>(c10::elementSize(dtype)),
+      values[0].value.numel());
+  SentCodes result;
+  for (size_t i = 0; i < values.size(); ++i) {
+    result.codes.push_back(
+        order.runtime().allocate({num_bytes}, {1}, c10::kByte, place.device));
+  }
+  result.residuals =
+      launch(order, place, codec, values, dtype, {}, result.codes);
   return result;
 }
 

@@ -36,4 +36,22 @@ SentSum send(
     c10::ArrayRef<ToSend> values,
     c10::ScalarType dtype);
 
+// The codes of what is sent of each value, the payloads of DeviceCodes, and the
+// new residuals.
+struct SentCodes {
+  c10::SmallVector<at::Tensor, 4> codes;
+  c10::SmallVector<at::Tensor, 4> residuals; // undefined without feedback
+};
+
+// Whether there are kernels that send codes from and to these devices.
+bool has_codes(const Codec& codec, c10::Device from, c10::Device to);
+
+// As send(). REQUIRES: has_codes() from the device of `place`.
+SentCodes send_codes(
+    StreamOrder& order,
+    const Place& place,
+    const Codec& codec,
+    c10::ArrayRef<ToSend> values,
+    c10::ScalarType dtype);
+
 } // namespace torchkv

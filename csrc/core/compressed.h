@@ -34,6 +34,16 @@ struct Compressed final : Encoding {
   int64_t ties_end = 0;
 };
 
+// What a codec has sent of a value on a CUDA device: the payload is the codes
+// of all its elements (kernels/cuda/code_chunk.h), as bytes.
+struct DeviceCodes final : Encoding {
+  DeviceCodes() {
+    form = kCompressed;
+  }
+
+  Codec codec;
+};
+
 // What a codec has sent of a value, in CPU memory: the payload is the packed
 // codes of all its elements (kernels/cpu/packed_codes.h), as bytes.
 struct Packed final : Encoding {

@@ -126,7 +126,7 @@ void Batch::compress(Slices& slices) {
     for (Value* pushed = own; pushed != value; ++pushed) {
       if (!has_layout_of(entry, *pushed->data)) {
         pushed->data =
-            &laid_out_.emplace_back(slices.laid_out_as(entry, *pushed->data));
+            &tensors_.emplace_back(slices.laid_out_as(entry, *pushed->data));
       }
       if (is_encoded) {
         const auto position = static_cast<size_t>(pushed - own);
@@ -135,7 +135,7 @@ void Batch::compress(Slices& slices) {
       }
     }
     if (!is_encoded) {
-      item.values = compress_to_dense(codec, entry, own, value, slices);
+      item.values = compress_on_devices(codec, entry, own, value, slices);
     }
   }
   for (auto* const list : {&stepping, &accumulating}) {
@@ -151,30 +151,51 @@ void Batch::compress(Slices& slices) {
 
 // Returns what is to be added up instead. What has been accumulated comes
 // before the first value, and sums are made left to right.
-c10::ArrayRef<Value> Batch::compress_to_dense(
+c10::ArrayRef<Value> Batch::compress_on_devices(
     const Codec& codec,
     Entry& entry,
     Value* begin,
     Value* end,
     Slices& slices) {
   const bool may_add = entry.num_accumulated == 0;
-  const Value* const other =
-      std::find_if(begin + 1, end, [&](const Value& value) {
-        return !may_add || value.device() != begin->device();
-      });
-  const auto count = other - begin; // that are replaced by one
+  Value* result = begin;
   size_t position = 0;
   for (Value* first = begin; first != end;) {
-    Value* const last = first == begin ? begin + count : first + 1;
-    SentSum sent = torchkv::compress_to_dense(
-        codec, entry, position, {first, last}, slices);
-    for (auto& residual : sent.residuals) {
+    const c10::Device device = first->device();
+    const bool packs = leaves_as_codes(codec, entry, device);
+    const bool adds = !packs && may_add && first == begin;
+    Value* const last = !packs && !adds
+        ? first + 1
+        : std::find_if(first + 1, end, [&](const Value& value) {
+            return value.device() != device;
+          });
+    const c10::ArrayRef<Value> values(first, last);
+    c10::SmallVector<at::Tensor, 4> residuals;
+    if (packs) {
+      SentCodes sent =
+          torchkv::compress_to_codes(codec, entry, position, values, slices);
+      for (size_t i = 0; i < values.size(); ++i) {
+        DeviceCodes& codes = codes_.emplace_back();
+        codes.sizes = entry.meta.sizes;
+        codes.dtype = residual_dtype(entry.meta);
+        codes.codec = codec;
+        first[i].encoding = &codes;
+        first[i].data = &tensors_.emplace_back(std::move(sent.codes[i]));
+      }
+      residuals = std::move(sent.residuals);
+    } else {
+      SentSum sent =
+          torchkv::compress_to_dense(codec, entry, position, values, slices);
+      last[-1].data = &tensors_.emplace_back(std::move(sent.sum));
+      residuals = std::move(sent.residuals);
+      result = adds ? last - 1 : result;
+    }
+    for (auto& residual : residuals) {
       sent_.push_back({end, position++, std::move(residual)});
     }
-    last[-1].data = &laid_out_.emplace_back(std::move(sent.sum));
     first = last;
   }
-  return {begin + count - 1, end};
+  return {result, end};
 }
 
 void Batch::find_rows(const RuleSpec* rule) {

@@ -83,9 +83,9 @@ class TORCHKV_API Batch {
   void keep_rows();
 
   // Replaces values by what the groups' compression sends of them, except those
-  // of keys with an encoded value; on an accelerator, the first ones of a key
-  // that are on one device by their sum. Frees stale residuals. REQUIRES:
-  // check_compressible.
+  // of keys with an encoded value; on an accelerator, by its codes if they
+  // leave it, else the first ones of a key that are on one device by their sum.
+  // Frees stale residuals. REQUIRES: check_compressible, placed items.
   void compress(Slices& slices);
   // After the compressed values of these items have been added up: counts them,
   // and keeps what was not sent.
@@ -102,7 +102,7 @@ class TORCHKV_API Batch {
   std::vector<Item> accumulating;
 
  private:
-  c10::ArrayRef<Value> compress_to_dense(
+  c10::ArrayRef<Value> compress_on_devices(
       const Codec& codec,
       Entry& entry,
       Value* begin,
@@ -114,16 +114,17 @@ class TORCHKV_API Batch {
   const StoreCompression* const compression_;
   c10::SmallVector<Value, 4> values_;
   std::deque<RowSparse> rows_; // by slot
-  // What compressed values point to.
+  // What values point to that have been laid out or compressed.
+  std::deque<at::Tensor> tensors_;
   std::deque<Compressed> compressed_;
-  // Of values compressed to dense ones.
+  std::deque<DeviceCodes> codes_;
+  // Of values compressed on devices.
   struct PushedResidual {
     const Value* end; // of the item's values
     size_t position;
     at::Tensor residual; // undefined without error feedback
   };
   std::vector<PushedResidual> sent_; // in the order of values_
-  std::deque<at::Tensor> laid_out_;
 };
 
 } // namespace torchkv

@@ -31,6 +31,63 @@ Residual& residual_at(Entry& entry, size_t position, Slices& slices) {
   return entry.residuals.at(position);
 }
 
+// The shape and strides of a value for a tensor of its elements.
+at::Tensor laid_out_as(const at::Tensor& value, const at::Tensor& tensor) {
+  return at::as_strided(tensor, value.sizes(), value.strides());
+}
+
+// Returns what `send(order, place, values)` does for an entry's values, all on
+// one device, with their residuals there; lays out the residuals that it leaves
+// as the values.
+template <class Send>
+auto send_from_device(
+    const Codec& codec,
+    Entry& entry,
+    size_t position,
+    c10::ArrayRef<Value> values,
+    Slices& slices,
+    Send send) {
+  const int64_t num_elements = entry.meta.num_elements;
+  const at::Tensor& first = *values[0].data;
+  const Place place{first.device()};
+  for (size_t i = 0; codec.has_feedback() && i < values.size(); ++i) {
+    Residual& kept = residual_at(entry, position + i, slices);
+    if (kept.tensor.device() != place.device) {
+      const at::Tensor moved =
+          slices.empty_like(entry, residual_dtype(entry.meta), place.device);
+      slices.copy(
+          moved,
+          kept.tensor.is_cpu() ? kept.tensor
+                               : residual_on_cpu(entry, kept, slices));
+      kept.tensor = moved;
+    }
+  }
+  StreamOrder order(slices.streams());
+  order.enter(place);
+  c10::SmallVector<ToSend, 4> all;
+  for (size_t i = 0; i < values.size(); ++i) {
+    ToSend& value = all.emplace_back();
+    value.value = part_of(*values[i].data, 0, num_elements);
+    value.stream = stream_of(codec, entry, position + i);
+    if (codec.has_feedback()) {
+      Residual& kept = entry.residuals[position + i];
+      if (order.enter(place, kept.timeline)) {
+        order.runtime().keep_until_done(kept.tensor, order.stream(place));
+      }
+      value.residual = part_of(kept.tensor, 0, num_elements);
+    }
+  }
+  const PlainDispatch plain;
+  const c10::InferenceMode normal(false);
+  auto result = send(order, place, all);
+  for (auto& residual : result.residuals) {
+    if (residual.defined()) {
+      residual = laid_out_as(first, residual);
+    }
+  }
+  return result;
+}
+
 } // namespace
 
 c10::ScalarType residual_dtype(const Meta& meta) {
@@ -191,52 +248,47 @@ SentSum compress_to_dense(
     size_t position,
     c10::ArrayRef<Value> values,
     Slices& slices) {
-  const c10::ScalarType dtype = residual_dtype(entry.meta);
-  const int64_t num_elements = entry.meta.num_elements;
-  const at::Tensor& first = *values[0].data;
-  const Place place{first.device()};
-  for (size_t i = 0; codec.has_feedback() && i < values.size(); ++i) {
-    Residual& kept = residual_at(entry, position + i, slices);
-    if (kept.tensor.device() != place.device) {
-      const at::Tensor moved = slices.empty_like(entry, dtype, place.device);
-      slices.copy(
-          moved,
-          kept.tensor.is_cpu() ? kept.tensor
-                               : residual_on_cpu(entry, kept, slices));
-      kept.tensor = moved;
+  const auto send_sum = [&](StreamOrder& order,
+                            const Place& place,
+                            c10::ArrayRef<ToSend> all) -> SentSum {
+    const at::Tensor& first = *values[0].data;
+    if (first.numel() == 0) {
+      return {first, c10::SmallVector<at::Tensor, 4>(values.size())};
     }
-  }
-  StreamOrder order(slices.streams());
-  order.enter(place);
-  c10::SmallVector<ToSend, 4> all;
-  for (size_t i = 0; i < values.size(); ++i) {
-    ToSend& value = all.emplace_back();
-    value.value = part_of(*values[i].data, 0, num_elements);
-    value.stream = stream_of(codec, entry, position + i);
-    if (codec.has_feedback()) {
-      Residual& kept = entry.residuals[position + i];
-      if (order.enter(place, kept.timeline)) {
-        order.runtime().keep_until_done(kept.tensor, order.stream(place));
-      }
-      value.residual = part_of(kept.tensor, 0, num_elements);
-    }
-  }
-  if (num_elements == 0) {
-    return {first, c10::SmallVector<at::Tensor, 4>(values.size())};
-  }
-  const PlainDispatch plain;
-  const c10::InferenceMode normal(false);
-  SentSum result = send(order, place, codec, all, dtype);
-  const auto lay_out = [&](at::Tensor& tensor) {
-    tensor = at::as_strided(tensor, first.sizes(), first.strides());
+    SentSum result = send(order, place, codec, all, residual_dtype(entry.meta));
+    result.sum = laid_out_as(first, result.sum);
+    return result;
   };
-  lay_out(result.sum);
-  for (auto& residual : result.residuals) {
-    if (residual.defined()) {
-      lay_out(residual);
-    }
-  }
-  return result;
+  return send_from_device(codec, entry, position, values, slices, send_sum);
+}
+
+SentCodes compress_to_codes(
+    const Codec& codec,
+    Entry& entry,
+    size_t position,
+    c10::ArrayRef<Value> values,
+    Slices& slices) {
+  const auto send =
+      [&](StreamOrder& order, const Place& place, c10::ArrayRef<ToSend> all) {
+        return send_codes(order, place, codec, all, residual_dtype(entry.meta));
+      };
+  return send_from_device(codec, entry, position, values, slices, send);
+}
+
+bool leaves_as_codes(const Codec& codec, const Entry& entry, c10::Device from) {
+  // Fewer are copied in less time than a kernel takes to start.
+  constexpr int64_t kLeast = 32 * 1024;
+  return entry.meta.num_elements >= kLeast &&
+      std::all_of(
+             entry.slices.begin(),
+             entry.slices.end(),
+             [&](const Slice& slice) {
+               return has_codes(codec, from, slice.home.device);
+             }) &&
+      std::any_of(
+             entry.slices.begin(), entry.slices.end(), [&](const Slice& slice) {
+               return slice.home.device != from;
+             });
 }
 
 at::Tensor residual_on_cpu(

@@ -76,6 +76,18 @@ SentSum compress_to_dense(
     c10::ArrayRef<Value> values,
     Slices& slices);
 
+// The codes of each of these values instead.
+SentCodes compress_to_codes(
+    const Codec& codec,
+    Entry& entry,
+    size_t position,
+    c10::ArrayRef<Value> values,
+    Slices& slices);
+
+// Whether a value on a device leaves it as codes: it is added up, at least in
+// part, on another one.
+bool leaves_as_codes(const Codec& codec, const Entry& entry, c10::Device from);
+
 // A copy of a residual in CPU memory. REQUIRES: the entry's mutex.
 at::Tensor residual_on_cpu(
     const Entry& entry,

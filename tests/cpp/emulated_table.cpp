@@ -9,6 +9,7 @@
 #include "kernels/cuda/copy_thread.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/rate_thread.h"
+#include "kernels/cuda/receive_thread.h"
 #include "kernels/cuda/row_step_thread.h"
 #include "kernels/cuda/row_sum_thread.h"
 #include "kernels/cuda/send_thread.h"
@@ -222,6 +223,24 @@ int launch_send(Send send, void* /*stream*/) {
   return emulated_error();
 }
 
+int launch_receive(Receive call, void* /*stream*/) {
+  if (call.is_aligned) {
+    expect_aligned(call.sum);
+    std::for_each_n(
+        call.values, call.num_values, [](const ReceivedValue& value) {
+          expect_aligned(value.memory);
+        });
+  }
+  EXPECT_TRUE(dispatch_receive(call, [&](auto tag) {
+    using Tag = decltype(tag);
+    for_each_thread(
+        num_receive_blocks(call), [&](uint32_t block, uint32_t thread) {
+          receive_thread<typename Tag::number_t, Tag::kId>(call, block, thread);
+        });
+  }));
+  return emulated_error();
+}
+
 template <typename V, int kSize>
 void run_row_packs(const RowSums& call) {
   for_each_thread(
@@ -288,6 +307,7 @@ Table make_table(size_t params_bytes) {
   table.launch_rates = &launch_rates;
   table.launch_copy = &launch_copy;
   table.launch_send = &launch_send;
+  table.launch_receive = &launch_receive;
   table.launch_row_sums = &launch_row_sums;
   table.launch_row_steps = &launch_row_steps;
   return table;

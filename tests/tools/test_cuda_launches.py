@@ -82,7 +82,7 @@ class Launch(ctypes.Structure):
 
 class SentValue(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("values", "residual", "kept")),
+        *((name, ctypes.c_void_p) for name in ("values", "residual", "kept", "codes")),
         ("stream", ctypes.c_uint64),
     ]
 
@@ -93,10 +93,30 @@ class Send(ctypes.Structure):
         ("codec", ctypes.c_uint8),
         ("is_aligned", ctypes.c_bool),
         ("adds", ctypes.c_bool),
+        ("packs", ctypes.c_bool),
         ("num_values", ctypes.c_uint32),
         ("threshold", ctypes.c_double),
         ("num_elements", ctypes.c_int64),
         ("values", SentValue * 8),
+        ("sum", ctypes.c_void_p),
+    ]
+
+
+class ReceivedValue(ctypes.Structure):
+    _fields_ = [("memory", ctypes.c_void_p), ("is_dense", ctypes.c_bool)]
+
+
+class Receive(ctypes.Structure):
+    _fields_ = [
+        ("number", ctypes.c_uint8),
+        ("codec", ctypes.c_uint8),
+        ("is_aligned", ctypes.c_bool),
+        ("adds", ctypes.c_bool),
+        ("num_values", ctypes.c_uint32),
+        ("threshold", ctypes.c_double),
+        ("first", ctypes.c_int64),
+        ("num_elements", ctypes.c_int64),
+        ("values", ReceivedValue * 8),
         ("sum", ctypes.c_void_p),
     ]
 
@@ -138,6 +158,7 @@ class Table(ctypes.Structure):
         ("launch_rates", function(Launch)),
         ("launch_copy", function(Launch)),
         ("launch_send", function(Send, ctypes.c_void_p)),
+        ("launch_receive", function(Receive, ctypes.c_void_p)),
         ("launch_row_sums", function(RowSums, ctypes.c_void_p)),
         ("launch_row_steps", function(RowSteps, ctypes.c_void_p)),
         ("has_code", function(ctypes.POINTER(ctypes.c_bool))),
@@ -202,9 +223,14 @@ def fake(library):
 
 
 def launch(fake, kernel, size):
-    if kernel == "send":
-        send = Send(FLOAT, TWO_BIT, num_elements=16 * 1024 + 1)
+    if kernel in ("send", "send codes"):
+        packs = kernel == "send codes"
+        send = Send(FLOAT, TWO_BIT, packs=packs, num_elements=16 * 1024 + 1)
         return fake.table.launch_send(send, None)
+    if kernel == "receive":
+        # The first chunk has one of the elements.
+        receive = Receive(FLOAT, TWO_BIT, first=1023, num_elements=15 * 1024 + 2)
+        return fake.table.launch_receive(receive, None)
     if kernel == "rows":
         # 256 threads of 4 columns each, but for the last block.
         rows = RowSums(FLOAT, is_aligned=True, num_rows=129, num_columns=128)
@@ -232,6 +258,8 @@ def launch(fake, kernel, size):
         *(("rates", size) for size in (4096, 12288, 31744)),
         *(("sum", size) for size in (4096, 12288, 31744)),
         ("send", None),
+        ("send codes", None),
+        ("receive", None),
         ("rows", None),
         ("steps of rows", None),
     ],
@@ -255,6 +283,9 @@ def test_what_has_no_kernel_is_not_launched(fake):
         steps = RowSteps(RowSums(value), stored)
         assert fake.table.launch_row_steps(steps, None) == 98
     assert fake.table.launch_send(Send(INT64, TWO_BIT, num_elements=1), None) == 98
+    for number, codec in ((HALF, TWO_BIT), (INT64, TWO_BIT), (FLOAT, TOP_K)):
+        receive = Receive(number, codec, num_elements=1)
+        assert fake.table.launch_receive(receive, None) == 98
     assert fake.num_launches == 0
 
 

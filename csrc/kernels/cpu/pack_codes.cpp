@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../codecs.h"
+#include "../codes.h"
 #include "access.h"
 #include "cache_line.h"
 #include "chunks.h"
@@ -32,26 +32,22 @@ TORCHKV_CLONES void pack_words(
   }
 }
 
-// The integers that stand for what is sent, of each codec.
+// Of each codec, the codes of what is sent.
 
 template <typename T>
 TORCHKV_CLONES void code_1bit(const T* sent, int64_t size, uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
-    codes[i] = sent[i] > 0 ? 1 : 0;
+    codes[i] = codecs::code_1bit(sent[i]);
   }
 }
 
-// 0, 1: the threshold, 2: its negative.
 template <typename T>
 TORCHKV_CLONES void code_2bit(const T* sent, int64_t size, uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
-    codes[i] = (sent[i] > 0 ? 1U : 0U) | (sent[i] < 0 ? 2U : 0U);
+    codes[i] = codecs::code_2bit(sent[i]);
   }
 }
 
-// 1 to 15: -7 to 7 scales; 0: NaN. What is sent is such a multiple of the
-// scale, rounded, so that multiplying it by the inverse is off by far less than
-// a half.
 template <typename T>
 TORCHKV_CLONES void code_int4(
     const T* sent,
@@ -59,17 +55,10 @@ TORCHKV_CLONES void code_int4(
     int64_t size,
     uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
-    const T shifted =
-        codecs::either(codecs::is_finite(sent[i]), sent[i], T(0)) * inverse +
-        T(8.5);
-    const auto code = static_cast<uint32_t>(static_cast<int32_t>(shifted));
-    codes[i] = codecs::is_finite(sent[i]) ? code : 0;
+    codes[i] = codecs::code_int4(sent[i], inverse);
   }
 }
 
-// What is sent is a number of e4m3 times the scale, rounded. A number has the
-// bits of a float but for the exponent's bias, if it is normal; else it is a
-// multiple of 2^-9.
 template <typename T>
 TORCHKV_CLONES void code_fp8(
     const T* sent,
@@ -77,18 +66,7 @@ TORCHKV_CLONES void code_fp8(
     int64_t size,
     uint32_t* codes) {
   for (int64_t i = 0; i < size; ++i) {
-    const bool is_finite = codecs::is_finite(sent[i]);
-    const T finite = codecs::either(is_finite, sent[i], T(0));
-    const float number =
-        codecs::rounded<20, -6>(static_cast<float>(finite * inverse));
-    const uint32_t bits = codecs::magnitude_bits(number);
-    const uint32_t normal = (bits >> 20U) - kFp8Bias;
-    const auto subnormal = static_cast<uint32_t>(
-        static_cast<int32_t>(codecs::from_bits<float>(bits) * kFp8PerUnit));
-    const uint32_t code = bits < kFp8Normal ? subnormal : normal;
-    uint32_t sign;
-    std::memcpy(&sign, &number, sizeof(sign));
-    codes[i] = is_finite ? ((sign >> 24U) & 0x80U) | code : kFp8Nan;
+    codes[i] = codecs::code_fp8(sent[i], inverse);
   }
 }
 

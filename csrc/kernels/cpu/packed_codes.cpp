@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../codecs.h"
+#include "../codes.h"
 #include "access.h"
 #include "cache_line.h"
 #include "clones.h"
@@ -35,7 +35,7 @@ TORCHKV_CLONES void unpack_words(
 template <typename T>
 TORCHKV_CLONES void value_1bit(const uint32_t* codes, int64_t size, T* sent) {
   for (int64_t i = 0; i < size; ++i) {
-    sent[i] = codes[i] != 0 ? T(1) : T(-1);
+    sent[i] = codecs::number_1bit<T>(codes[i]);
   }
 }
 
@@ -46,8 +46,7 @@ TORCHKV_CLONES void value_2bit(
     int64_t size,
     T* sent) {
   for (int64_t i = 0; i < size; ++i) {
-    const T low = codes[i] == 2 ? -threshold : T(0);
-    sent[i] = codes[i] == 1 ? threshold : low;
+    sent[i] = codecs::number_2bit(codes[i], threshold);
   }
 }
 
@@ -58,8 +57,7 @@ TORCHKV_CLONES void value_int4(
     int64_t size,
     T* sent) {
   for (int64_t i = 0; i < size; ++i) {
-    const T value = T(static_cast<int32_t>(codes[i]) - 8) * scale;
-    sent[i] = codes[i] != 0 ? value : codecs::kNan<T>;
+    sent[i] = codecs::number_int4(codes[i], scale);
   }
 }
 
@@ -70,17 +68,7 @@ TORCHKV_CLONES void value_fp8(
     int64_t size,
     T* sent) {
   for (int64_t i = 0; i < size; ++i) {
-    const uint32_t code = codes[i];
-    const uint32_t magnitude = code & 0x7FU;
-    const auto normal = codecs::from_bits<float>((magnitude + kFp8Bias) << 20U);
-    const float subnormal =
-        static_cast<float>(static_cast<int32_t>(magnitude)) / kFp8PerUnit;
-    const float number = codecs::either(magnitude < 8, subnormal, normal);
-    uint32_t bits;
-    std::memcpy(&bits, &number, sizeof(bits));
-    const auto value = codecs::from_bits<float>(bits | ((code & 0x80U) << 24U));
-    sent[i] =
-        codecs::either(magnitude == kFp8Nan, codecs::kNan<T>, T(value) * scale);
+    sent[i] = codecs::number_fp8(codes[i], scale);
   }
 }
 

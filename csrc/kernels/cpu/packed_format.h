@@ -50,13 +50,6 @@ inline int64_t bytes_of_codes(Id id, int64_t num_elements) {
   return id == Id::kFp8 ? num_elements : 2 * num_elements;
 }
 
-// Of the numbers of fp8.
-constexpr uint32_t kFp8Bias = (127 - 7) * 8; // in units of the mantissa
-// The bits of 2^-6, the least normal one, as a float.
-constexpr uint32_t kFp8Normal = uint32_t{127 - 6} << 23U;
-constexpr float kFp8PerUnit = 512; // subnormal ones
-constexpr uint32_t kFp8Nan = 0x7F;
-
 template <typename T>
 T number_at(const char* from, int64_t index) {
   T value;

@@ -4,10 +4,10 @@
 namespace torchkv::kernels::cuda {
 namespace {
 
-template <typename V, Codec::Id kCodec>
+template <typename V, Codec::Id kCodec, bool kPacks>
 __global__ void __launch_bounds__(kThreads, kSendBlocksPerMultiprocessor)
     send_kernel(const __grid_constant__ Send send) {
-  using Thread = SendThread<V, kCodec>;
+  using Thread = SendThread<V, kCodec, kPacks>;
   Thread thread(blockIdx.x, threadIdx.x);
   thread.begin(send);
   TORCHKV_NO_UNROLL
@@ -41,8 +41,10 @@ int launch_send(Send send, void* stream) {
         (send.num_elements + kSendChunk - 1) / kSendChunk);
     void* arguments[] = {&send};
     error = returned(cudaLaunchKernel(
-        reinterpret_cast<const void*>(
-            &send_kernel<typename Thread::value_t, Thread::kId>),
+        reinterpret_cast<const void*>(&send_kernel<
+                                      typename Thread::value_t,
+                                      Thread::kId,
+                                      Thread::kPacksCodes>),
         dim3(num_blocks),
         dim3(kThreads),
         arguments,

@@ -4,21 +4,17 @@
 
 #include "../../core/mixed_bits.h"
 #include "../codecs.h"
+#include "code_chunk.h"
 #include "dtypes.h"
 #include "params.h"
 #include "types.h"
 
-// Sums of what codecs send: the code of one thread of one block, compiled for
-// GPUs by send.cu, and for the host by the tests.
+// What codecs send, added up or as codes: the code of one thread of one block,
+// compiled for GPUs by send.cu, and for the host by the tests.
 namespace torchkv::kernels::cuda {
 
-// A thread has this many consecutive elements, and a block kSendChunk: a whole
-// number of the codec's blocks with one scale.
-constexpr int kSendPack = 4;
-static_assert(kThreads * kSendPack == kSendChunk);
-
 // The threads that find the scale of their elements together; 0 for a codec
-// without scales.
+// without scales. A block has a whole number of the codec's blocks.
 constexpr uint32_t threads_of_scale(Codec::Id codec) {
   return static_cast<uint32_t>(Codec{codec}.block_size()) / kSendPack;
 }
@@ -27,35 +23,37 @@ static_assert(kThreads % threads_of_scale(Codec::Id::kInt4) == 0);
 
 // The threads of a block begin(), and for each value they load(); with a codec
 // that has scales, they share what largest() returns, and scale by the maximum;
-// then they add(). In the end they finish(): the sum is stored.
-template <typename V, Codec::Id kCodec>
+// then they add() it, or store its codes. In the end they finish(): the sum is
+// stored.
+template <typename V, Codec::Id kCodec, bool kPacks>
 class SendThread {
  public:
   using value_t = V;
   using number_t = arithmetic_t<V>;
   static constexpr Codec::Id kId = kCodec;
+  static constexpr bool kPacksCodes = kPacks;
   static constexpr uint32_t kThreadsOfScale = threads_of_scale(kCodec);
 
   TORCHKV_HOST_DEVICE SendThread(uint32_t block, uint32_t thread)
       : first_(int64_t{block} * kSendChunk + int64_t{thread} * kSendPack) {}
 
   TORCHKV_HOST_DEVICE inline void begin(const Send& send) {
-    if (send.adds) {
-      load_pack(static_cast<const number_t*>(send.sum), send, total_);
+    if (!kPacks && send.adds) {
+      range(send).load(static_cast<const number_t*>(send.sum), total_);
     }
   }
 
   TORCHKV_HOST_DEVICE inline void load(const Send& send, uint32_t k) {
     const SentValue& value = send.values[k];
     Pack<V, kSendPack> given;
-    load_pack(static_cast<const V*>(value.values), send, given);
+    range(send).load(static_cast<const V*>(value.values), given);
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       values_.at[i] = widen(given.at[i]);
     }
     if constexpr (kHasResidual) {
       Pack<number_t, kSendPack> residual;
-      load_pack(static_cast<const number_t*>(value.residual), send, residual);
+      range(send).load(static_cast<const number_t*>(value.residual), residual);
       TORCHKV_UNROLL
       for (int i = 0; i < kSendPack; ++i) {
         values_.at[i] = values_.at[i] + residual.at[i];
@@ -83,7 +81,7 @@ class SendThread {
   }
 
   TORCHKV_HOST_DEVICE inline void add(const Send& send, uint32_t k) {
-    const bool is_first = k == 0 && !send.adds;
+    [[maybe_unused]] const bool is_first = k == 0 && !send.adds;
     uint32_t bits = 0; // of the random numbers
     if constexpr (kCodec == Codec::Id::kInt4) {
       constexpr auto kBlock = int64_t{kThreadsOfScale} * kSendPack;
@@ -92,27 +90,57 @@ class SendThread {
           static_cast<uint32_t>(first_ % kBlock);
     }
     Pack<number_t, kSendPack> kept;
+    [[maybe_unused]] word_t word = 0;
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       const number_t value = values_.at[i];
       const number_t sent =
           sent_of(send, value, bits + static_cast<uint32_t>(i));
       kept.at[i] = kIsMxnet ? value - sent : codecs::residual_of(value, sent);
-      total_.at[i] = is_first ? sent : total_.at[i] + sent;
+      if constexpr (kPacks) {
+        const word_t code = Chunk::code_of(sent, scale_.inverse);
+        word = static_cast<word_t>(word | (code << (i * Chunk::kBits)));
+      } else {
+        total_.at[i] = is_first ? sent : total_.at[i] + sent;
+      }
     }
     if constexpr (kHasResidual) {
-      store_pack<true>(kept, send, static_cast<number_t*>(send.values[k].kept));
+      range(send).template store<true>(
+          kept, static_cast<number_t*>(send.values[k].kept));
+    }
+    if constexpr (kPacks) {
+      store_codes(send.values[k].codes, word);
     }
   }
 
   TORCHKV_HOST_DEVICE inline void finish(const Send& send) const {
-    store_pack<false>(total_, send, static_cast<number_t*>(send.sum));
+    if constexpr (!kPacks) {
+      range(send).template store<false>(
+          total_, static_cast<number_t*>(send.sum));
+    }
   }
 
  private:
   static constexpr bool kHasResidual = Codec{kCodec}.has_feedback();
   static constexpr bool kIsMxnet =
       kCodec == Codec::Id::k1Bit || kCodec == Codec::Id::k2Bit;
+  using Chunk = CodeChunk<number_t, kCodec>;
+  using word_t = typename Chunk::word_t;
+
+  TORCHKV_HOST_DEVICE inline SendRange range(const Send& send) const {
+    return {first_, send.num_elements, send.is_aligned};
+  }
+
+  TORCHKV_HOST_DEVICE inline void store_codes(void* codes, word_t word) const {
+    const int64_t chunk = first_ / kSendChunk;
+    const auto thread = static_cast<uint32_t>(first_ % kSendChunk) / kSendPack;
+    Chunk::words(codes, chunk)[thread] = word;
+    if constexpr (kThreadsOfScale != 0) {
+      if (thread % kThreadsOfScale == 0) {
+        Chunk::scales(codes, chunk)[thread / kThreadsOfScale] = scale_.scale;
+      }
+    }
+  }
 
   TORCHKV_HOST_DEVICE inline number_t sent_of(
       const Send& send,
@@ -134,48 +162,10 @@ class SendThread {
     }
   }
 
-  TORCHKV_HOST_DEVICE inline bool is_whole(const Send& send) const {
-    return send.is_aligned && first_ + kSendPack <= send.num_elements;
-  }
-
-  // Elements behind the last one are zeros.
-  template <typename T>
-  TORCHKV_HOST_DEVICE inline void load_pack(
-      const T* source,
-      const Send& send,
-      Pack<T, kSendPack>& pack) const {
-    if (is_whole(send)) {
-      pack = cuda::load<true, T, kSendPack>(source + first_);
-      return;
-    }
-    TORCHKV_UNROLL
-    for (int i = 0; i < kSendPack; ++i) {
-      pack.at[i] =
-          first_ + i < send.num_elements ? source[first_ + i] : narrow<T>(0);
-    }
-  }
-
-  template <bool kStreams, typename T>
-  TORCHKV_HOST_DEVICE inline void store_pack(
-      const Pack<T, kSendPack>& pack,
-      const Send& send,
-      T* destination) const {
-    if (is_whole(send)) {
-      store<kStreams>(pack, destination + first_);
-      return;
-    }
-    TORCHKV_UNROLL
-    for (int i = 0; i < kSendPack; ++i) {
-      if (first_ + i < send.num_elements) {
-        destination[first_ + i] = pack.at[i];
-      }
-    }
-  }
-
   int64_t first_; // of its elements
   Pack<number_t, kSendPack> values_; // with the residuals
   Pack<number_t, kSendPack> total_;
-  codecs::Scale<number_t> scale_;
+  codecs::Scale<number_t> scale_{}; // of a codec with scales
 };
 
 // One step of a maximum over `kGroup` threads, whose result is that of the
@@ -196,34 +186,22 @@ struct SendTag {
   using type = Thread;
 };
 
-template <typename V, Codec::Id... kCodecs, typename F>
-bool dispatch_codec(Codec::Id codec, F f) {
-  const auto call = [&](auto tag) {
-    if (codec != decltype(tag)::type::kId) {
-      return false;
-    }
-    f(tag);
-    return true;
-  };
-  return (call(SendTag<SendThread<V, kCodecs>>()) || ...);
-}
-
-// Calls `f` with the SendTag of the SendThread for the dtype and the codec, and
-// returns whether there is one.
+// Calls `f` with the SendTag of the SendThread for the dtype, the codec and
+// whether it packs, and returns whether there is one.
 template <typename F>
 bool dispatch_send(const Send& send, F f) {
   bool is_known = false;
   dispatch_dtype(send.value, [&](auto value) {
     using V = decltype(value);
     if constexpr (is_floating(dtype_of<V>())) {
-      is_known = dispatch_codec<
-          V,
-          Codec::Id::k1Bit,
-          Codec::Id::k2Bit,
-          Codec::Id::kFp16,
-          Codec::Id::kBf16,
-          Codec::Id::kFp8,
-          Codec::Id::kInt4>(send.codec, f);
+      is_known = dispatch_codec(send.codec, [&](auto codec) {
+        constexpr auto kCodec = decltype(codec)::value;
+        if (send.packs) {
+          f(SendTag<SendThread<V, kCodec, true>>());
+        } else {
+          f(SendTag<SendThread<V, kCodec, false>>());
+        }
+      });
     }
   });
   return is_known;

@@ -72,6 +72,7 @@ Table make_table() {
       &launch_rates,
       &launch_copy,
       &launch_send,
+      &launch_receive,
       &launch_row_sums,
       &launch_row_steps,
       &has_code,

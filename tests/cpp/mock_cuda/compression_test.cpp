@@ -14,6 +14,7 @@
 
 #include "devices_test.h"
 #include "emulated_table.h"
+#include "function_updater.h"
 #include "kernels/cuda/library.h"
 #include "kvstore.h"
 #include "optimizer_helpers.h"
@@ -111,6 +112,47 @@ class CompressedDevicesTest
   StorePtr store_;
 };
 
+// Counts launches of the kernels while it lives.
+class CountedLaunches {
+ public:
+  CountedLaunches() {
+    given() = kernels::cuda::table();
+    counts() = {};
+    static kernels::cuda::Table counting;
+    counting = *given();
+    counting.launch_send = [](kernels::cuda::Send send, void* stream) {
+      ++(send.packs ? counts().codes : counts().sums);
+      return given()->launch_send(send, stream);
+    };
+    counting.launch_receive = [](kernels::cuda::Receive call, void* stream) {
+      ++counts().received;
+      return given()->launch_receive(call, stream);
+    };
+    kernels::cuda::set_table(&counting);
+  }
+  ~CountedLaunches() {
+    kernels::cuda::set_table(given());
+  }
+  CountedLaunches(const CountedLaunches&) = delete;
+  CountedLaunches& operator=(const CountedLaunches&) = delete;
+
+  struct Counts {
+    int sums = 0; // of what is sent
+    int codes = 0;
+    int received = 0;
+  };
+  static Counts& counts() {
+    static Counts counts;
+    return counts;
+  }
+
+ private:
+  static const kernels::cuda::Table*& given() {
+    static const kernels::cuda::Table* given = nullptr;
+    return given;
+  }
+};
+
 constexpr auto kCodecs =
     {"1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk"};
 
@@ -152,21 +194,14 @@ TEST_P(CompressedDevicesTest, OneLaunchSendsTheValuesOfADevice) {
   if (!GetParam().has_kernels || GetParam().num_devices != 1) {
     GTEST_SKIP() << "of one device with kernels";
   }
-  static const kernels::cuda::Table* const given = kernels::cuda::table();
-  static int num_launches = 0;
-  static kernels::cuda::Table counting = *given;
-  num_launches = 0;
-  counting.launch_send = [](kernels::cuda::Send send, void* stream) {
-    ++num_launches;
-    return given->launch_send(send, stream);
-  };
-  kernels::cuda::set_table(&counting);
+  const CountedLaunches launches_of_kernels;
   compress("2bit");
   init(3, random(at::kBFloat16));
   testing::emulated_launches().clear();
   push_some(3, at::kBFloat16);
   expect_pulled(3);
-  EXPECT_EQ(num_launches, 1);
+  EXPECT_EQ(CountedLaunches::counts().sums, 1);
+  EXPECT_EQ(CountedLaunches::counts().codes, 0);
   // A kernel rounds the sum of fp32, too.
   const auto& launches = testing::emulated_launches();
   EXPECT_TRUE(
@@ -174,7 +209,56 @@ TEST_P(CompressedDevicesTest, OneLaunchSendsTheValuesOfADevice) {
         return !launch.is_copy && launch.head.first_is_sum &&
             launch.head.num_values == 1;
       }));
-  kernels::cuda::set_table(given);
+}
+
+TEST_P(CompressedDevicesTest, CodesOfLargeValuesLeaveADevice) {
+  if (!GetParam().has_kernels || GetParam().num_devices != 2) {
+    GTEST_SKIP() << "of two devices with kernels";
+  }
+  compress("2bit");
+  const auto& counts = CountedLaunches::counts();
+  const auto push_counted = [&](const Key& key, const at::Tensor& model) {
+    const CountedLaunches launches_of_kernels;
+    std::vector<at::Tensor> values; // on devices 0, 1, 0, 1
+    for (int i = 0; i < 4; ++i) {
+      values.push_back(at::randn_like(model));
+    }
+    push(key, values);
+    expect_pulled(key);
+    return counts;
+  };
+  // Too small for codes: each value's sum.
+  init(1, at::zeros({1000}));
+  EXPECT_EQ(push_counted(1, at::zeros({1000})).codes, 0);
+  EXPECT_EQ(counts.sums, 4);
+  EXPECT_EQ(counts.received, 0);
+  // On one device: its own values are dense.
+  const at::Tensor whole = at::zeros({40000});
+  init(2, whole);
+  EXPECT_EQ(push_counted(2, whole).codes, 2);
+  EXPECT_EQ(counts.sums, 2);
+  EXPECT_EQ(counts.received, 1);
+  // Sharded over both: all values leave their device.
+  const at::Tensor sharded = at::zeros({300003});
+  init(3, sharded);
+  EXPECT_EQ(push_counted(3, sharded).codes, 4);
+  EXPECT_EQ(counts.sums, 0);
+  EXPECT_EQ(counts.received, 2);
+}
+
+TEST_P(CompressedDevicesTest, UpdatersSeeTheSumOfCodes) {
+  compress("int4");
+  init(3, random());
+  for (const auto& store : {store_, expected_}) {
+    store->set_updater(
+        testing::updater_of(
+            [](const at::Tensor& input, const at::Tensor& stored) {
+              stored.mul_(0.5).add_(input);
+            }));
+  }
+  push_some(3);
+  push_some(3);
+  expect_pulled(3, 1e-6);
 }
 
 TEST_P(CompressedDevicesTest, AddsToWhatIsAccumulated) {

@@ -10,6 +10,7 @@
 
 #include "emulated_table.h"
 #include "host_memory.h"
+#include "kernels/cuda/code_chunk.h"
 #include "mock_cuda.h"
 
 namespace torchkv::mock_cuda {
@@ -207,17 +208,46 @@ int launch_send(Send send, void* stream) {
   check_code();
   const auto count = static_cast<size_t>(send.num_elements);
   const size_t bytes = count * bytes_of_sum(send.value);
-  std::vector<Range> ranges{{send.sum, bytes, true}};
+  const auto bytes_of_codes = static_cast<size_t>(kernels::cuda::bytes_of_codes(
+      send.codec,
+      static_cast<int64_t>(bytes_of_sum(send.value)),
+      send.num_elements));
+  std::vector<Range> ranges;
+  if (!send.packs) {
+    ranges.push_back({send.sum, bytes, true});
+  }
   std::for_each_n(send.values, send.num_values, [&](const SentValue& value) {
     ranges.push_back({value.values, count * bytes_of(send.value), false});
     if (value.residual != nullptr) {
       ranges.push_back({value.residual, bytes, false});
       ranges.push_back({value.kept, bytes, true});
     }
+    if (send.packs) {
+      ranges.push_back({value.codes, bytes_of_codes, true});
+    }
   });
   const auto error = std::make_shared<int>(0);
   launch("send", stream, ranges, [=] {
     *error = testing::emulated_table().launch_send(send, stream);
+  });
+  return *error;
+}
+
+int launch_receive(Receive call, void* stream) {
+  check_code();
+  const size_t size = bytes_of(call.number);
+  const size_t bytes = static_cast<size_t>(call.num_elements) * size;
+  const auto bytes_of_codes = static_cast<size_t>(kernels::cuda::bytes_of_codes(
+      call.codec, static_cast<int64_t>(size), call.first + call.num_elements));
+  std::vector<Range> ranges{{call.sum, bytes, true}};
+  std::for_each_n(
+      call.values, call.num_values, [&](const ReceivedValue& value) {
+        ranges.push_back(
+            {value.memory, value.is_dense ? bytes : bytes_of_codes, false});
+      });
+  const auto error = std::make_shared<int>(0);
+  launch("receive", stream, ranges, [=] {
+    *error = testing::emulated_table().launch_receive(call, stream);
   });
   return *error;
 }
@@ -329,6 +359,7 @@ const Table& table() {
       &launch_rates,
       &launch_copy,
       &launch_send,
+      &launch_receive,
       &launch_row_sums,
       &launch_row_steps,
       &has_code_of_current,
