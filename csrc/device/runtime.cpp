@@ -159,7 +159,7 @@ class C10Runtime final : public Runtime {
             }};
   }
 
-  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+  void copy_pinned(const at::Tensor& destination, const at::Tensor& source)
       override {
     const PlainDispatch plain;
     destination.copy_(source, /*non_blocking=*/true);

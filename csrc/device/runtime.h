@@ -96,10 +96,11 @@ class TORCHKV_API Runtime {
       void* data,
       size_t size,
       c10::Device device) = 0;
-  // Enqueues a copy on the current stream of the source, an accelerator's.
-  // Blocks the host only if the destination, in CPU memory, is not pinned. Keep
-  // both until it is done.
-  virtual void copy_to_host(
+  // Enqueues a copy between CPU memory and an accelerator, of one dtype, on the
+  // accelerator's current stream. Blocks the host only if the CPU memory is not
+  // pinned. Keep both until it is done, but for what allocate_on_host() has
+  // returned for a CUDA device.
+  virtual void copy_pinned(
       const at::Tensor& destination,
       const at::Tensor& source) = 0;
 };

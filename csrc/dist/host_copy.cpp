@@ -74,7 +74,7 @@ std::vector<at::Tensor> HostCopy::wait() {
             : runtime.allocate_on_host(
                   from.sizes(), from.scalar_type(), device);
         runtime.keep_until_done(from, stream); // should this throw
-        runtime.copy_to_host(copies[i], from);
+        runtime.copy_pinned(copies[i], from);
       }
     }
     runtime.record(*event, stream);

@@ -9,6 +9,7 @@
 #include "../core/errors.h"
 #include "../memory/layout.h"
 #include "byte_counts.h"
+#include "device_copies.h"
 #include "errors.h"
 
 namespace torchkv::dist {
@@ -278,13 +279,15 @@ void Receipt::write(const Return& result) {
   }
   const std::vector<Blobs> pieces = pieces_of(outs_, result.results);
   kernels::cpu::CopyBatch batch;
+  DeviceCopies copies(runtime_);
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
-    write_key(batch, pieces[i], outs_.metas[i], outs_.tensors[i]);
+    write_key(batch, copies, pieces[i], outs_.metas[i], outs_.tensors[i]);
     if (!together) {
       std::exchange(batch, {}).run();
     }
   }
   batch.run();
+  copies.wait();
   outs_ = {};
 }
 
@@ -317,14 +320,22 @@ void Receipt::write_lists(const std::vector<SliceResult>& results) const {
 
 void Receipt::write_key(
     kernels::cpu::CopyBatch& batch,
+    DeviceCopies& copies,
     c10::ArrayRef<Blob> pieces,
     const Meta& meta,
     c10::ArrayRef<at::Tensor> outs) const {
   at::Tensor value;
+  at::Tensor pinned;
   c10::SmallVector<void*, 2> plain;
   for (const auto& out : outs) {
-    if (is_plain(out) && out.scalar_type() == meta.dtype) {
+    const bool is_stored = out.scalar_type() == meta.dtype;
+    if (is_plain(out) && is_stored) {
       plain.push_back(out.unsafeGetTensorImpl()->mutable_data());
+    } else if (out.is_cuda() && is_stored) {
+      if (!pinned.defined()) {
+        pinned = copies.pinned(pieces, meta, out.device());
+      }
+      copies.add(out, pinned);
     } else {
       if (!value.defined()) {
         value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);

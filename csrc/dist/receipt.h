@@ -17,6 +17,8 @@
 
 namespace torchkv::dist {
 
+class DeviceCopies;
+
 // Where the values that a call pulls go.
 struct Outs {
   using TensorsOfKey = c10::SmallVector<at::Tensor, 1>;
@@ -71,6 +73,7 @@ class Receipt final : public Completion,
   void write_lists(const std::vector<SliceResult>& results) const;
   void write_key(
       kernels::cpu::CopyBatch& batch,
+      DeviceCopies& copies,
       c10::ArrayRef<Blob> pieces,
       const Meta& meta,
       c10::ArrayRef<at::Tensor> outs) const;

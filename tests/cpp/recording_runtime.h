@@ -74,9 +74,9 @@ class RecordingRuntime final : public Runtime {
       c10::Device /*device*/) override {
     return nullptr;
   }
-  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+  void copy_pinned(const at::Tensor& destination, const at::Tensor& source)
       override {
-    log.emplace_back("copy to host");
+    log.emplace_back("copy pinned");
     destination.copy_(source);
   }
 

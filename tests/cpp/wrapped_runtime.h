@@ -59,9 +59,9 @@ class WrappedRuntime : public Runtime {
       override {
     return real_.pin(data, size, device);
   }
-  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+  void copy_pinned(const at::Tensor& destination, const at::Tensor& source)
       override {
-    real_.copy_to_host(destination, source);
+    real_.copy_pinned(destination, source);
   }
 
  private:

@@ -1,5 +1,6 @@
 """How many bytes a push and a pull move: the table in docs/architecture.md."""
 
+import contextlib
 import os
 
 import pytest
@@ -9,71 +10,101 @@ import ranks
 import torchkv
 from torchkv import _C
 
-SIZE = 400_000  # half on each server, in one piece
-NUM_BYTES = 4 * SIZE
+# Elements of the value, half of it on each server: in one piece, in several.
+SHORT, LONG = 400_000, 2_500_000
 STEPS = 10
 
-PUSHPULL = "pushpull"
-TWO_CALLS = "push, pull"
+PUSHPULL, PUSH, PULL = "pushpull", "push", "pull"
 # What is copied for servers: the own one reads a waiting caller's memory.
-SUMMED = {PUSHPULL: 0.5, TWO_CALLS: 1.0}
+SUMMED = {PUSHPULL: 0.5, PUSH: 1.0, PULL: 0.0}
+# A half to the other server, a half to the other worker.
+TO_OTHERS = {PUSHPULL: 1.0, PUSH: 0.5, PULL: 0.5}
+WRITTEN = {PUSHPULL: 1.0, PUSH: 0.0, PULL: 1.0}
 
 
-def moved(rank, way, environment):
+def moved(rank, way, size, environment):
     """By kind, how many times the bytes of the value a step has moved."""
     os.environ.update(environment)
     kv = torchkv.create("dist_sync")
-    kv.init("w", torch.zeros(SIZE))
+    kv.init("w", torch.zeros(size))
     kv.set_optimizer("sgd", learning_rate=1.0)
-    value, out = torch.ones(SIZE), torch.empty(SIZE)
+    value, out = torch.ones(size), torch.empty(size)
 
     def steps():
         for _ in range(STEPS):
             if way == PUSHPULL:
                 kv.pushpull("w", value, out=out)
-            else:
+            elif way == PUSH:
                 kv.push("w", value)
+                kv.barrier()  # or several pushes are on their way
+            else:
                 kv.pull("w", out=out)
         kv.barrier()
 
+    kv.pushpull("w", value, out=out)  # what init has made goes through sockets
     steps()
     before = _C.byte_counts()
+    kv.barrier()
     steps()
     after = _C.byte_counts()
     kv.barrier()
+    kv.pull("w", out=out)
+    kv.barrier()
     kv.close()
-    assert out.eq(-2 * STEPS * ranks_of_job()).all()
-    return {name: (after[name] - before[name]) / NUM_BYTES / STEPS for name in after}
+    num_pushes = 1 + (0 if way == PULL else 2 * STEPS)
+    assert out.eq(-num_pushes * ranks_of_job()).all()
+    num_bytes = value.nbytes * STEPS
+    return {name: (after[name] - before[name]) / num_bytes for name in after}
 
 
 def ranks_of_job():
     return int(os.environ["WORLD_SIZE"])
 
 
-@pytest.mark.parametrize("way", [PUSHPULL, TWO_CALLS])
-def test_on_one_host_values_are_copied_in_and_out_once(way):
-    for counts in ranks.run(moved, 2, way, {}):
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("way", [PUSHPULL, PUSH, PULL])
+def test_on_one_host_values_are_copied_in_and_out_once(way, size):
+    for counts in ranks.run(moved, 2, way, size, {}):
         assert counts == {
             "summed": SUMMED[way],
             "listed": 0.0,
-            "named": 1.0,  # a half to the other server, a half to the other worker
+            "named": TO_OTHERS[way],
             "sent": 0.0,
             "joined": 0.0,
             "allocated": 0.0,
-            "written": 1.0,
+            "written": WRITTEN[way],
         }
 
 
-@pytest.mark.parametrize("way", [PUSHPULL, TWO_CALLS])
-def test_through_sockets(way):
-    for counts in ranks.run(moved, 2, way, {"TORCHKV_SHARED_MEMORY": "0"}):
+@contextlib.contextmanager
+def two_hosts():
+    try:
+        with ranks.Hosts(2) as hosts:
+            yield hosts
+    except ranks.NoHosts as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("way", [PUSHPULL, PUSH, PULL])
+@pytest.mark.parametrize("carrier", ["sockets", "tcp"])
+def test_through_sockets(way, size, carrier):
+    if carrier == "sockets":
+        results = ranks.run(moved, 2, way, size, {"TORCHKV_SHARED_MEMORY": "0"})
+    else:
+        secret = {"TORCHKV_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
+        with two_hosts() as hosts:
+            results = ranks.run(moved, 2, way, size, secret, hosts=hosts)
+    for counts in results:
         # Where the last value is still in a socket.
         assert counts.pop("allocated") <= 1.0
+        # Of a push: the pieces that came from the other rank.
+        is_joined = size == LONG and way != PULL
         assert counts == {
             "summed": SUMMED[way],
             "listed": 0.0,
             "named": 0.0,
-            "sent": 1.0,
-            "joined": 0.0,
-            "written": 1.0,
+            "sent": TO_OTHERS[way],
+            "joined": 0.5 if is_joined else 0.0,
+            "written": WRITTEN[way],
         }

@@ -19,6 +19,7 @@
 #include "core/errors.h"
 #include "device/work.h"
 #include "devices_test.h"
+#include "dist/byte_counts.h"
 #include "error_text.h"
 #include "stores.h"
 #include "wrapped_runtime.h"
@@ -191,6 +192,33 @@ TEST_F(DistPushTest, PulledValuesReachDevices) {
     EXPECT_TRUE(at::equal(out.cpu(), many(5)));
   }
   pull_async(*store, "w", many(0, cuda(2)))->wait();
+  store->close();
+}
+
+TEST_F(DistPushTest, PulledValuesArePinnedOnceForAllDevices) {
+  const auto store = make_store();
+  store->init({"w", "v"}, Tensors::one_each({many(2), many(3)}));
+  const auto joined = [] { return dist::byte_counts().joined.load(); };
+  const int64_t before = joined();
+  Tensors outs;
+  for (int key = 0; key < 2; ++key) {
+    outs.append(many(0, cuda(0)));
+    outs.append(many(0, cuda(3)));
+    outs.end_group();
+  }
+  counters() = {};
+  store->pull({"w", "v"}, outs);
+  EXPECT_EQ(joined() - before, 2 * kMany * 4);
+  // Of each device, for both keys together.
+  EXPECT_EQ(counters().synchronizations, 2);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(at::equal(outs.flat[i].cpu(), many(i < 2 ? 2 : 3)));
+  }
+  // Of another dtype.
+  const at::Tensor half =
+      at::zeros({kMany}, at::device(cuda(1)).dtype(at::kHalf));
+  store->pull("w", half);
+  EXPECT_TRUE(at::equal(half.cpu(), many(2).to(at::kHalf)));
   store->close();
 }
 

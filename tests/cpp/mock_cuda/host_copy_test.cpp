@@ -27,9 +27,9 @@ constexpr size_t kLargeBytes = size_t{3} * 4096;
 // Devices to which a copy may fail.
 class FailingRuntime final : public testing::WrappedRuntime {
  public:
-  void copy_to_host(const at::Tensor& destination, const at::Tensor& source)
+  void copy_pinned(const at::Tensor& destination, const at::Tensor& source)
       override {
-    WrappedRuntime::copy_to_host(destination, source);
+    WrappedRuntime::copy_pinned(destination, source);
     if (fails) {
       throw std::runtime_error("the bus is on fire");
     }
