@@ -181,7 +181,7 @@ def rows(smoke: bool) -> list[Row]:
                 *(OURS, OURS_TWO_CALLS, OURS_SOCKETS, *mxnet),
                 *(GLOO, *in_buckets, COPIES),
             ),
-            *goals(OURS, 6.0, MXNET),
+            *goals(OURS, 6.0, *mxnet),
             *goals(OURS, 1.0, GLOO),
             *goals(OURS, 2.0, *in_buckets),
             *goals(OURS_TWO_CALLS, 1.4, *in_buckets),
@@ -202,8 +202,24 @@ def rows(smoke: bool) -> list[Row]:
             large,
             "sgd",
             steps,
-            (OURS, GLOO_FLAT),
-            goals(OURS, 2.0, GLOO_FLAT),
+            (OURS, OURS_TWO_CALLS, *mxnet, GLOO_FLAT),
+            (
+                *goals(OURS, 6.0, *mxnet),
+                *goals(OURS, 2.0, GLOO_FLAT),
+                *goals(OURS_TWO_CALLS, 1.4, GLOO_FLAT),
+            ),
+        ),
+        *(
+            Row(
+                "100 MB",
+                "dist_sync",
+                large,
+                optimizer,
+                steps,
+                (OURS, GLOO_FLAT),
+                goals(OURS, 2.0, GLOO_FLAT),
+            )
+            for optimizer in ("momentum", "adamw")
         ),
         Row(
             "100 MB, compressed",

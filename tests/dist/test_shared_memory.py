@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import time
 
 import pytest
@@ -56,6 +57,35 @@ def test_ranks_with_and_without_it_mix():
     for rank, (values, modes) in enumerate(results):
         assert values == [[-30.0], [-30.0]]
         assert ("r--s" in modes) == (rank != 1)
+
+
+def train_and_log(rank, folder, has_memory):
+    """What the process writes to stderr about sockets, and the result."""
+    if not has_memory:  # which consists of large files
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, most))
+    path = folder / str(rank)
+    before = os.dup(2)
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        values, modes = train(rank)
+    finally:
+        os.dup2(before, 2)
+    lines = [line for line in path.read_text().splitlines() if "over socket" in line]
+    return values, modes, lines
+
+
+def test_a_line_says_why_values_go_over_sockets(tmp_path):
+    for values, modes, lines in ranks.run(train_and_log, 2, tmp_path, False):
+        assert values == [[-15.0], [-15.0]]
+        assert modes == []
+        (line,) = lines
+        assert "as the system has no memory to share" in line
+        assert "ftruncate" in line
+    # Not if all is well.
+    for _, modes, lines in ranks.run(train_and_log, 2, tmp_path, True):
+        assert modes and not lines
 
 
 def many_short_values(rank):

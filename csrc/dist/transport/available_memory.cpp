@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
 
-size_t system_memory() {
-  std::ifstream file("/proc/meminfo");
+size_t system_memory(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
   std::string name;
   size_t kilobytes = 0;
   std::string rest;
@@ -55,10 +55,10 @@ size_t left_in(
 
 } // namespace
 
-size_t available_memory() {
-  size_t available = system_memory();
+size_t available_memory(const std::string& root) {
+  size_t available = system_memory(root);
   // "<number>:<controllers>:<path>"; a container sees its own as the root.
-  std::ifstream groups("/proc/self/cgroup");
+  std::ifstream groups(root + "/proc/self/cgroup");
   std::string line;
   while (std::getline(groups, line)) {
     const size_t first = line.find(':');
@@ -74,7 +74,7 @@ size_t available_memory() {
         available = std::min(
             available,
             left_in(
-                "/sys/fs/cgroup" + path,
+                root + "/sys/fs/cgroup" + path,
                 "/memory.max",
                 "/memory.current",
                 "inactive_file"));
@@ -82,7 +82,7 @@ size_t available_memory() {
         available = std::min(
             available,
             left_in(
-                "/sys/fs/cgroup/memory" + path,
+                root + "/sys/fs/cgroup/memory" + path,
                 "/memory.limit_in_bytes",
                 "/memory.usage_in_bytes",
                 "total_inactive_file"));

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "../../core/process.h"
-#include "available_memory.h"
 
 namespace torchkv::dist {
 namespace {
@@ -91,15 +90,20 @@ Segment::~Segment() {
   }
 }
 
-std::shared_ptr<SharedMemory> SharedMemory::create() {
-  auto memory = std::make_shared<SharedMemory>(Private());
+std::shared_ptr<SharedMemory> SharedMemory::create(
+    std::function<size_t()> available) {
+  auto memory = std::make_shared<SharedMemory>(Private(), std::move(available));
   memory->take(kAlignment); // whether there is such memory
   memory->give_back(memory->arenas_[0].segment->data(), kAlignment);
   return memory;
 }
 
-SharedMemory::SharedMemory(Private /*private*/)
-    : id_(random_id()), forks_(fork_count()) {}
+SharedMemory::SharedMemory(
+    Private /*private*/,
+    std::function<size_t()> available)
+    : id_(random_id()),
+      forks_(fork_count()),
+      available_(std::move(available)) {}
 
 SharedMemory::~SharedMemory() = default;
 
@@ -136,13 +140,20 @@ std::byte* SharedMemory::take(size_t size) {
     }
     return nullptr;
   };
-  // Too much would not be an error, but the end of some process.
-  if (size >= kTrim && available_memory() < size) {
-    TORCH_WARN_ONCE(
-        "torchkv: the system has no ",
-        size,
-        " bytes of memory to share; values travel over sockets");
-    return nullptr;
+  // Too much would not be an error, but the end of some process. Small blocks
+  // are counted together, as asking takes time.
+  const size_t num_unchecked = num_unchecked_ + size;
+  if (num_unchecked >= kTrim) {
+    if (available_() < num_unchecked) {
+      TORCH_WARN_ONCE(
+          "torchkv: values travel over sockets, as the system has no ",
+          num_unchecked,
+          " bytes of memory to share");
+      return nullptr;
+    }
+    num_unchecked_ = 0;
+  } else {
+    num_unchecked_ = num_unchecked;
   }
   for (auto& arena : arenas_) {
     if (std::byte* const data = take_from(arena)) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 
 #include "../../core/export.h"
 #include "../protocol/message.h"
+#include "available_memory.h"
 
 namespace torchkv::dist {
 
@@ -57,9 +59,11 @@ class TORCHKV_API SharedMemory
   struct Private {};
 
  public:
-  // RuntimeError where the system has no such memory.
-  static std::shared_ptr<SharedMemory> create();
-  explicit SharedMemory(Private);
+  // RuntimeError where the system has no such memory. `available`: the bytes
+  // that the process may still use.
+  static std::shared_ptr<SharedMemory> create(
+      std::function<size_t()> available = [] { return available_memory(); });
+  SharedMemory(Private, std::function<size_t()> available);
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory();
@@ -91,11 +95,13 @@ class TORCHKV_API SharedMemory
 
   const uint64_t id_;
   const uint64_t forks_;
+  const std::function<size_t()> available_;
   mutable std::mutex mutex_; // guards the rest
   std::vector<Arena> arenas_;
   std::map<const std::byte*, size_t> ends_; // of segments -> index
   size_t num_used_ = 0;
   size_t num_total_ = 0;
+  size_t num_unchecked_ = 0; // of the bytes since available_ was asked
 };
 
 } // namespace torchkv::dist

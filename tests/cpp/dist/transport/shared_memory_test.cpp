@@ -115,6 +115,30 @@ TEST(SharedMemoryTest, MoreThanTheSystemHasIsRefused) {
   EXPECT_NE(memory->allocate(10), nullptr);
 }
 
+TEST(SharedMemoryTest, SmallBlocksAreRefusedToo) {
+  size_t available = 64 * kMegabyte;
+  int num_asked = 0;
+  const auto memory = SharedMemory::create([&] {
+    ++num_asked;
+    return available;
+  });
+  std::vector<std::shared_ptr<void>> blocks;
+  for (int i = 0; i < 1024; ++i) { // 4 MiB
+    blocks.push_back(memory->allocate(SharedMemory::kAlignment));
+    ASSERT_NE(blocks.back(), nullptr);
+  }
+  EXPECT_EQ(num_asked, 4); // not for each
+  available = 0;
+  int num_given = 0;
+  while (memory->allocate(SharedMemory::kAlignment) != nullptr) {
+    ++num_given;
+    ASSERT_LE(num_given, 256);
+  }
+  EXPECT_EQ(memory->allocate(1), nullptr);
+  available = 64 * kMegabyte;
+  EXPECT_NE(memory->allocate(1), nullptr);
+}
+
 TEST(SharedMemoryTest, AForkedChildReadsAndFreesNothing) {
   const auto memory = SharedMemory::create();
   auto block = memory->allocate(2 * kMegabyte);
