@@ -142,6 +142,42 @@ Magnitude<T> magnitude_of(const T* values, int64_t size) {
       : Magnitude<T>{largest_of_finite(values, size), false};
 }
 
+// Sends the values of whole blocks, the first of which has number `block`, by
+// int4, up to the first block that has a value that is not finite; returns how
+// many it has sent. One function, because blocks are short: calls, and waiting
+// for the scale, would take as long as the rest.
+constexpr int64_t kInt4Block = Codec{Id::kInt4}.block_size();
+template <bool kAdd, typename T>
+TORCHKV_CLONES int64_t send_finite_blocks(
+    const T* values,
+    uint64_t stream,
+    int64_t block,
+    T* total,
+    int64_t num_blocks) {
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    codecs::bits_t<T> largest = 0;
+    for (int32_t i = 0; i < kInt4Block; ++i) {
+      largest = std::max(largest, codecs::magnitude_bits(values[i]));
+    }
+    const T magnitude = codecs::from_bits<T>(largest);
+    if (!codecs::is_finite(magnitude)) {
+      return b;
+    }
+    const uint64_t bits =
+        mixed_bits(stream + static_cast<uint64_t>(block + b));
+    const Int4<true, T> code{
+        codecs::scale_of(magnitude, codecs::kInt4Max),
+        static_cast<uint32_t>(bits)};
+    for (int32_t i = 0; i < kInt4Block; ++i) {
+      const T sent = code(values[i], i);
+      total[i] = kAdd ? total[i] + sent : sent;
+    }
+    values += kInt4Block;
+    total += kInt4Block;
+  }
+  return num_blocks;
+}
+
 // Calls `visit(i, size, block, index, scale, is_finite)` for the blocks in a
 // tile: `size` elements from element `i` of the tile and `index` of the block
 // on, which are known to be finite or not.
@@ -274,12 +310,24 @@ void add_sent(
       const T* const values = in_place(tile, source.dtype)
           ? reinterpret_cast<const T*>(tile.data)
           : load_tile(tile, source.dtype);
+      int64_t done = 0; // elements
+      if (source.largest == nullptr && index % kInt4Block == 0) {
+        const auto send_all = tile.is_add ? &send_finite_blocks<true, T>
+                                          : &send_finite_blocks<false, T>;
+        done = kInt4Block *
+            send_all(
+                   values,
+                   source.stream,
+                   index / kInt4Block,
+                   tile.total,
+                   tile.size / kInt4Block);
+      }
       return for_each_block(
-          values,
-          tile.size,
-          index,
+          values + done,
+          tile.size - done,
+          index + done,
           source.largest,
-          codec.block_size(),
+          kInt4Block,
           codecs::kInt4Max,
           [&](int64_t i,
               int64_t size,
@@ -292,7 +340,12 @@ void add_sent(
             const auto stream =
                 static_cast<uint32_t>(bits) + static_cast<uint32_t>(begin);
             const auto add_all = [&](auto code) {
-              add_once(tile.is_add, code, values + i, tile.total + i, size);
+              add_once(
+                  tile.is_add,
+                  code,
+                  values + done + i,
+                  tile.total + done + i,
+                  size);
             };
             if (is_finite) {
               add_all(Int4<true, T>{scale, stream});
