@@ -11,6 +11,9 @@ namespace torchkv::kernels::cpu {
 
 // Cache lines: alignment, prefetching and non-temporal stores.
 
+// For functions that do nothing but prefetch: calls of those gcc drops.
+#define TORCHKV_PREFETCHES inline __attribute__((always_inline))
+
 constexpr int64_t kCacheLine = 64;
 
 inline int64_t bytes_to_alignment(const char* address) {
@@ -20,9 +23,7 @@ inline int64_t bytes_to_alignment(const char* address) {
 
 // Prefetches what a loop reads some iterations later. With conversions between
 // the loads, too few of them are in flight for the hardware's own prefetching.
-inline __attribute__((always_inline)) void prefetch(
-    const char* data,
-    int64_t num_bytes) {
+TORCHKV_PREFETCHES void prefetch(const char* data, int64_t num_bytes) {
   constexpr int64_t kAhead = 1024;
   for (int64_t line = 0; line < num_bytes; line += kCacheLine) {
     __builtin_prefetch(data + kAhead + line);

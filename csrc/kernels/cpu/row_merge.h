@@ -161,7 +161,9 @@ class RowMerge {
   }
 
   // Of a source in another order than its ids, which the hardware cannot guess.
-  void prefetch_row(const RowSource& source, const Cursor& at) const {
+  TORCHKV_PREFETCHES void prefetch_row(
+      const RowSource& source,
+      const Cursor& at) const {
     constexpr int64_t kMost = 8 * kCacheLine;
     if (at.next + kAhead < at.end) {
       const int64_t num_bytes = job_.row_size * job_.source_size;

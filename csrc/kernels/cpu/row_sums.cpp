@@ -81,7 +81,7 @@ class StepRows {
   C10_DISABLE_COPY_AND_ASSIGN(StepRows);
 
   // Of the first row of a line, which is processed some lines later.
-  void prefetch(const RowLine& line) const {
+  TORCHKV_PREFETCHES void prefetch(const RowLine& line) const {
     if (is_assign_) {
       return; // writes what it does not read
     }
@@ -125,7 +125,7 @@ class StepRows {
   }
 
  private:
-  static void fetch(const char* data, int64_t num_bytes) {
+  static TORCHKV_PREFETCHES void fetch(const char* data, int64_t num_bytes) {
     constexpr int64_t kMost = 8 * kCacheLine; // the hardware fetches the rest
     if (data != nullptr) {
       for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
