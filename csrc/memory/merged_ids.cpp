@@ -4,12 +4,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/unique_consecutive.h>
 
 #include <algorithm>
 
@@ -93,32 +92,45 @@ std::vector<MergedIds> merge_ids(c10::ArrayRef<IdsOfKey> keys) {
       /*stable=*/true,
       /*dim=*/0,
       /*descending=*/false);
-  const auto [distinct, positions, counts] = at::unique_consecutive(
-      sorted, /*return_inverse=*/false, /*return_counts=*/true);
-  const int64_t count = distinct.numel();
-  const at::Tensor offsets = at::empty({count + 1}, all.options());
-  offsets.narrow(0, 0, 1).zero_();
-  at::Tensor ends = offsets.narrow(0, 1, count);
-  at::cumsum_out(ends, counts, 0);
+  const int64_t num_sorted = sorted.numel();
+  // How many distinct rows come before each, and in the end how many there are.
+  const at::Tensor num_before = at::constant_pad_nd(
+      at::cumsum(
+          sorted.narrow(0, 1, num_sorted - 1)
+              .ne(sorted.narrow(0, 0, num_sorted - 1)),
+          0),
+      {1, 0});
+  const at::Tensor last = num_before.narrow(0, num_sorted - 1, 1).add(1);
+  // Where the sorted rows begin of each distinct one, and end of the last one.
+  const auto begins_of_rows = [&](int64_t count) {
+    return at::searchsorted(num_before, at::arange(count + 1, all.options()));
+  };
   if (is_single) {
     const auto [least, most] = at::aminmax(all);
-    const auto extremes = to_host(at::stack({least, most}));
-    if (extremes[0] < 0 || extremes[1] >= keys[0].num_rows) {
+    const auto found =
+        to_host(at::cat({last, least.view({1}), most.view({1})}));
+    if (found[1] < 0 || found[2] >= keys[0].num_rows) {
       return {};
     }
+    const at::Tensor offsets = begins_of_rows(found[0]);
+    const at::Tensor distinct =
+        sorted.index_select(0, offsets.narrow(0, 0, found[0]));
     return {{distinct.to(c10::kLong), offsets, order}};
   }
 
-  const at::Tensor ids =
-      all.index_select(0, order.index_select(0, offsets.narrow(0, 0, count)));
+  const at::Tensor firsts_of_keys =
+      at::cat({num_before, last})
+          .index_select(
+              0, at::searchsorted(sorted, numbered.begins.to(dtype)));
   const auto found = to_host(
-      at::cat(
-          {numbered.is_bad.to(c10::kLong).view({1}),
-           at::searchsorted(distinct, numbered.begins.to(dtype))}));
+      at::cat({numbered.is_bad.to(c10::kLong).view({1}), firsts_of_keys}));
   if (found[0] != 0) {
     return {};
   }
   const auto* const firsts = found.data() + 1; // of the distinct rows
+  const at::Tensor offsets = begins_of_rows(found.back());
+  const at::Tensor ids = all.index_select(
+      0, order.index_select(0, offsets.narrow(0, 0, found.back())));
   std::vector<MergedIds> result;
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t begin = begins.ids[i];

@@ -22,7 +22,7 @@ constexpr int64_t kMaxMergedIds =
     std::numeric_limits<int32_t>::max(); // PyTorch sorts no more on CUDA
 constexpr int64_t kMaxMergedRows = std::numeric_limits<int64_t>::max() / 2;
 
-// Merges the ids of each key, those of all keys together: the host waits twice,
+// Merges the ids of each key, those of all keys together: the host waits once,
 // however many they are. Nothing where an id is not in [0, num_rows).
 //
 // REQUIRES: PlainDispatch; at least one key; not more than kMaxMergedIds in

@@ -79,20 +79,20 @@ class MergedIdsOnGpuTest : public mock_cuda::DevicesTest {
   }
 };
 
-// For the number of distinct rows, and for what the host must know of each key.
-TEST_F(MergedIdsOnGpuTest, TheHostWaitsTwicePerDevice) {
+// For whether ids are rows, and how many are distinct.
+TEST_F(MergedIdsOnGpuTest, TheHostWaitsOncePerDevice) {
   for (const auto& devices : std::vector<std::vector<c10::Device>>{
            {cuda(0)},
            {cuda(0), cuda(0), cuda(0)},
            {cuda(0), cuda(1), cuda(0), cuda(1)}}) {
     const auto store = store_with(devices);
-    EXPECT_EQ(num_waits(*store, devices), devices.size() == 4 ? 4 : 2);
+    EXPECT_EQ(num_waits(*store, devices), devices.size() == 4 ? 2 : 1);
   }
 }
 
 TEST_F(MergedIdsOnGpuTest, EmptyValuesAreNoReasonToWait) {
   const auto store = store_with({cuda(0)});
-  EXPECT_EQ(num_waits(*store, {cuda(0)}, {}), 2);
+  EXPECT_EQ(num_waits(*store, {cuda(0)}, {}), 1);
 }
 
 // There the ids of each value are copied to the host, and nothing is checked
