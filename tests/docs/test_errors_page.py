@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchkv
+from torchkv.compression import TopK
 from helpers import in_child, outcome
 from tables import rows_below
 
@@ -61,11 +62,16 @@ def call_under_a_tracer():
     torch.jit.trace(lambda x: store.pull("a") + x, torch.ones(2))
 
 
-def push_compressed_integers():
+def compress(scheme, value=None):
     store = torchkv.create("device")
-    store.init("a", torch.zeros(2, dtype=torch.int64))
-    store.set_gradient_compression({"type": "2bit"})
-    store.push("a", torch.ones(2, dtype=torch.int64))
+    store.init("a", torch.zeros(2) if value is None else value)
+    store.set_gradient_compression(scheme)
+    return store
+
+
+def push_compressed_integers():
+    integers = torch.ones(2, dtype=torch.int64)
+    compress({"type": "2bit"}, integers).push("a", integers)
 
 
 ON_ONE_MACHINE = {
@@ -85,6 +91,14 @@ ON_ONE_MACHINE = {
         "a",
         torch.sparse_coo_tensor([[9]], [1.0], (2,), check_invariants=False),
     ),
+    "`ValueError`: one sparse dimension": lambda: store_with(torch.zeros(2, 2)).push(
+        "a", torch.eye(2).to_sparse()
+    ),
+    "`TypeError`: row ids of dtype": lambda: store_with().row_sparse_pull(
+        "a", row_ids=torch.tensor([0.5])
+    ),
+    "`ValueError`: threshold, k or ratio": lambda: TopK(k=0),
+    "`ValueError`: unknown compression": lambda: compress({"type": "3bit"}),
     "`NotImplementedError`: the key is row-sparse": push_to_a_row_sparse_key,
     "`TypeError`: int and str keys": lambda: store_with().pull(3),
     "`TypeError`: dtype": lambda: store_with(torch.zeros(2, dtype=torch.int64)).push(
