@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import torchkv
-from torchkv.compression import TopK
 from helpers import in_child, outcome
 from tables import rows_below
+from torchkv.compression import TopK
 
 
 def store_with(value=None, updater=None):
