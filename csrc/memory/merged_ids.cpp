@@ -120,8 +120,7 @@ std::vector<MergedIds> merge_ids(c10::ArrayRef<IdsOfKey> keys) {
 
   const at::Tensor firsts_of_keys =
       at::cat({num_before, last})
-          .index_select(
-              0, at::searchsorted(sorted, numbered.begins.to(dtype)));
+          .index_select(0, at::searchsorted(sorted, numbered.begins.to(dtype)));
   const auto found = to_host(
       at::cat({numbered.is_bad.to(c10::kLong).view({1}), firsts_of_keys}));
   if (found[0] != 0) {

@@ -277,7 +277,7 @@ SentCodes compress_to_codes(
 
 bool leaves_as_codes(const Codec& codec, const Entry& entry, c10::Device from) {
   // Fewer are copied in less time than a kernel takes to start.
-  constexpr int64_t kLeast = 32 * 1024;
+  constexpr int64_t kLeast = int64_t{32} * 1024;
   return entry.meta.num_elements >= kLeast &&
       std::all_of(
              entry.slices.begin(),

@@ -57,6 +57,7 @@ size_t left_in(
 
 size_t available_memory(const std::string& root) {
   size_t available = system_memory(root);
+  const std::string all_groups = root + "/sys/fs/cgroup";
   // "<number>:<controllers>:<path>"; a container sees its own as the root.
   std::ifstream groups(root + "/proc/self/cgroup");
   std::string line;
@@ -74,7 +75,7 @@ size_t available_memory(const std::string& root) {
         available = std::min(
             available,
             left_in(
-                root + "/sys/fs/cgroup" + path,
+                all_groups + path,
                 "/memory.max",
                 "/memory.current",
                 "inactive_file"));
@@ -82,7 +83,7 @@ size_t available_memory(const std::string& root) {
         available = std::min(
             available,
             left_in(
-                root + "/sys/fs/cgroup/memory" + path,
+                std::string(all_groups).append("/memory").append(path),
                 "/memory.limit_in_bytes",
                 "/memory.usage_in_bytes",
                 "total_inactive_file"));

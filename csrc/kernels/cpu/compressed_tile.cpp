@@ -163,8 +163,7 @@ TORCHKV_CLONES int64_t send_finite_blocks(
     if (!codecs::is_finite(magnitude)) {
       return b;
     }
-    const uint64_t bits =
-        mixed_bits(stream + static_cast<uint64_t>(block + b));
+    const uint64_t bits = mixed_bits(stream + static_cast<uint64_t>(block + b));
     const Int4<true, T> code{
         codecs::scale_of(magnitude, codecs::kInt4Max),
         static_cast<uint32_t>(bits)};

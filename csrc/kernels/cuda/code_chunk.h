@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -27,7 +28,7 @@ namespace torchkv::kernels::cuda {
 
 // A thread has this many consecutive elements.
 constexpr int kSendPack = 4;
-static_assert(kThreads * kSendPack == kSendChunk);
+static_assert(int64_t{kThreads} * kSendPack == kSendChunk);
 
 constexpr int bits_of_code(Codec::Id codec) {
   switch (codec) {
@@ -77,7 +78,7 @@ class CodeChunk {
           kBits == 4,
           uint16_t,
           std::conditional_t<kBits == 8, uint32_t, uint64_t>>>;
-  static_assert(sizeof(word_t) * 8 == kBits * kSendPack);
+  static_assert(sizeof(word_t) * 8 == size_t{kBits} * kSendPack);
   using half_t = std::conditional_t<kCodec == Codec::Id::kFp16, Half, BFloat16>;
 
   TORCHKV_HOST_DEVICE static inline T* scales(void* codes, int64_t chunk) {
