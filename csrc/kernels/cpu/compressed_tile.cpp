@@ -313,16 +313,15 @@ void add_sent(
       if (source.largest == nullptr && index % kInt4Block == 0) {
         const auto send_all = tile.is_add ? &send_finite_blocks<true, T>
                                           : &send_finite_blocks<false, T>;
+        const int64_t count = tile.size / kInt4Block;
+        const int64_t block = index / kInt4Block;
         done = kInt4Block *
-            send_all(
-                   values,
-                   source.stream,
-                   index / kInt4Block,
-                   tile.total,
-                   tile.size / kInt4Block);
+            send_all(values, source.stream, block, tile.total, count);
       }
+      const T* const rest = values + done;
+      T* const total = tile.total + done;
       return for_each_block(
-          values + done,
+          rest,
           tile.size - done,
           index + done,
           source.largest,
@@ -339,12 +338,7 @@ void add_sent(
             const auto stream =
                 static_cast<uint32_t>(bits) + static_cast<uint32_t>(begin);
             const auto add_all = [&](auto code) {
-              add_once(
-                  tile.is_add,
-                  code,
-                  values + done + i,
-                  tile.total + done + i,
-                  size);
+              add_once(tile.is_add, code, rest + i, total + i, size);
             };
             if (is_finite) {
               add_all(Int4<true, T>{scale, stream});
