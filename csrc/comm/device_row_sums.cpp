@@ -149,8 +149,8 @@ bool DeviceRowSums::add_kernel_step(
       memory =
           static_cast<char*>(memory) + piece.begin * static_cast<int64_t>(size);
     }
-    call.gradients.is_aligned = call.gradients.is_aligned &&
-        reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+    call.gradients.is_aligned =
+        call.gradients.is_aligned && kernels::cuda::is_aligned(memory);
   };
   move(call.memory, c10::elementSize(stored));
   const size_t size = c10::elementSize(at::toOpMathType(stored));

@@ -14,6 +14,7 @@
 namespace torchkv {
 namespace {
 
+using kernels::cuda::is_aligned;
 using kernels::cuda::kSendChunk;
 
 const DeviceCodes* codes_of(const Value& value) {
@@ -64,14 +65,11 @@ at::Tensor receive(StreamOrder& order, const Job& job) {
   at::Tensor sum = runtime.allocate_like(*job.result, job.accumulation);
   call.sum = sum.mutable_data_ptr();
   const auto launch = [&] {
-    call.is_aligned = call.first % kernels::cuda::kSendPack == 0 &&
-        reinterpret_cast<uintptr_t>(call.sum) % kernels::cuda::kWord == 0;
+    call.is_aligned =
+        call.first % kernels::cuda::kSendPack == 0 && is_aligned(call.sum);
     for (uint32_t k = 0; k < call.num_values; ++k) {
       const auto& value = call.values[k];
-      call.is_aligned = call.is_aligned &&
-          (!value.is_dense ||
-           reinterpret_cast<uintptr_t>(value.memory) % kernels::cuda::kWord ==
-               0);
+      call.is_aligned = call.is_aligned && is_aligned(value.memory);
     }
     kernels::cuda::check(
         kernels::cuda::table()->launch_receive(

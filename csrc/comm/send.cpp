@@ -9,13 +9,11 @@
 namespace torchkv {
 namespace {
 
+using kernels::cuda::is_aligned;
+
 // Whether a kernel that computes in `dtype`, fp32 or fp64, reads such values.
 bool is_read(c10::ScalarType value, c10::ScalarType dtype) {
   return cuda_dtype(value) && sum_type(value) == dtype;
-}
-
-bool is_aligned(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
 SentSum sum_with_aten(
@@ -37,8 +35,8 @@ bool has_send(const Codec& codec, c10::Device device) {
       kernels::cuda::has_kernels(device);
 }
 
-// Launches kernels for values whose codes, if they are defined, are these, and
-// which else are added up. Returns the new residuals.
+// Launches the kernels that store the codes of each value or, without `codes`,
+// the sum of what is sent. Returns the new residuals.
 c10::SmallVector<at::Tensor, 4> launch(
     StreamOrder& order,
     const Place& place,

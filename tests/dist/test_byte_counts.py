@@ -1,6 +1,5 @@
 """How many bytes a push and a pull move: the table in docs/architecture.md."""
 
-import contextlib
 import os
 
 import pytest
@@ -76,25 +75,7 @@ def test_on_one_host_values_are_copied_in_and_out_once(way, size):
         }
 
 
-@contextlib.contextmanager
-def two_hosts():
-    try:
-        with ranks.Hosts(2) as hosts:
-            yield hosts
-    except ranks.NoHosts as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("size", [SHORT, LONG])
-@pytest.mark.parametrize("way", [PUSHPULL, PUSH, PULL])
-@pytest.mark.parametrize("carrier", ["sockets", "tcp"])
-def test_through_sockets(way, size, carrier):
-    if carrier == "sockets":
-        results = ranks.run(moved, 2, way, size, {"TORCHKV_SHARED_MEMORY": "0"})
-    else:
-        secret = {"TORCHKV_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
-        with two_hosts() as hosts:
-            results = ranks.run(moved, 2, way, size, secret, hosts=hosts)
+def check_sockets(way, size, results):
     for counts in results:
         # Where the last value is still in a socket.
         assert counts.pop("allocated") <= 1.0
@@ -108,3 +89,18 @@ def test_through_sockets(way, size, carrier):
             "joined": 0.5 if is_joined else 0.0,
             "written": WRITTEN[way],
         }
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("way", [PUSHPULL, PUSH, PULL])
+def test_through_sockets(way, size):
+    off = {"TORCHKV_SHARED_MEMORY": "0"}
+    check_sockets(way, size, ranks.run(moved, 2, way, size, off))
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@pytest.mark.parametrize("way", [PUSHPULL, PUSH, PULL])
+def test_between_hosts(hosts, way, size):
+    secret = {"TORCHKV_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
+    results = ranks.run(moved, 2, way, size, secret, hosts=hosts)
+    check_sockets(way, size, results)

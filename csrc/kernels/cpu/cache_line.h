@@ -11,7 +11,8 @@ namespace torchkv::kernels::cpu {
 
 // Cache lines: alignment, prefetching and non-temporal stores.
 
-// For functions that do nothing but prefetch: calls of those gcc drops.
+// For functions that only prefetch. gcc drops calls to them, as to functions
+// without any effect, unless they are inlined first.
 #define TORCHKV_PREFETCHES inline __attribute__((always_inline))
 
 constexpr int64_t kCacheLine = 64;

@@ -3,6 +3,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
+
 #include "../../core/export.h"
 #include "params.h"
 
@@ -25,6 +27,12 @@ TORCHKV_API bool has_kernels(c10::Device device);
 // Whether the CUDA stream is being captured into a graph. Creates no context on
 // devices other than the stream's.
 TORCHKV_API bool is_capturing(c10::Stream stream);
+
+// Whether kernels may access the memory by words (types.h); null counts as
+// such.
+inline bool is_aligned(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory) % 16 == 0;
+}
 
 // RuntimeError with CUDA's message unless `error` is cudaSuccess.
 void check(int error);

@@ -183,7 +183,7 @@ struct ReceivedValue {
 struct Receive {
   Dtype number; // of the sum and of dense values: fp32 or fp64
   Codec::Id codec; // as Send, whose threshold this is
-  // All pointers to dense memory are multiples of 16, `first` is one of 4.
+  // All pointers are multiples of 16, and `first` is one of 4.
   bool is_aligned;
   bool adds; // to the sum of the values before these
   uint32_t num_values; // at least 1
