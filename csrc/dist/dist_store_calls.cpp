@@ -327,6 +327,7 @@ void DistStore::erase(const Keys& keys) {
   }
   const auto forget = [&] {
     table_.erase(op, keys);
+    plans_.clear();
     {
       const std::lock_guard lock(updater_mutex_);
       for (const auto& key : keys.list) {

@@ -113,4 +113,9 @@ ListPlanPtr ListPlans::of(const Entries& entries, ServerOf server_of) {
   return known_[0].plan;
 }
 
+void ListPlans::clear() {
+  const std::lock_guard lock(mutex_);
+  known_.clear();
+}
+
 } // namespace torchkv::dist

@@ -43,6 +43,8 @@ class TORCHKV_API ListPlans {
       c10::function_ref<std::optional<int32_t>(const Entry& entry)>;
   // Null if no values of the call travel together.
   ListPlanPtr of(const Entries& entries, ServerOf server_of);
+  // Frees all plans, which keep the memory of their entries: residuals, too.
+  void clear();
 
  private:
   struct Known {

@@ -54,10 +54,10 @@ NUM_PHASES_OF_EXTRA = 16  # between stores that live for a moment
 LIMIT = 1 << 20  # of a value, so that fp32 is exact
 # How much more of each a rank may use in the last quarter than in the third. Shared
 # memory is kept for the next values, and grows to what the most values in flight have
-# needed: in a minute by 30 MB after the start, of which 8 in the last quarter.
+# needed: in a minute by 30 MB after the start, of which 11 in the last quarter.
 USES = {
-    "bytes of memory": (usage.allocated_bytes, 4 << 20),
-    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 12 << 20),
+    "bytes of memory": (usage.allocated_bytes, 2 << 20),
+    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 20 << 20),
     "open files": (usage.num_files, 8),
 }
 

@@ -9,6 +9,7 @@ import torch
 
 import ranks
 import torchkv
+import usage
 from compression_model import ALL, Model
 from counted import counted
 from ranks import outcome
@@ -320,6 +321,26 @@ def forget(rank):
 
 def test_a_deleted_key_takes_its_residual_along():
     assert ranks.run(forget, 2) == [[[0.0] * 3] * 2] * 2
+
+
+def free_lists(rank):
+    keys = ["large", "small", "smaller"]  # the last two travel together
+    values = [torch.ones(1_000_000), torch.ones(3), torch.ones(2)]
+    with torchkv.create("dist_sync") as kv:
+        kv.set_gradient_compression(TwoBit(1.0))
+        uses = []
+        for _ in range(8):
+            kv.init(keys, values)
+            kv.push(keys, values)
+            kv.pull(keys)
+            kv.delete(keys)
+            uses.append(usage.allocated_bytes())
+        return uses
+
+
+def test_the_residuals_of_deleted_keys_are_freed():
+    for uses in ranks.run(free_lists, 2):
+        assert uses[-1] - uses[1] < 4_000_000, uses  # a residual
 
 
 def train_by_trainer(rank):

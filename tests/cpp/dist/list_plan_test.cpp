@@ -82,5 +82,15 @@ TEST(ListPlanTest, AKeyThatIsMadeAnewIsAnotherOne) {
   EXPECT_EQ(after->lists[0].slices->num_elements(1), 6);
 }
 
+TEST(ListPlanTest, EntriesAreFreedWithThePlans) {
+  ListPlans plans;
+  Entries entries{entry(0, 5), entry(2, 7), entry(4, 1'000'000)};
+  const ListPlanPtr plan = plans.of(entries, server_of);
+  EXPECT_EQ(entries[2].use_count(), 2);
+  plans.clear();
+  EXPECT_EQ(entries[2].use_count(), 1);
+  EXPECT_EQ(plan->lists[0].slices->num_elements(), 5 + 7); // it lives on
+}
+
 } // namespace
 } // namespace torchkv::dist
