@@ -294,7 +294,11 @@ class KVStore(Stateful):
         priority: int = 0,
         async_op: bool = False,
     ) -> _C.Work | None:
-        """:meth:`push`, then :meth:`pull`; without ``out``, into ``value``."""
+        """:meth:`push`, then :meth:`pull`; without ``out``, into ``value``.
+
+        A call in a store of several processes that raises an error or times out may
+        have written some of the new values.
+        """
         return self._impl.pushpull(key, value, out, priority, async_op)
 
     def broadcast(

@@ -75,6 +75,7 @@ void Backends::add(const Job& job) {
       job.values[0].dense() != nullptr &&
       job.values[0].data->is_same(*job.result);
   if (job.result->numel() == 0 || is_done) {
+    add_copies(job);
     return;
   }
   const auto* const encoded = std::find_if(
@@ -82,9 +83,15 @@ void Backends::add(const Job& job) {
         return value.dense() == nullptr;
       });
   const bool is_dense = encoded == job.values.end();
+  if (is_dense && cpu_.add(job)) {
+    return;
+  }
+  add_copies(job);
+  Job rest = job; // which backends may divide
+  rest.outs = {};
   TORCH_CHECK_NOT_IMPLEMENTED(
-      is_dense ? cpu_.add(job) || cuda_.add(job) || aten_.add(job)
-               : of_form(encoded->encoding->form).add(job),
+      is_dense ? cuda_.add(rest) || aten_.add(rest)
+               : of_form(encoded->encoding->form).add(rest),
       "push: expected values that a backend can add up on ",
       job.slice->home.device,
       ", but got ",
@@ -93,6 +100,12 @@ void Backends::add(const Job& job) {
       job.values[0].dtype(),
       " ",
       job.entry->key.context());
+}
+
+void Backends::add_copies(const Job& job) {
+  for (const auto& out : job.outs) {
+    copies_.add(*job.result, out);
+  }
 }
 
 void Backends::add_copy(const Slice& source, const at::Tensor& out) {
@@ -112,6 +125,7 @@ void Backends::run() {
   cpu_.run();
   cuda_.run();
   aten_.run();
+  copies_.run();
 }
 
 double Backends::squared_norm(double scale) {

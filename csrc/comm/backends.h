@@ -41,11 +41,13 @@ class TORCHKV_API Backends {
 
  private:
   Backend& of_form(const char* form);
+  void add_copies(const Job& job);
 
   CpuBackend cpu_;
   CudaBackend cuda_;
   AtenBackend aten_;
   StreamOrder& order_;
+  kernels::cpu::CopyBatch copies_; // of outs, after all else
   std::vector<std::pair<std::string, std::unique_ptr<Backend>>> others_;
 };
 

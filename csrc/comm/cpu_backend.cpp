@@ -26,13 +26,16 @@ bool CpuBackend::add(const Job& job) {
   }
   kernels::cpu::StateLine state;
   job.get_state(state);
-  const kernels::cpu::Sum sum{
-      job.values, result, job.accumulation, *job.step, state};
+  kernels::cpu::Sum sum{
+      job.values, result, job.accumulation, *job.step, state, job.outs};
   if (all([&](const Value& value) {
         return same_layout(*value.data, result);
       })) {
     if (!job.is_norm && is_row_wise(job.step->rule)) {
       return add_rows(sum);
+    }
+    if (!is_elementwise(job.step->rule)) {
+      add_copies(sum);
     }
     sums_.add(sum);
     return true;
@@ -40,6 +43,7 @@ bool CpuBackend::add(const Job& job) {
   if (job.is_norm || !is_elementwise(job.step->rule)) {
     return false;
   }
+  add_copies(sum);
   strided_.add(sum);
   // Before any sum runs: running out of memory changes nothing.
   const int64_t needed = strided_.scratch_bytes();
@@ -49,7 +53,15 @@ bool CpuBackend::add(const Job& job) {
   return true;
 }
 
-bool CpuBackend::add_rows(const kernels::cpu::Sum& sum) {
+// Of outs, after all sums.
+void CpuBackend::add_copies(kernels::cpu::Sum& sum) {
+  for (const auto& out : sum.outs) {
+    copies_.add(sum.stored, out);
+  }
+  sum.outs = {};
+}
+
+bool CpuBackend::add_rows(kernels::cpu::Sum& sum) {
   const c10::ScalarType dtype = sum.values[0].dtype();
   c10::SmallVector<kernels::cpu::RowSource, 4> sources;
   for (const auto& value : sum.values) {
@@ -60,6 +72,7 @@ bool CpuBackend::add_rows(const kernels::cpu::Sum& sum) {
     source.data = static_cast<const char*>(value.data->const_data_ptr());
     source.is_dense = true;
   }
+  add_copies(sum);
   const int64_t num_rows = sum.stored.dim() == 0 ? 1 : sum.stored.size(0);
   rows_.add(
       {sources,

@@ -29,7 +29,8 @@ class TORCHKV_API CpuBackend final : public Backend {
   }
 
  private:
-  bool add_rows(const kernels::cpu::Sum& sum);
+  bool add_rows(kernels::cpu::Sum& sum);
+  void add_copies(kernels::cpu::Sum& sum);
 
   Runtime& runtime_;
   kernels::cpu::SumBatch sums_;

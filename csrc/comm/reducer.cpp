@@ -97,6 +97,19 @@ bool may_overlap(c10::ArrayRef<Item> items) {
   return overlap != spans.end();
 }
 
+bool has_outs(const Item& item) {
+  return !item.outs.empty();
+}
+
+// Whether the pass that makes the stored value can write its outs.
+bool can_write_outs(const Item& item) {
+  const auto& slices = item.entry->slices;
+  return slices.size() == 1 &&
+      std::all_of(item.outs.begin(), item.outs.end(), [&](const auto& out) {
+           return is_plain_cpu_copy(slices[0].value, out);
+         });
+}
+
 // Bumps the version counters of a call's outs, which are written below
 // autograd, so that an autograd graph that saved one reports the change.
 void bump_versions(c10::ArrayRef<Item> items) {
@@ -163,7 +176,20 @@ std::vector<RuleStep> Reducer::prepare(
   return steps;
 }
 
-void Reducer::update(c10::ArrayRef<Item> items) {
+void Reducer::update(c10::ArrayRef<Item> given) {
+  c10::SmallVector<Item, 4> with_outs; // that are written in the pass
+  c10::SmallVector<Item, 4> copied; // the others
+  c10::ArrayRef<Item> items = given;
+  if (std::any_of(given.begin(), given.end(), has_outs)) {
+    for (Item item : given) {
+      if (!can_write_outs(item)) {
+        copied.push_back(item);
+        item.outs = {};
+      }
+      with_outs.push_back(item);
+    }
+    items = with_outs;
+  }
   for (const auto& item : items) {
     if (item.step != nullptr && !is_elementwise(item.step->rule)) {
       placement_.gather(*item.entry);
@@ -180,9 +206,14 @@ void Reducer::update(c10::ArrayRef<Item> items) {
       slice.enter(call.order);
       if (part.step == nullptr) {
         slice.master.reset(); // of an optimizer set meanwhile
-        call.backends.add(job_of(part, part.values, slice.value));
+        Job job = job_of(part, part.values, slice.value);
+        job.outs = part.outs;
+        call.backends.add(job);
       } else {
-        call.backends.add(job_of(part, Gradients(part), slice.value, *step++));
+        const Gradients gradients(part);
+        Job job = job_of(part, gradients, slice.value, *step++);
+        job.outs = part.outs;
+        call.backends.add(job);
       }
     }
   } catch (...) {
@@ -197,6 +228,8 @@ void Reducer::update(c10::ArrayRef<Item> items) {
     Slices::note_written(*item.entry);
     item.entry->is_master_loaded = false;
   }
+  bump_versions(items);
+  copy_out(copied);
 }
 
 void Reducer::accumulate(c10::ArrayRef<Item> items) {

@@ -45,8 +45,11 @@ class TORCHKV_API Reducer {
 
   // Adds up each item's values and applies its rule to the stored value and the
   // state, which it creates if needed; in one pass over the memory of all items
-  // (LAMB: three). REQUIRES: distinct entries, of floating-point or complex
-  // dtypes where the rule is not ASSIGN.
+  // (LAMB: three). Items' outs get the new values, on the CPU in that pass
+  // where their memory layout is that of the values. REQUIRES: distinct
+  // entries, of floating-point or complex dtypes where the rule is not ASSIGN;
+  // no out overlaps another tensor of the call, but for values of its own item
+  // that have its very memory.
   void update(c10::ArrayRef<Item> items);
 
   // Adds the sum of each item's values to what its entry has accumulated.

@@ -9,6 +9,7 @@
 
 #include "../core/in_progress.h"
 #include "../core/signals.h"
+#include "byte_counts.h"
 #include "encoded_pushes.h"
 #include "errors.h"
 #include "within.h"
@@ -297,13 +298,25 @@ std::optional<std::string> Applier::apply_batch(
   const auto held = callers_.hold(rounds);
   Keys keys;
   Tensors values;
+  Tensors outs; // of callers
   for (const auto& round : rounds) {
     keep_state(*round);
     prepare(begun(*round), update);
     // The first push is rank 0's.
     append_values(
         *round, update.replaces ? 1 : round->pushes.size(), keys, values);
+    const at::Tensor out = held.owns_lock() && !update.replaces
+        ? callers_.out_of(
+              *round,
+              SliceShape(*round, config_).sizes,
+              static_cast<c10::ScalarType>(round->spec->dtype))
+        : at::Tensor();
+    if (out.defined()) {
+      outs.append(out);
+    }
+    outs.end_group();
   }
+  const Tensors* const written = outs.flat.empty() ? nullptr : &outs;
   for (const auto& round : rounds) {
     round->source.reset(); // or the value would not be written in place
   }
@@ -313,13 +326,20 @@ std::optional<std::string> Applier::apply_batch(
     if (update.replaces) {
       store_.assign(call, update.updater);
     } else if (rounds[0]->group) {
-      store_.apply(call, update.updater, rounds[0]->factor);
+      store_.apply(call, update.updater, rounds[0]->factor, written);
     } else {
-      store_.apply(call, update.updater);
+      store_.apply(call, update.updater, written);
     }
   });
-  for (const auto& round : rounds) {
-    round->result = result_of(*round);
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    Round& round = *rounds[i];
+    round.result = result_of(round);
+    for (const auto& out : outs.of(static_cast<int64_t>(i))) {
+      if (!error) {
+        callers_.set_written(round, round.result->pieces[0]);
+        byte_counts().in_pass += static_cast<int64_t>(out.nbytes());
+      }
+    }
   }
   return error;
 }

@@ -217,8 +217,8 @@ void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination) {
 void add_copies(
     kernels::cpu::CopyBatch& batch,
     c10::ArrayRef<Blob> pieces,
-    c10::ArrayRef<void*> destinations) {
-  size_t begin = 0;
+    c10::ArrayRef<void*> destinations,
+    size_t begin) {
   for (const auto& piece : pieces) {
     for (void* const destination : destinations) {
       if (piece.size() != 0) {

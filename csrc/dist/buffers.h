@@ -80,11 +80,13 @@ at::Tensor joined_codes(c10::ArrayRef<Blob> pieces, const Buffers& buffers);
 
 // Copies the pieces, one after the other, to `destination`.
 void copy_pieces(c10::ArrayRef<Blob> pieces, void* destination);
-// Adds copies of the pieces, one after the other, to each destination.
+// Adds copies of the pieces, one after the other, to each destination, so many
+// bytes behind its beginning.
 void add_copies(
     kernels::cpu::CopyBatch& batch,
     c10::ArrayRef<Blob> pieces,
-    c10::ArrayRef<void*> destinations);
+    c10::ArrayRef<void*> destinations,
+    size_t begin = 0);
 
 // `blob` in pieces of `piece_bytes`; at least one.
 TORCHKV_API Blobs cut(const Blob& blob, size_t piece_bytes);

@@ -16,7 +16,8 @@ std::map<std::string, int64_t> snapshot_of_byte_counts() {
       {"sent", counts.sent},
       {"joined", counts.joined},
       {"allocated", counts.allocated},
-      {"written", counts.written}};
+      {"written", counts.written},
+      {"in_pass", counts.in_pass}};
 }
 
 } // namespace torchkv::dist

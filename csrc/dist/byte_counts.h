@@ -23,6 +23,7 @@ struct ByteCounts {
   // together: the first, and where the last is still in use.
   Count allocated{0};
   Count written{0}; // outs
+  Count in_pass{0}; // of these, by the pass that made the values
 };
 
 TORCHKV_API ByteCounts& byte_counts();

@@ -1,8 +1,12 @@
 #include "caller_values.h"
 
+#include <ATen/ops/from_blob.h>
+
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "../core/plain_dispatch.h"
 
 namespace torchkv::dist {
 
@@ -10,14 +14,26 @@ struct CallersRegistry {
   std::shared_mutex reading; // shared by updates; guards CallerValue::copy
   std::mutex mutex; // guards the rest; taken last
   std::unordered_map<const void*, CallerValue*> values;
+
+  // A caller's value that is pushed. REQUIRES: the mutex.
+  CallerValue* value_in(const Push& push) const {
+    const auto found = push.pieces.empty()
+        ? values.end()
+        : values.find(push.pieces[0].owner().get());
+    return found == values.end() ? nullptr : found->second;
+  }
 };
 
 // The owner of the blobs that refer to a caller's value.
 struct CallerValue {
-  CallerValue(std::shared_ptr<CallersRegistry> of, at::Tensor tensor)
+  CallerValue(
+      std::shared_ptr<CallersRegistry> of,
+      at::Tensor tensor,
+      at::Tensor written)
       : registry(std::move(of)),
         begin(static_cast<const std::byte*>(tensor.const_data_ptr())),
-        value(std::move(tensor)) {
+        value(std::move(tensor)),
+        out(std::move(written)) {
     const std::lock_guard lock(registry->mutex);
     registry->values.emplace(this, this);
   }
@@ -38,6 +54,8 @@ struct CallerValue {
   // Keeps the memory. Freed by the caller: the node's thread, which may be the
   // last to have a blob, must not wait for Python.
   at::Tensor value;
+  at::Tensor out; // undefined: none, or the caller has returned
+  Blobs in_out; // the slices' values that have been written into it
   at::Tensor copy; // undefined while the caller waits
 };
 
@@ -64,13 +82,26 @@ CallerValues::OfCall::~OfCall() {
   for (size_t i = 0; i < values_.size(); ++i) {
     values_[i]->copy = std::move(copies[i]);
     values_[i]->value.reset();
+    values_[i]->out.reset();
+    values_[i]
+        ->in_out.clear(); // or the next update would not write it in place
   }
 }
 
-Blob CallerValues::OfCall::add(const at::Tensor& value) {
-  auto added = std::make_shared<CallerValue>(registry_, value);
+Blob CallerValues::OfCall::add(const at::Tensor& value, const at::Tensor& out) {
+  auto added = std::make_shared<CallerValue>(registry_, value, out);
   values_.push_back(added);
   return {std::move(added), value.const_data_ptr(), value.nbytes()};
+}
+
+std::unordered_set<const void*> CallerValues::OfCall::in_outs() const {
+  std::unordered_set<const void*> owners;
+  for (const auto& value : values_) {
+    for (const auto& slice : value->in_out) {
+      owners.insert(slice.owner().get());
+    }
+  }
+  return owners;
 }
 
 CallerValues::Lock CallerValues::hold(c10::ArrayRef<RoundPtr> rounds) const {
@@ -95,6 +126,36 @@ CallerValues::Lock CallerValues::hold(c10::ArrayRef<RoundPtr> rounds) const {
     }
   }
   return reading;
+}
+
+at::Tensor CallerValues::out_of(
+    const Round& round,
+    c10::IntArrayRef sizes,
+    c10::ScalarType dtype) const {
+  const std::lock_guard lock(registry_->mutex);
+  for (const auto& push : round.pushes) {
+    const CallerValue* const own = registry_->value_in(push);
+    if (own != nullptr && own->out.defined()) {
+      const auto offset = push.pieces[0].data() - own->begin;
+      const PlainDispatch plain;
+      return at::from_blob(
+          static_cast<std::byte*>(own->out.mutable_data_ptr()) + offset,
+          sizes,
+          at::TensorOptions(dtype));
+    }
+  }
+  return {};
+}
+
+void CallerValues::set_written(const Round& round, const Blob& result) const {
+  const std::lock_guard lock(registry_->mutex);
+  for (const auto& push : round.pushes) {
+    CallerValue* const own = registry_->value_in(push);
+    if (own != nullptr && own->out.defined()) {
+      own->in_out.push_back(result);
+      return;
+    }
+  }
 }
 
 } // namespace torchkv::dist

@@ -149,7 +149,11 @@ class DistStore final : public Store {
   ListPlanPtr plan_of(const Call& call, const Entries& entries, bool are_usual);
   void add_lists(const ListPlan& plan, const Call& call, Request& request)
       const;
-  WorkPtr finish(const Call& call, PendingPtr pending, Outs outs) const;
+  WorkPtr finish(
+      const Call& call,
+      PendingPtr pending,
+      Outs outs,
+      const CallerValues::OfCall* values = nullptr) const;
   void pull_sparse(const Call& call);
   void pull_dense_rows(const char* op, c10::ArrayRef<RowPull> pulls);
 

@@ -13,6 +13,7 @@
 #include "../store/count_calls.h"
 #include "../store/row_values.h"
 #include "../store/shared_values.h"
+#include "../store/written_outs.h"
 #include "capture.h"
 #include "dist_store.h"
 #include "errors.h"
@@ -166,8 +167,19 @@ WorkPtr DistStore::merge_values(const Call& given) {
   const auto is_read_now = [&](size_t i) {
     return !is_queued && is_compressed(i);
   };
+  const bool writes_outs =
+      in_place && are_usual && !is_queued && can_write_with_sums(call, all);
+  const auto out_of = [&](size_t i) {
+    const size_t number = plan == nullptr ? i : plan->rest[i];
+    const auto outs = writes_outs ? call.outs->of(static_cast<int64_t>(number))
+                                  : c10::ArrayRef<at::Tensor>();
+    return outs.size() == 1 ? outs[0] : at::Tensor();
+  };
   const Staging::InPlace reads{
-      is_read_now, in_place && !is_queued ? &values : nullptr, elsewhere};
+      is_read_now,
+      in_place && !is_queued ? &values : nullptr,
+      out_of,
+      elsewhere};
   for (auto& sum :
        staging_.sum(staged, rows ? &*rows : nullptr, dtypes, reads)) {
     Request::Item item;
@@ -235,7 +247,8 @@ WorkPtr DistStore::merge_values(const Call& given) {
   WorkPtr work = finish(
       call,
       std::move(pending),
-      pulls ? outs_of(call, all, plan, are_usual) : Outs());
+      pulls ? outs_of(call, all, plan, are_usual) : Outs(),
+      &values);
   values.set_merged();
   return work;
 }
@@ -349,8 +362,11 @@ void DistStore::erase(const Keys& keys) {
   forget();
 }
 
-WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs)
-    const {
+WorkPtr DistStore::finish(
+    const Call& call,
+    PendingPtr pending,
+    Outs outs,
+    const CallerValues::OfCall* values) const {
   auto receipt = std::make_shared<Receipt>(
       runtime_,
       call.op,
@@ -362,7 +378,7 @@ WorkPtr DistStore::finish(const Call& call, PendingPtr pending, Outs outs)
   if (call.options.async_op) {
     return c10::make_intrusive<Work>(runtime_, std::move(receipt));
   }
-  receipt->wait();
+  receipt->wait(values);
   return nullptr;
 }
 

@@ -220,7 +220,7 @@ Receipt::Receipt(
       rank_(rank),
       timeout_(timeout) {}
 
-void Receipt::wait() {
+void Receipt::wait(const CallerValues::OfCall* values) {
   const Return& result = pending_->wait();
   auto error = result.error;
   if (!error) {
@@ -230,7 +230,7 @@ void Receipt::wait() {
       error = session_->deferred_error([this] { return keys_of(outs_); });
     }
     if (!error) {
-      write(result);
+      write(result, values);
     }
   }
   if (error) {
@@ -245,7 +245,7 @@ bool Receipt::is_completed() {
   const Return& result = pending_->wait();
   if (!result.error) {
     const std::lock_guard lock(mutex_);
-    write(result);
+    write(result, nullptr);
   }
   return true;
 }
@@ -264,7 +264,7 @@ void Receipt::then(std::function<void(std::exception_ptr)> done) {
   });
 }
 
-void Receipt::write(const Return& result) {
+void Receipt::write(const Return& result, const CallerValues::OfCall* values) {
   if (!has_outs()) {
     return;
   }
@@ -278,10 +278,13 @@ void Receipt::write(const Return& result) {
     }
   }
   const std::vector<Blobs> pieces = pieces_of(outs_, result.results);
+  const auto in_outs =
+      values == nullptr ? std::unordered_set<const void*>() : values->in_outs();
   kernels::cpu::CopyBatch batch;
   DeviceCopies copies(runtime_);
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {
-    write_key(batch, copies, pieces[i], outs_.metas[i], outs_.tensors[i]);
+    write_key(
+        batch, copies, pieces[i], outs_.metas[i], outs_.tensors[i], in_outs);
     if (!together) {
       std::exchange(batch, {}).run();
     }
@@ -323,7 +326,8 @@ void Receipt::write_key(
     DeviceCopies& copies,
     c10::ArrayRef<Blob> pieces,
     const Meta& meta,
-    c10::ArrayRef<at::Tensor> outs) const {
+    c10::ArrayRef<at::Tensor> outs,
+    const std::unordered_set<const void*>& in_outs) const {
   at::Tensor value;
   at::Tensor pinned;
   c10::SmallVector<void*, 2> plain;
@@ -347,7 +351,13 @@ void Receipt::write_key(
     }
     byte_counts().written += static_cast<int64_t>(out.nbytes());
   }
-  add_copies(batch, pieces, plain);
+  size_t begin = 0;
+  for (const auto& piece : pieces) {
+    if (in_outs.count(piece.owner().get()) == 0) {
+      add_copies(batch, piece, plain, begin);
+    }
+    begin += piece.size();
+  }
 }
 
 } // namespace torchkv::dist

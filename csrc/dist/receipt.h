@@ -5,13 +5,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "../device/work.h"
 #include "../memory/entry.h"
 #include "../store/arguments.h"
 #include "buffers.h"
+#include "caller_values.h"
 #include "list_plan.h"
 #include "session.h"
 
@@ -61,7 +62,11 @@ class Receipt final : public Completion,
       int64_t rank,
       double timeout);
 
-  void wait() override;
+  void wait() override {
+    wait(nullptr);
+  }
+  // Without writing the outs that the update of these values has written.
+  void wait(const CallerValues::OfCall* values);
   bool is_completed() override;
   void then(std::function<void(std::exception_ptr)> done) override;
 
@@ -69,14 +74,15 @@ class Receipt final : public Completion,
   bool has_outs() const {
     return !outs_.tensors.empty() || !outs_.listed.empty();
   }
-  void write(const Return& result);
+  void write(const Return& result, const CallerValues::OfCall* values);
   void write_lists(const std::vector<SliceResult>& results) const;
   void write_key(
       kernels::cpu::CopyBatch& batch,
       DeviceCopies& copies,
       c10::ArrayRef<Blob> pieces,
       const Meta& meta,
-      c10::ArrayRef<at::Tensor> outs) const;
+      c10::ArrayRef<at::Tensor> outs,
+      const std::unordered_set<const void*>& in_outs) const;
 
   Runtime& runtime_;
   const std::string op_;

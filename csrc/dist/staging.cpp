@@ -268,7 +268,7 @@ Staging::PartOfCall Staging::read_in_place(
       sum.value = value;
       continue;
     }
-    sum.own = in_place.values->add(value);
+    sum.own = in_place.values->add(value, in_place.out_of(number));
     const std::vector<Place> elsewhere = in_place.elsewhere(number);
     sum.value = elsewhere.empty() ? value : copy_of(key, group);
     const size_t item = value.element_size();

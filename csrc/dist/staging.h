@@ -43,6 +43,8 @@ class TORCHKV_API Staging {
     c10::function_ref<bool(size_t)> is_read_now;
     // If the call waits until its values are merged; else null.
     CallerValues::OfCall* values;
+    // Of a key of the call: the out that CallerValues may write, or undefined.
+    c10::function_ref<at::Tensor(size_t)> out_of;
     // The slices on other servers of a key of the call.
     c10::function_ref<std::vector<Place>(size_t)> elsewhere;
   };

@@ -38,10 +38,12 @@ bool has_repeats(const Entries& entries) {
 Groups::Groups(
     Entries entries,
     const Tensors& tensors,
-    CompressionPtr compression)
+    CompressionPtr compression,
+    const Tensors* outs)
     : entries_(std::move(entries)),
       tensors_(tensors),
-      compression_(std::move(compression)) {
+      compression_(std::move(compression)),
+      outs_(outs) {
   if (has_repeats(entries_)) {
     merge();
   }
@@ -97,6 +99,12 @@ Batch::Batch(const Groups& groups, size_t begin, size_t end)
       }
     }
     item.values = c10::ArrayRef<Value>(own, value);
+  }
+  if (const Tensors* const outs = groups.outs()) {
+    auto number = static_cast<int64_t>(begin_);
+    for (Item& item : items) {
+      item.outs = outs->of(number++);
+    }
   }
 }
 

@@ -25,12 +25,15 @@ namespace torchkv {
 // has the tensors of all its appearances in the order given.
 class TORCHKV_API Groups {
  public:
-  // Without a compression, values are pushed as they are.
-  // REQUIRES: entries.size() == tensors.size(); the tensors outlive this.
+  // Without a compression, values are pushed as they are. `outs` of the same
+  // entries, or null, get the new values in the pass that makes them.
+  // REQUIRES: entries.size() == tensors.size(); the tensors outlive this; with
+  // outs, no entry repeats, and Reducer::update() takes them.
   Groups(
       Entries entries,
       const Tensors& tensors,
-      CompressionPtr compression = nullptr);
+      CompressionPtr compression = nullptr,
+      const Tensors* outs = nullptr);
   C10_DISABLE_COPY_AND_ASSIGN(Groups);
 
   const Entries& entries() const {
@@ -42,6 +45,9 @@ class TORCHKV_API Groups {
   const StoreCompression* compression() const {
     return compression_.get();
   }
+  const Tensors* outs() const {
+    return outs_;
+  }
 
  private:
   void merge();
@@ -49,6 +55,7 @@ class TORCHKV_API Groups {
   Entries entries_;
   const Tensors& tensors_;
   const CompressionPtr compression_;
+  const Tensors* const outs_;
   std::optional<Tensors> merged_; // if an entry repeats
 };
 

@@ -1,7 +1,6 @@
 #include "local_store.h"
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "../comm/nccl_collective.h"
@@ -14,6 +13,7 @@
 #include "locked_ranges.h"
 #include "row_values.h"
 #include "shared_values.h"
+#include "written_outs.h"
 
 namespace torchkv {
 
@@ -104,12 +104,12 @@ Entries LocalStore::find(const Call& call, const Updater& updater) const {
   return entries;
 }
 
-void LocalStore::check(
+bool LocalStore::check(
     const Call& call,
     const Entries& entries,
     const Updater& updater) const {
-  check_values(call, entries);
-  check_outs(call, entries);
+  bool are_usual = check_values(call, entries);
+  are_usual = check_outs(call, entries) && are_usual;
   if (has_shared_) {
     // Values to share are not read: keys may exchange theirs.
     check_shared(call.options.share ? Call{call.op, call.keys} : call, entries);
@@ -124,6 +124,7 @@ void LocalStore::check(
       check_steps_rows(call.op, *entry, updater);
     }
   }
+  return are_usual;
 }
 
 // The work of an asynchronous call goes to the store's streams from here.
@@ -155,24 +156,32 @@ WorkPtr LocalStore::merge(const Call& call) {
   return apply(call, updater());
 }
 
-WorkPtr LocalStore::apply(const Call& given, const Updater& updater) {
+WorkPtr LocalStore::apply(
+    const Call& given,
+    const Updater& updater,
+    const Tensors* own_outs) {
   std::optional<AsyncScope> scope;
   Entries entries = table_.find(given.op, given.keys);
   const std::optional<Tensors> rows =
       with_rows(given, entries, streams_.runtime);
   Call call = given;
   call.values = rows ? &*rows : given.values;
-  check(call, entries, updater);
+  const bool are_usual = check(call, entries, updater);
   const CompressionPtr compression = this->compression();
   if (compression != nullptr) {
     check_compressible(call, entries, compression->get(), streams_.runtime);
   }
   check_expected_keys(call.op);
-  Entries of_outs = call.outs == nullptr ? Entries() : entries;
-  const Groups values(std::move(entries), *call.values, compression);
+  const bool writes_outs = are_usual && only_cpu_ && compression == nullptr &&
+      !has_shared_ && !call.options.async_op &&
+      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(updater) &&
+      can_write_with_sums(call, entries);
+  const Tensors* const outs = writes_outs ? call.outs : own_outs;
+  Entries of_outs = call.outs == nullptr || writes_outs ? Entries() : entries;
+  const Groups values(std::move(entries), *call.values, compression, outs);
   enter(scope, call, values.entries());
   update(values, updater);
-  if (call.outs != nullptr) {
+  if (!of_outs.empty()) {
     copy_out(Groups(std::move(of_outs), *call.outs));
   }
   return scope ? scope->finish() : nullptr;
@@ -187,9 +196,10 @@ double LocalStore::measure(const Call& call, const Updater& updater) {
 void LocalStore::apply(
     const Call& call,
     const Updater& updater,
-    double factor) {
+    double factor,
+    const Tensors* own_outs) {
   optimizer_step_.apply(
-      Groups(find(call, updater), *call.values),
+      Groups(find(call, updater), *call.values, nullptr, own_outs),
       *std::get<OptimizerPtr>(updater),
       factor);
 }
@@ -225,6 +235,9 @@ void LocalStore::assign_sums(const Groups& values) {
     reducer_.update(batch.items);
     batch.keep_rows();
     batch.count_compressed(batch.items);
+    if (values.outs() != nullptr) {
+      count_pull(batch.items, 0);
+    }
     for (const auto& item : batch.items) {
       ++item.entry->version;
     }
@@ -260,70 +273,6 @@ void LocalStore::update_one_by_one(
     ++entry.version;
     add_seconds(batch.items, &KeyStats::update_seconds, update_seconds);
     count_push(batch, &KeyStats::sum_seconds, watch.seconds() - update_seconds);
-  }
-}
-
-void LocalStore::assign(const Call& call) {
-  assign(call, updater());
-}
-
-void LocalStore::assign(const Call& given, const Updater& updater) {
-  const Entries entries = table_.find(given.op, given.keys);
-  check_one_each(given, /*takes_rows=*/true, /*takes_encoded=*/true);
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const Where where{given.op, entries[i]->key};
-    const bool is_row_sparse = entries[i]->rows != nullptr;
-    TORCHKV_CHECK_NOT_IMPLEMENTED(
-        is_row_sparse || !is_sparse_coo(given.values->flat[i]),
-        where,
-        "expected a dense tensor, as the key is dense, but got a sparse one");
-    TORCHKV_CHECK_VALUE(
-        !is_row_sparse || !given.options.share,
-        where,
-        "expected a dense key to share its value, but got a row-sparse one");
-  }
-  const std::optional<Tensors> rows =
-      with_rows(given, entries, streams_.runtime);
-  Call call = given;
-  call.values = rows ? &*rows : given.values;
-  check(call, entries, {});
-  check_no_repeats(call.op, entries);
-  if (call.options.share) {
-    share(call, entries);
-    return;
-  }
-  struct Assigned {
-    at::Tensor value;
-    bool keep_master;
-    int64_t version;
-  };
-  // All allocations first: running out of memory changes nothing.
-  std::vector<Assigned> assigned;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
-    const std::lock_guard lock(entry.mutex);
-    if (entry.rows != nullptr) {
-      assigned.emplace_back();
-      continue;
-    }
-    slices_.end_leases(entry);
-    const at::Tensor value = slices_.laid_out_as(entry, call.values->flat[i]);
-    assigned.push_back(
-        {value, slices_.master_rounds_to(entry, value), entry.version});
-  }
-  const Groups values(entries, *call.values);
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
-    const auto& [value, keep_master, version] = assigned[i];
-    const std::lock_guard lock(entry.mutex);
-    if (entry.rows != nullptr) {
-      replace_rows(values, i, updater);
-    } else {
-      slices_.end_leases(entry);
-      // A push of another thread in between has stepped the master.
-      slices_.assign(entry, value, keep_master && entry.version == version);
-    }
-    ++entry.version;
   }
 }
 

@@ -98,14 +98,24 @@ class TORCHKV_API LocalStore final : public Store {
   // merge with an updater that need not be the one that is set, such as that of
   // the round which the values belong to. Generations of optimizers are
   // compared as in merge.
-  WorkPtr apply(const Call& call, const Updater& updater);
+  // `own_outs`, of a call without outs: none or more for each key, in CPU
+  // memory, as check_outs() and can_write_with_sums() require; they get the new
+  // values in the pass that makes them. Not for opaque updaters.
+  WorkPtr apply(
+      const Call& call,
+      const Updater& updater,
+      const Tensors* own_outs = nullptr);
   void assign(const Call& call, const Updater& updater);
 
   // As OptimizerStep: the norm of the gradients, which changes nothing, and a
   // push of them with the factor that the norms of all servers lead to.
   // REQUIRES: an optimizer.
   double measure(const Call& call, const Updater& updater);
-  void apply(const Call& call, const Updater& updater, double factor);
+  void apply(
+      const Call& call,
+      const Updater& updater,
+      double factor,
+      const Tensors* own_outs = nullptr);
 
   // A copy of what the updater, an optimizer or not, keeps for a key, which
   // nobody else changes meanwhile: others may read it; and the way back.
@@ -142,7 +152,8 @@ class TORCHKV_API LocalStore final : public Store {
       uint64_t generation,
       std::vector<Key> expected = {});
   Entries find(const Call& call, const Updater& updater) const;
-  void check(const Call& call, const Entries& entries, const Updater& updater)
+  // Whether all tensors are usual, as check_values() and check_outs() say.
+  bool check(const Call& call, const Entries& entries, const Updater& updater)
       const;
   Entries make_entries(const Call& call) const;
   void enter(

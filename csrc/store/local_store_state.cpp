@@ -19,14 +19,6 @@
 namespace torchkv {
 namespace {
 
-// Whether a value, whole as that of `next`, is where that one is, so that what
-// an optimizer keeps for it may stay. REQUIRES: the entry's mutex.
-bool keeps_place(const Entry& entry, const Entry& next) {
-  return entry.slices.size() == 1 &&
-      entry.slices[0].home == next.slices[0].home &&
-      same_layout(entry.meta.sizes, entry.strides, next.strides);
-}
-
 // ValueError unless a state is that of the rows which the key has.
 void check_row_ids(const char* op, Entry& entry, const KeyState& state) {
   const PlainDispatch plain;
@@ -149,67 +141,6 @@ void LocalStore::set_state_of(
   slices_.set_state(*entry, rule, state);
   entry->is_master_loaded = true;
   entry->generation = (*optimizer)->generation;
-}
-
-void LocalStore::share(const Call& call, const Entries& entries) {
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const at::Tensor& value = call.values->flat[i];
-    const Where where{call.op, entries[i]->key};
-    TORCHKV_CHECK_TYPE(
-        value.scalar_type() == entries[i]->meta.dtype,
-        where,
-        "expected a tensor of dtype ",
-        entries[i]->meta.dtype,
-        " to share, but got ",
-        value.scalar_type());
-  }
-  check_shareable(call, table_.entries(call.op), only_cpu_);
-  has_shared_ = true;
-  const OptimizerPtr optimizer = current_optimizer();
-  // All copies first: running out of memory changes nothing.
-  Entries shared;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
-    Entry& next =
-        *shared.emplace_back(c10::make_intrusive<Entry>(entry.key, entry.meta));
-    placement_.store(next, call.values->flat[i], /*share=*/true);
-    const std::lock_guard lock(entry.mutex);
-    for (auto& residual : entry.residuals) {
-      next.residuals.push_back(
-          {slices_.laid_out_as(next, residual_on_cpu(entry, residual, slices_)),
-           {}});
-    }
-    if (optimizer != nullptr && entry.generation == optimizer->generation &&
-        !keeps_place(entry, next)) {
-      const RuleSpec rule = optimizer->rule_of(entry.key);
-      slices_.set_state(next, rule, slices_.state_of(entry, rule));
-    }
-  }
-  for (size_t i = 0; i < entries.size(); ++i) {
-    Entry& entry = *entries[i];
-    Entry& next = *shared[i];
-    const std::lock_guard lock(entry.mutex);
-    if (entry.is_shared &&
-        entry.slices[0].value.const_data_ptr() ==
-            next.slices[0].value.const_data_ptr() &&
-        keeps_place(entry, next)) {
-      continue; // this very tensor
-    }
-    if (keeps_place(entry, next)) {
-      // Where the master does not round to the value, the next step replaces
-      // it.
-      entry.slices[0].value = next.slices[0].value;
-      entry.slices[0].is_leased = false;
-    } else {
-      entry.residuals = std::move(next.residuals);
-      entry.slices = std::move(next.slices);
-      entry.strides = next.strides;
-      entry.device = next.device;
-      entry.placing = next.placing;
-    }
-    entry.is_shared = true;
-    ++entry.version;
-  }
 }
 
 std::vector<KeyState> LocalStore::optimizer_states(const Keys& keys) {

@@ -177,6 +177,11 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
       reducer_.update(batch.stepping);
       batch.count_compressed(batch.stepping);
     }
+    if (push.values.outs() != nullptr) {
+      reducer_.copy_out(
+          skip ? c10::ArrayRef<Item>(batch.items) : batch.accumulating);
+      count_pull(batch.items, 0);
+    }
     for (const auto& item : batch.stepping) {
       item.entry->num_accumulated = 0;
       if (!skip) {

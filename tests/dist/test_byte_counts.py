@@ -19,6 +19,8 @@ SUMMED = {PUSHPULL: 0.5, PUSH: 1.0, PULL: 0.0}
 # A half to the other server, a half to the other worker.
 TO_OTHERS = {PUSHPULL: 1.0, PUSH: 0.5, PULL: 0.5}
 WRITTEN = {PUSHPULL: 1.0, PUSH: 0.0, PULL: 1.0}
+# Of these: the own server's half, by its update.
+IN_PASS = {PUSHPULL: 0.5, PUSH: 0.0, PULL: 0.0}
 
 
 def moved(rank, way, size, environment):
@@ -72,6 +74,7 @@ def test_on_one_host_values_are_copied_in_and_out_once(way, size):
             "joined": 0.0,
             "allocated": 0.0,
             "written": WRITTEN[way],
+            "in_pass": IN_PASS[way],
         }
 
 
@@ -88,6 +91,7 @@ def check_sockets(way, size, results):
             "sent": TO_OTHERS[way],
             "joined": 0.5 if is_joined else 0.0,
             "written": WRITTEN[way],
+            "in_pass": IN_PASS[way],
         }
 
 

@@ -1,4 +1,5 @@
-"""Values that a rank's own server reads where the caller of pushpull has them."""
+"""Values that a rank's own server reads, and outs that it writes, where the caller of
+pushpull has them."""
 
 import os
 import signal
@@ -11,7 +12,7 @@ import torch
 import ranks
 import torchkv
 
-SIZE = 100_000  # split over the servers
+SIZE = 200_000  # split over the servers; two fp32 outs are more than 1 MiB
 
 
 def wait_for(path):

@@ -41,6 +41,11 @@ void SumBatch::add(const Sum& sum) {
     job.bytes_per_element += size_of(dtypes_.back());
   }
   job.values_end = values_.size();
+  for (const auto& out : sum.outs) {
+    outs_.push_back(static_cast<char*>(out.mutable_data_ptr()));
+    job.bytes_per_element += size_of(job.dtype);
+  }
+  job.outs_end = outs_.size();
   job.stored = static_cast<char*>(sum.stored.mutable_data_ptr());
   job.accumulation = sum.accumulation;
   job.step = &sum.step;
@@ -93,19 +98,65 @@ void SumBatch::run() const {
       },
       [&](int64_t i, int64_t begin, int64_t end, bool stream) {
         const Job& job = jobs_[i];
-        line_of(i, has_scaled ? steps[i] : *job.step)
-            .dense(
-                values_of(i, begin).data(),
-                job.stored + begin * size_of(job.dtype),
-                state_of(i, begin),
-                end - begin,
-                stream);
+        const RuleStep& step = has_scaled ? steps[i] : *job.step;
+        if (job.outs_end != (i == 0 ? 0 : jobs_[i - 1].outs_end)) {
+          run_with_outs(i, step, begin, end, stream);
+        } else {
+          line_of(i, step).dense(
+              values_of(i, begin).data(),
+              job.stored + begin * size_of(job.dtype),
+              state_of(i, begin),
+              end - begin,
+              stream);
+        }
         if (stream) {
           end_stream();
         }
       });
   if (has([](const RuleSpec& rule) { return is_lamb(rule); })) {
     run_lamb();
+  }
+}
+
+// In pieces, which are in a cache when the outs are written.
+void SumBatch::run_with_outs(
+    size_t i,
+    const RuleStep& step,
+    int64_t begin,
+    int64_t end,
+    bool stream) const {
+  constexpr int64_t kStreamed = 8192; // in that of the first level
+  constexpr int64_t kOthers = 131'072; // in that of the second one
+  const Job& job = jobs_[i];
+  const int64_t size = size_of(job.dtype);
+  const SumLine line = line_of(i, step);
+  // Past the caches, a sum is written as the outs are.
+  const bool is_apart = stream && step.rule.id == RuleSpec::Id::kAssign;
+  alignas(kCacheLine) char sum[kStreamed];
+  c10::SmallVector<char*, 4> outs(
+      outs_.begin() + static_cast<int64_t>(i == 0 ? 0 : jobs_[i - 1].outs_end),
+      outs_.begin() + static_cast<int64_t>(job.outs_end));
+  if (is_apart) {
+    outs.push_back(job.stored);
+  }
+  for (auto& out : outs) {
+    out += begin * size;
+  }
+  while (begin < end) {
+    const int64_t count =
+        std::min(end - begin, (stream ? kStreamed : kOthers) / size);
+    char* const to = is_apart ? sum : job.stored + begin * size;
+    line.dense(
+        values_of(i, begin).data(),
+        to,
+        state_of(i, begin),
+        count,
+        /*stream=*/false);
+    copy_line(to, outs, count * size, stream);
+    for (auto& out : outs) {
+      out += count * size;
+    }
+    begin += count;
   }
 }
 

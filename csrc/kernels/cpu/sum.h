@@ -32,6 +32,8 @@ struct Sum {
   c10::ScalarType accumulation;
   const RuleStep& step = kAssignStep;
   StateLine state = {}; // from the first element
+  // Get the new value, too. SumBatch writes them while it is in the caches.
+  c10::ArrayRef<at::Tensor> outs = {};
 
   int64_t bytes_of_state() const; // of an element
 };
@@ -42,7 +44,9 @@ struct Sum {
 class TORCHKV_API SumBatch {
  public:
   // REQUIRES: the values have the memory layout of `stored`, which is
-  // non-overlapping and dense. Dtypes may differ.
+  // non-overlapping and dense. Dtypes may differ. Outs, which only an
+  // elementwise rule may have, have both; none overlaps another tensor of the
+  // batch, but a value of the sum may have the very memory of one.
   void add(const Sum& sum);
   void run() const;
 
@@ -53,6 +57,7 @@ class TORCHKV_API SumBatch {
  private:
   struct Job {
     size_t values_end = 0; // in values_ and dtypes_
+    size_t outs_end = 0; // in outs_
     int64_t num_elements = 0;
     int64_t bytes_per_element = 0;
     char* stored = nullptr;
@@ -65,6 +70,12 @@ class TORCHKV_API SumBatch {
 
   SumLine line_of(size_t job, const RuleStep& step) const;
   c10::SmallVector<const char*, 8> values_of(size_t job, int64_t begin) const;
+  void run_with_outs(
+      size_t job,
+      const RuleStep& step,
+      int64_t begin,
+      int64_t end,
+      bool stream) const;
   StateLine state_of(size_t job, int64_t begin) const;
   template <class Includes, class Squares>
   std::vector<Norms> norms_of(Includes includes, Squares squares) const;
@@ -73,6 +84,7 @@ class TORCHKV_API SumBatch {
 
   c10::SmallVector<const char*, 4> values_;
   c10::SmallVector<c10::ScalarType, 4> dtypes_;
+  c10::SmallVector<char*, 1> outs_;
   c10::SmallVector<Job, 1> jobs_;
 };
 
@@ -83,6 +95,7 @@ class TORCHKV_API SumBatch {
 // REQUIRES: not LAMB, which needs sums of the memory layout of `stored`.
 class TORCHKV_API StridedSums {
  public:
+  // REQUIRES: no outs.
   void add(const Sum& sum);
   // Of the copies of a block: the most that a sum needs.
   int64_t scratch_bytes() const {

@@ -168,10 +168,10 @@ void StridedSums::run(const at::Tensor& scratch) const {
 
 void StridedSums::run(const Job& job, char* scratch) {
   const PlainDispatch plain; // for the operators and the iterator's views
-  const auto& [_, stored, accumulation, step, state] = job.sum;
+  const auto& [_, stored, accumulation, step, state, no_outs] = job.sum;
   const auto* const first = static_cast<const char*>(stored.const_data_ptr());
   if (job.dim < 0) {
-    sum_lines({job.values, stored, accumulation, step, state}, first);
+    sum_lines({job.values, stored, accumulation, step, state, no_outs}, first);
     return;
   }
   const int64_t size = stored.size(job.dim);

@@ -98,6 +98,53 @@ TEST(CallerValuesTest, BlobsDoNotKeepTheTensorOfACallThatHasEnded) {
   }
 }
 
+TEST(CallerValuesTest, TheOutOfACallThatWaitsIsWritten) {
+  const CallerValues callers;
+  const at::Tensor value = at::full({6}, 1.0F);
+  const at::Tensor out = at::full({6}, 0.0F);
+  const Blob result = blob_of(at::full({4}, 5.0F));
+  CallerValues::OfCall of_call(callers, Buffers());
+  // All but the first two elements, in two pieces.
+  const RoundPtr round = round_of(cut(of_call.add(value, out).slice(8, 16), 8));
+  const RoundPtr other = round_of({of_call.add(value)});
+  {
+    const auto held = callers.hold({round, other});
+    const at::Tensor part = callers.out_of(*round, {2, 2}, c10::kFloat);
+    EXPECT_EQ(part.sizes(), (c10::IntArrayRef{2, 2}));
+    EXPECT_EQ(part.const_data_ptr(), out.const_data_ptr<float>() + 2);
+    EXPECT_FALSE(callers.out_of(*other, {6}, c10::kFloat).defined());
+    EXPECT_TRUE(of_call.in_outs().empty());
+    callers.set_written(*round, result);
+    callers.set_written(*other, blob_of(value));
+  }
+  of_call.set_merged();
+  EXPECT_EQ(
+      of_call.in_outs(), std::unordered_set<const void*>{result.owner().get()});
+}
+
+TEST(CallerValuesTest, TheOutOfACallThatHasEndedIsNotWritten) {
+  const CallerValues callers;
+  const at::Tensor value = at::full({4}, 1.0F);
+  const at::Tensor out = at::full({4}, 0.0F);
+  const Blob result = blob_of(at::full({4}, 5.0F));
+  RoundPtr early;
+  RoundPtr written;
+  {
+    CallerValues::OfCall of_call(callers, Buffers());
+    early = round_of({of_call.add(value, out)});
+    written = round_of({of_call.add(value, out)});
+    const auto held = callers.hold({early, written});
+    callers.set_written(*written, result);
+    EXPECT_EQ(result.owner().use_count(), 2);
+  }
+  const auto held = callers.hold({early, written});
+  for (const auto& round : {early, written}) {
+    EXPECT_FALSE(callers.out_of(*round, {4}, c10::kFloat).defined());
+  }
+  EXPECT_EQ(out.use_count(), 1);
+  EXPECT_EQ(result.owner().use_count(), 1);
+}
+
 TEST(CallerValuesTest, RoundsWithoutCallersValuesHoldNothing) {
   const CallerValues callers;
   const RoundPtr round = round_of({blob_of(at::full({4}, 1.0F))});

@@ -175,6 +175,18 @@ TEST_P(SumDtypeTest, EqualsThePlainLoop) {
         sum_strided(values_of(values), stored, accumulation, rule);
         EXPECT_TRUE(same_bits(stored, expected))
             << size << " elements of " << replicas << " values, strided";
+        // Two outs, of which one is a value, too.
+        const Tensors outs{at::empty_like(before), values[0].clone()};
+        Tensors given = values;
+        given[0] = outs[1];
+        stored.copy_(before);
+        SumBatch batch;
+        batch.add({values_of(given), stored, accumulation, rule, {}, outs});
+        batch.run();
+        for (const auto& written : {stored, outs[0], outs[1]}) {
+          EXPECT_TRUE(same_bits(written, expected))
+              << size << " elements of " << replicas << " values, with outs";
+        }
       }
     }
   }
@@ -277,6 +289,30 @@ TEST(SumBatchTest, TheStoredValueAsAValue) {
       EXPECT_TRUE(same_bits(stored, expected)) << dtype;
     }
   });
+}
+
+// More than the caches hold, which are bypassed.
+TEST(SumBatchTest, LargeOutsOfAnyAlignment) {
+  constexpr int64_t kSize = 10'000'003;
+  const at::Tensor value = at::arange(kSize, at::kFloat);
+  const at::Tensor memory = at::empty(2 * kSize);
+  const Tensors outs{memory.slice(0, 1, kSize + 1), memory.slice(0, kSize + 1)};
+  for (const auto& rule : kRules) {
+    const at::Tensor before = at::ones(kSize);
+    const Tensors values{value, before}; // and to be written
+    const auto expected = plain_update(rule, values, before, at::kFloat);
+    SumBatch batch;
+    batch.add(
+        {values_of(values),
+         before,
+         at::kFloat,
+         rule,
+         {},
+         c10::ArrayRef<at::Tensor>(outs).slice(0, 1)});
+    batch.run();
+    EXPECT_TRUE(same_bits(before, expected));
+    EXPECT_TRUE(same_bits(outs[0], expected));
+  }
 }
 
 // --- Layouts
