@@ -60,6 +60,30 @@ def test_a_caller_that_returns_early_may_overwrite_its_values(tmp_path, how):
         assert result == [[-3.0], [-5.0]]
 
 
+def failing(rank):
+    """Of rank 0's pushpull, a is merged; then rank 1 closes, and b fails."""
+    kv = torchkv.create("dist_sync", timeout=50)
+    kv.init(["a", "b"], [torch.zeros(SIZE), torch.zeros(SIZE)])
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    values = [torch.full((SIZE,), float(rank + 1)) for _ in "ab"]
+    out = [torch.zeros(SIZE) for _ in "ab"]
+    if rank == 1:
+        kv.pushpull("a", values[0], out=out[0])
+        assert out[0].eq(-3.0).all()
+        kv.close()
+        return
+    with pytest.raises(torchkv.RemoteError, match="key 'b'"):
+        kv.pushpull(["a", "b"], values, out=out)
+    for value in values:
+        assert value.eq(1.0).all()
+    assert set(out[0].unique().tolist()) <= {0.0, -3.0}
+    assert not out[1].any()
+
+
+def test_a_call_that_fails_leaves_its_values_alone():
+    ranks.run(failing, 2)
+
+
 def merge(rank, optimizer):
     kv = torchkv.create("dist_sync")
     torch.manual_seed(rank)
