@@ -187,9 +187,11 @@ cpp-test: cpp-programs
 	$(CPP)/plain/tests/cpp/torchkv_simulate --seeds 120
 	TORCHKV_REPLAY=$(CPP)/plain/tests/cpp/torchkv_replay \
 	  TORCHKV_JOB_RANK=$(CPP)/plain/tests/cpp/torchkv_job_rank \
+	  TORCHKV_ALLOCATIONS=$(CPP)/plain/tests/cpp/torchkv_allocations \
 	  TORCHKV_SIMULATE=$(CPP)/plain/tests/cpp/torchkv_simulate \
 	  $(BIN)/python -m pytest $(DEFAULT_TESTS) tests/dist/test_differential.py \
-	  tests/dist/test_cpp_program.py tests/dist/test_simulation.py
+	  tests/dist/test_cpp_program.py tests/dist/test_simulation.py \
+	  tests/dist/test_allocations.py
 
 # --- Several machines -----------------------------------------------------------
 
