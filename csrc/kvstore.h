@@ -144,7 +144,9 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
       const Keys& keys,
       const Tensors& row_ids) const;
 
-  // push, then pull. Everything is checked before anything is pushed.
+  // push, then pull. Everything is checked before anything is pushed. If a call
+  // in a store of several processes fails later, or times out, some of the new
+  // values may have been written.
   WorkPtr pushpull(
       const Keys& keys,
       const Tensors& values,

@@ -29,10 +29,11 @@ struct Job {
   c10::ScalarType accumulation = c10::kFloat;
   const RuleStep* step = &kAssignStep;
   bool is_norm = false;
-  // Get the result, too: of its dtype and memory layout, in CPU memory as it
-  // is. None overlaps another tensor of the call, but for values of this job
-  // that have the very memory of one. Backends see to them, except CpuBackend,
-  // which writes them in the pass of the sum where it can.
+  // They get the result, too, and have its dtype and memory layout; all are in
+  // CPU memory. None overlaps another tensor of the call, but for values of
+  // this job that have the very memory of one. CpuBackend writes them in the
+  // pass of the sum where it can; class Backends copies them for the others,
+  // which see none.
   c10::ArrayRef<at::Tensor> outs = {};
 
   bool is_step() const {

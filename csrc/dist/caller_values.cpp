@@ -83,8 +83,8 @@ CallerValues::OfCall::~OfCall() {
     values_[i]->copy = std::move(copies[i]);
     values_[i]->value.reset();
     values_[i]->out.reset();
-    values_[i]
-        ->in_out.clear(); // or the next update would not write it in place
+    // Or the next update would not write the value in place.
+    values_[i]->in_out.clear();
   }
 }
 

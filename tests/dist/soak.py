@@ -57,7 +57,7 @@ LIMIT = 1 << 20  # of a value, so that fp32 is exact
 # needed: in a minute by 30 MB after the start, of which 11 in the last quarter.
 USES = {
     "bytes of memory": (usage.allocated_bytes, 2 << 20),
-    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 20 << 20),
+    "bytes of shared memory": (lambda: usage.resident_bytes("RssShmem"), 12 << 20),
     "open files": (usage.num_files, 8),
 }
 

@@ -3,13 +3,10 @@
 TORCHKV_ALLOCATIONS is the program torchkv_allocations, which `make test` builds.
 """
 
-import os
-import subprocess
-
 import pytest
 
+import programs
 import ranks
-from torchkv.distributed import _zeromq_library
 
 # Of a step: at most how many allocations for each key, and how many blocks of 64 KiB or
 # more in all. No value is in one: in shared memory, these are lists with an item for
@@ -20,22 +17,12 @@ SOCKETS = {"small": (0.5, 8), "medium": (40, 16), "large": (300, 36)}
 
 @pytest.fixture(scope="module")
 def program():
-    path = os.environ.get("TORCHKV_ALLOCATIONS")
-    if not path:
-        pytest.skip("TORCHKV_ALLOCATIONS is not set")
-    return os.path.abspath(path)
+    return programs.path_of("TORCHKV_ALLOCATIONS")
 
 
 def counts(rank, program, environment):
     """By the values and the way to push and pull them."""
-    own = {"TORCHKV_LIBZMQ": _zeromq_library(), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [program],
-        env={**os.environ, **own, **environment},
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    result = programs.run_as_rank(program, OMP_NUM_THREADS="1", **environment)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     return {(size, way): (float(a), float(b)) for size, way, a, b in lines}

@@ -3,15 +3,12 @@
 TORCHKV_JOB_RANK is the program torchkv_job_rank, which `make test` builds.
 """
 
-import os
-import subprocess
-
 import pytest
 import torch
 
+import programs
 import ranks
 import torchkv
-from torchkv.distributed import _zeromq_library
 
 STEPS = 3
 SIZES = {"w": (2, 3), "sharded": (100_000,)}
@@ -19,21 +16,12 @@ SIZES = {"w": (2, 3), "sharded": (100_000,)}
 
 @pytest.fixture(scope="module")
 def program():
-    path = os.environ.get("TORCHKV_JOB_RANK")
-    if not path:
-        pytest.skip("TORCHKV_JOB_RANK is not set")
-    return os.path.abspath(path)
+    return programs.path_of("TORCHKV_JOB_RANK")
 
 
 def run_program(rank, program, *arguments):
     """As the rank that this process would be."""
-    result = subprocess.run(
-        [program, *arguments],
-        env={**os.environ, "TORCHKV_LIBZMQ": _zeromq_library()},
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    result = programs.run_as_rank(program, *arguments)
     return result.returncode, result.stdout, result.stderr
 
 

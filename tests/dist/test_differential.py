@@ -3,12 +3,12 @@
 TORCHKV_REPLAY is the program torchkv_replay, which `make test` builds.
 """
 
-import os
 import re
 import subprocess
 
 import pytest
 
+import programs
 import traces
 from psmodel import mutants
 from psmodel.run import CELLS
@@ -19,10 +19,7 @@ SLOW_SEEDS = 16
 
 @pytest.fixture(scope="module")
 def program():
-    path = os.environ.get("TORCHKV_REPLAY")
-    if not path:
-        pytest.skip("TORCHKV_REPLAY is not set")
-    return os.path.abspath(path)
+    return programs.path_of("TORCHKV_REPLAY")
 
 
 def replay(program, directory, lines):

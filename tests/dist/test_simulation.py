@@ -3,18 +3,17 @@
 TORCHKV_SIMULATE is the program torchkv_simulate, which `make test` builds.
 """
 
-import os
 import subprocess
 
 import pytest
 
+import programs
+
 
 def replay(seed, mode, profile):
-    path = os.environ.get("TORCHKV_SIMULATE")
-    if not path:
-        pytest.skip("TORCHKV_SIMULATE is not set")
+    program = programs.path_of("TORCHKV_SIMULATE")
     return subprocess.run(
-        [os.path.abspath(path), "--one", str(seed), mode, profile, "-v"],
+        [program, "--one", str(seed), mode, profile, "-v"],
         check=True,
         capture_output=True,
         text=True,
