@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../core/plain_dispatch.h"
+#include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 #include "../memory/slices.h"
 #include "backends.h"
@@ -20,9 +21,22 @@ bool AtenBackend::add(const Job& job) {
     Job summed = job;
     summed.values = total;
     cpu_.add(summed);
-  } else {
-    queued_.push_back({job, {job.values.begin(), job.values.end()}});
+    return true;
   }
+  // Of several values in the accumulation type, say, for a half-precision key.
+  const bool may_have_kernel = (job.is_norm || job.is_step()) &&
+      job.rows == nullptr && job.values.size() > 1 &&
+      kernels::cuda::has_kernels(job.slice->home.device);
+  if (may_have_kernel) {
+    const Value total(&totals_.emplace_back(sum_of(job, job.values)));
+    Job summed = job;
+    summed.values = total;
+    if (!cuda_.add(summed)) {
+      queued_.push_back({job, {total}});
+    }
+    return true;
+  }
+  queued_.push_back({job, {job.values.begin(), job.values.end()}});
   return true;
 }
 
@@ -86,7 +100,11 @@ void AtenBackend::step(const Job& job, const at::Tensor& gradient) {
     Slices::follow_writes(slice);
   }
   step_with_aten(
-      *job.step, gradient, has_master ? slice.master : *job.result, states);
+      *job.step,
+      gradient,
+      has_master ? slice.master : *job.result,
+      states,
+      job.rows);
   if (has_master) {
     runtime_.copy(*job.result, slice.master);
   }

@@ -10,16 +10,17 @@
 #include "../device/stream_order.h"
 #include "backend.h"
 #include "cpu_backend.h"
+#include "cuda_backend.h"
 
 namespace torchkv {
 
 // PyTorch's operators: any device, and everything that the kernels do not
-// support. In CPU memory, the step itself uses the CPU kernels. On an
+// support. Where the kernels support the step of the sum, they make it. On an
 // accelerator, a step that runs out of memory may be half done.
 class AtenBackend final : public Backend {
  public:
-  AtenBackend(CpuBackend& cpu, StreamOrder& order)
-      : cpu_(cpu), runtime_(order.runtime()), order_(order) {}
+  AtenBackend(CpuBackend& cpu, CudaBackend& cuda, StreamOrder& order)
+      : cpu_(cpu), cuda_(cuda), runtime_(order.runtime()), order_(order) {}
 
   bool add(const Job& job) override;
   bool add_copy(const Slice& source, const at::Tensor& out) override;
@@ -39,10 +40,12 @@ class AtenBackend final : public Backend {
   void step(const Job& job, const at::Tensor& gradient);
 
   CpuBackend& cpu_;
+  CudaBackend& cuda_;
   Runtime& runtime_;
   StreamOrder& order_;
   std::vector<Queued> queued_;
-  std::list<at::Tensor> totals_; // for cpu_; an empty deque would allocate
+  std::list<at::Tensor>
+      totals_; // for the kernels; an empty deque would allocate
 };
 
 } // namespace torchkv

@@ -13,6 +13,8 @@
 
 namespace torchkv {
 
+struct RowsOfWeight;
+
 // A sum on the home device of a slice, or a step of an optimizer with the sum
 // as its gradient: result = rule(result, values[0] + values[1] + ...). Values
 // are added left to right in `accumulation`, and the sum is rounded once.
@@ -29,6 +31,9 @@ struct Job {
   c10::ScalarType accumulation = c10::kFloat;
   const RuleStep* step = &kAssignStep;
   bool is_norm = false;
+  // If not null, all tensors are copies of these rows, and the rule's step
+  // depends on what they are: a job for AtenBackend.
+  const RowsOfWeight* rows = nullptr;
   // They get the result, too, and have its dtype and memory layout; all are in
   // CPU memory. None overlaps another tensor of the call, but for values of
   // this job that have the very memory of one. CpuBackend writes them in the

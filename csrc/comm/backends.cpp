@@ -78,6 +78,10 @@ void Backends::add(const Job& job) {
     add_copies(job);
     return;
   }
+  if (job.rows != nullptr) {
+    aten_.add(job);
+    return;
+  }
   const auto* const encoded = std::find_if(
       job.values.begin(), job.values.end(), [](const Value& value) {
         return value.dense() == nullptr;

@@ -23,7 +23,7 @@ class TORCHKV_API Backends {
   explicit Backends(StreamOrder& order)
       : cpu_(order.runtime()),
         cuda_(order),
-        aten_(cpu_, order),
+        aten_(cpu_, cuda_, order),
         order_(order) {}
   ~Backends();
   Backends(const Backends&) = delete; // backends refer to each other

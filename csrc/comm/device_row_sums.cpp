@@ -12,6 +12,7 @@
 #include "../memory/layout.h"
 #include "backends.h"
 #include "cuda_dtype.h"
+#include "step_with_aten.h"
 #include "summed_rows.h"
 
 namespace torchkv {
@@ -119,6 +120,9 @@ bool DeviceRowSums::add_kernel_step(
     Queued& queued) {
   const at::Tensor& result = *job.result;
   const c10::ScalarType stored = result.scalar_type();
+  if (needs_gradient_norm(job.step->rule)) {
+    return false;
+  }
   auto dtype = dtype_to_read(job.slice->home, job.values, job.accumulation);
   if (dtype && !has_step(*dtype, stored)) {
     dtype = job.accumulation;
@@ -197,7 +201,12 @@ void DeviceRowSums::add_step(
   // Rows of other pieces have other random numbers.
   RuleStep shifted = *job.step;
   shifted.stream += num_numbers(piece.begin, job.result->scalar_type());
+  const RowsOfWeight of_weight{
+      slice.master.defined() ? slice.master : *job.result, ids};
   Job step = job;
+  if (is_random(shifted.rule) || needs_gradient_norm(shifted.rule)) {
+    step.rows = &of_weight;
+  }
   step.step = &shifted;
   step.slice = &rows;
   step.values = value;

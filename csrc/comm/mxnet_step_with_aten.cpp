@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -15,7 +16,6 @@
 #include "../core/errors.h"
 #include "../kernels/rules.h"
 #include "random_with_aten.h"
-#include "step_with_aten.h"
 
 namespace torchkv {
 namespace {
@@ -28,13 +28,15 @@ class MxnetStep {
       const RuleStep& step,
       at::Tensor gradient,
       at::Tensor weight,
-      std::array<at::Tensor, kMaxStates> states)
+      std::array<at::Tensor, kMaxStates> states,
+      const RowsOfWeight* rows)
       : step_(step),
         rule_(step.rule),
         n_(step),
         g_(std::move(gradient)),
         w_(std::move(weight)),
-        s_(std::move(states)) {}
+        s_(std::move(states)),
+        rows_(rows) {}
 
   void run() {
     using Id = RuleSpec::Id;
@@ -96,7 +98,11 @@ class MxnetStep {
         clip();
         decay();
         w_.sub_(g_, rule_.lr / 2)
-            .add_(normal_numbers_with_aten(w_, step_.stream), n_.noise);
+            .add_(
+                rows_ == nullptr
+                    ? normal_numbers_with_aten(w_, step_.stream)
+                    : normal_numbers_with_aten(w_, step_.stream, rows_->ids),
+                n_.noise);
         return;
       case Id::kMxnetGroupAdagrad:
         return group_adagrad();
@@ -294,11 +300,20 @@ class MxnetStep {
         .to(w_.scalar_type());
   }
 
+  // Rows that are not stepped have a gradient of 0, but a weight.
+  at::Tensor norm_of_weight() const {
+    if (rows_ == nullptr) {
+      return norm_of(w_);
+    }
+    const at::Tensor& whole = rows_->whole;
+    return norm_of(whole.is_complex() ? at::view_as_real(whole) : whole);
+  }
+
   // `extra1` is eta; 0 if `extra2` is the ratio of the norms.
   void lars() {
     at::Tensor trust = at::full({}, rule_.extra2, w_.options());
     if (rule_.extra1 > 0) {
-      const auto of_w = norm_of(w_);
+      const auto of_w = norm_of_weight();
       const auto of_g = norm_of(g_);
       const auto divisor =
           of_w.mul(rule_.weight_decay).add_(of_g).add_(rule_.eps);
@@ -321,7 +336,7 @@ class MxnetStep {
   void lbsgd() {
     const auto g =
         g_.to(at::kDouble).mul(step_.scale == 0 ? 0 : 1 / step_.scale);
-    const auto of_w = norm_of(w_).square_();
+    const auto of_w = norm_of_weight().square_();
     const auto of_g = norm_of(g).square_();
     const auto divisor = of_w.mul(rule_.weight_decay).add_(of_g).add_(1e-18);
     sgd(of_w.div_(divisor).sqrt_().clamp_(0.01, 100).mul_(rule_.lr).to(
@@ -347,6 +362,7 @@ class MxnetStep {
   at::Tensor g_;
   at::Tensor w_;
   std::array<at::Tensor, kMaxStates> s_;
+  const RowsOfWeight* const rows_; // or null
 };
 
 } // namespace
@@ -355,8 +371,10 @@ void mxnet_step_with_aten(
     const RuleStep& step,
     at::Tensor gradient,
     at::Tensor weight,
-    std::array<at::Tensor, kMaxStates> states) {
-  MxnetStep(step, std::move(gradient), std::move(weight), std::move(states))
+    std::array<at::Tensor, kMaxStates> states,
+    const RowsOfWeight* rows) {
+  MxnetStep(
+      step, std::move(gradient), std::move(weight), std::move(states), rows)
       .run();
 }
 

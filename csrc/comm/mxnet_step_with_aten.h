@@ -5,6 +5,7 @@
 #include <array>
 
 #include "../core/rule.h"
+#include "step_with_aten.h"
 
 namespace torchkv {
 
@@ -14,6 +15,7 @@ void mxnet_step_with_aten(
     const RuleStep& step,
     at::Tensor gradient,
     at::Tensor weight,
-    std::array<at::Tensor, kMaxStates> states);
+    std::array<at::Tensor, kMaxStates> states,
+    const RowsOfWeight* rows);
 
 } // namespace torchkv

@@ -42,6 +42,16 @@ at::Tensor random_from_8(at::Tensor bits) {
   return shifted_right(bits, 12).to(at::kFloat).mul_(0x1p-20).add_(8);
 }
 
+// normal_number() of numbers of 64 bits.
+at::Tensor normal_from_64(const at::Tensor& bits) {
+  const at::Tensor u =
+      shifted_right(bits, 40).add_(1).to(at::kFloat).mul_(0x1p-24);
+  const at::Tensor v =
+      bits.bitwise_and(int64_t{0xFFFFFF}).to(at::kFloat).mul_(0x1p-24);
+  // The cosine of 2 pi (v - 1/2).
+  return u.log_().mul_(-2).sqrt_().mul_(v.mul_(2 * M_PI).cos_().neg_());
+}
+
 } // namespace
 
 at::Tensor rounding_numbers_with_aten(
@@ -61,19 +71,22 @@ at::Tensor rounding_numbers_with_aten(
 }
 
 at::Tensor normal_numbers_with_aten(const at::Tensor& like, uint64_t stream) {
-  const at::Tensor bits = mixed_64(
-      at::arange(like.numel(), like.options().dtype(at::kLong)) +
-      as_signed(stream));
-  const at::Tensor u =
-      shifted_right(bits, 40).add_(1).to(at::kFloat).mul_(0x1p-24);
-  const at::Tensor v =
-      bits.bitwise_and(int64_t{0xFFFFFF}).to(at::kFloat).mul_(0x1p-24);
-  // The cosine of 2 pi (v - 1/2).
-  return u.log_()
-      .mul_(-2)
-      .sqrt_()
-      .mul_(v.mul_(2 * M_PI).cos_().neg_())
+  const at::Tensor places =
+      at::arange(like.numel(), like.options().dtype(at::kLong));
+  return normal_from_64(mixed_64(places + as_signed(stream)))
       .as_strided(like.sizes(), like.strides())
+      .to(like.scalar_type());
+}
+
+at::Tensor normal_numbers_with_aten(
+    const at::Tensor& like,
+    uint64_t stream,
+    const at::Tensor& rows) {
+  const int64_t row_size = like.numel() / like.size(0);
+  const at::Tensor places = (rows * row_size).unsqueeze(1) +
+      at::arange(row_size, like.options().dtype(at::kLong));
+  return normal_from_64(mixed_64(places + as_signed(stream)))
+      .view(like.sizes())
       .to(like.scalar_type());
 }
 

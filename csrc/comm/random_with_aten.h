@@ -17,5 +17,10 @@ at::Tensor rounding_numbers_with_aten(
 // normal_number() of each number of a dense tensor, in the order of its memory,
 // but for the last bits.
 at::Tensor normal_numbers_with_aten(const at::Tensor& like, uint64_t stream);
+// The same of some rows of a tensor, contiguous in `like`, by their numbers.
+at::Tensor normal_numbers_with_aten(
+    const at::Tensor& like,
+    uint64_t stream,
+    const at::Tensor& rows);
 
 } // namespace torchkv

@@ -21,7 +21,7 @@ bool RowSparseBackend::add(const Job& job) {
   const RuleSpec& rule = job.step->rule;
   const bool takes_rows = job.is_norm ||
       (job.step->is_lazy && can_step_rows(rule) &&
-       (is_cpu || is_elementwise(rule)));
+       (is_cpu || !is_row_wise(rule)));
   // Elsewhere, lists with dense values have kernels for the sum's step.
   const bool takes_dense = is_cpu || (!job.is_norm && !job.is_step());
   if (takes_rows && (takes_dense || has_rows_only(job.values))) {

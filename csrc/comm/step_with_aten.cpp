@@ -51,7 +51,8 @@ void step_with_aten(
     const RuleStep& step,
     const at::Tensor& gradient,
     const at::Tensor& weight,
-    std::array<at::Tensor, kMaxStates> states) {
+    std::array<at::Tensor, kMaxStates> states,
+    const RowsOfWeight* rows) {
   at::Tensor w = as_real(weight);
   at::Tensor g = as_real(gradient.to(weight.scalar_type()));
   at::Tensor& s0 = states[0] = as_real(states[0]);
@@ -64,7 +65,7 @@ void step_with_aten(
     g.mul_(last_scale);
   }
   if (is_mxnet(rule)) {
-    mxnet_step_with_aten(step, g, w, states);
+    mxnet_step_with_aten(step, g, w, states, rows);
     return;
   }
   const kernels::RuleNumbers<double> n(step);

@@ -76,6 +76,45 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(testing::rule_cases()),
     testing::rule_name);
 
+TEST(RowsWithAtenTest, CopiesOfRowsAreSteppedAsInTheWhole) {
+  for (const auto& [name, rule] : testing::rule_cases()) {
+    if (!is_random(rule) && !needs_gradient_norm(rule)) {
+      continue;
+    }
+    for (const auto dtype : {at::kFloat, at::kComplexDouble}) {
+      const at::Tensor weight = at::randn({7, 3, 2}, dtype);
+      const at::Tensor ids = at::tensor({1, 2, 5}, at::kLong);
+      const at::Tensor gradients = at::randn({3, 3, 2}, dtype);
+      const at::Tensor gradient =
+          at::zeros_like(weight).index_copy_(0, ids, gradients);
+      std::array<at::Tensor, kMaxStates> states;
+      std::array<at::Tensor, kMaxStates> states_of_rows;
+      const auto names = state_names(rule);
+      for (size_t i = 0; i < kMaxStates; ++i) {
+        if (names[i] != nullptr) {
+          states[i] = at::randn_like(weight);
+          states_of_rows[i] = states[i].index_select(0, ids);
+        }
+      }
+      RuleStep step;
+      step.rule = rule;
+      step.stream = 11;
+      step = without_norms(step);
+      const RowsOfWeight rows{weight.clone(), ids};
+      const at::Tensor copies = weight.index_select(0, ids);
+      step_with_aten(step, gradient, weight, states);
+      step_with_aten(step, gradients, copies, states_of_rows, &rows);
+      expect_close(copies, weight.index_select(0, ids), 1e-6, name);
+      for (size_t i = 0; i < kMaxStates; ++i) {
+        if (names[i] != nullptr) {
+          expect_close(
+              states_of_rows[i], states[i].index_select(0, ids), 1e-6, name);
+        }
+      }
+    }
+  }
+}
+
 TEST(NanWithAtenTest, ANanInTheGradientReachesTheWeight) {
   for (const auto& [name, rule] : testing::rule_cases()) {
     at::Tensor weight = at::ones({2});
