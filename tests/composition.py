@@ -8,6 +8,7 @@ A cell of the table pushes twice and compares the stored value with a model. Pri
 import copy
 import sys
 import warnings
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -102,13 +103,13 @@ class Cell(NamedTuple):
     key: str = "dense"
 
 
-def cells(updater):
+def cells(updater, types=TYPES):
     """All combinations with an updater."""
     return [
         Cell(updater, dtype, values, codec, type, key)
         for dtype in DTYPES
         for values in VALUES
-        for type in TYPES
+        for type in types
         for key, codecs in KEYS.items()
         for codec in codecs
     ]
@@ -170,7 +171,7 @@ class _Lazy:
     """A copy of a store that steps all rows, and what the pushed ones are then."""
 
     def __init__(self, kv):
-        self.before = kv.pull("w").to_dense()
+        self.before = kv.pull("w").to_dense().cpu()
         self.store = copy.deepcopy(kv)
         self.store.set_gradient_compression(None)
 
@@ -181,11 +182,14 @@ class _Lazy:
 
     def pull(self, key):
         """The dense value."""
-        return torch.where(self.has, self.store.pull(key).to_dense(), self.before)
+        return torch.where(self.has, self.store.pull(key).to_dense().cpu(), self.before)
 
 
-def refusal(cell):
+def refusal(cell, devices=("cpu",)):
     """None if the cell agrees with its model, or the error that refuses it.
+
+    Args:
+        devices: Of the replicas, in turn.
 
     Raises:
         AssertionError: it does neither.
@@ -193,7 +197,8 @@ def refusal(cell):
     generator = torch.Generator().manual_seed(1)
     first = torch.rand(SHAPE, generator=generator).to(cell.dtype)
     kv, plain = torchkv.create(cell.type), torchkv.create("local")
-    kv.init("w", first if cell.key == "dense" else first.to_sparse(1))
+    on_device = first.to(devices[0])
+    kv.init("w", on_device if cell.key == "dense" else on_device.to_sparse(1))
     plain.init("w", first if cell.updater in OF_STORED_DTYPE else first.float())
     for store in (kv, plain):
         UPDATERS[cell.updater](store)
@@ -211,12 +216,12 @@ def refusal(cell):
         ):
             plain = _Lazy(kv)
         try:
-            kv.push("w", values)
+            kv.push("w", [v.to(d) for v, d in zip(values, cycle(devices))])
         except NotImplementedError as error:
             return str(error)
         total = sums.of(values)
         plain.push("w", total)
-        actual = kv.pull("w").to_dense().float()
+        actual = kv.pull("w").to_dense().float().cpu()
         expected = plain.pull("w").to(cell.dtype).float()
         # One unit in the last place: sparse rows are added up in another order.
         most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -288,11 +293,13 @@ A row-sparse key refuses updaters that need the whole value:
 ```
 
 Type `nccl` needs GPUs. On these, row-sparse and compressed values are summed as in a
-`device` store. Stores of several processes combine all updaters, schemes and forms of
-values and keys (`tests/dist/test_dist_composition.py`, `test_server_tables.py`). Of
-`device` and `nccl` stores on GPUs, a test compares the combinations without Python
-updaters with those in CPU memory; so far, it has run only on GPUs simulated there
-(`tests/cpp/mock_cuda/composition_test.cpp`).
+`device` store, so the columns of `device` are its columns, too. Where there are GPUs,
+the tests of this page run with values on them; so far, they have run nowhere with
+GPUs. On GPUs simulated in CPU memory, a test compares all of it but the Python
+functions with the results in CPU memory, for both types
+(`tests/cpp/mock_cuda/composition_test.cpp`). Stores of several processes combine all
+updaters, schemes and forms of values and keys (`tests/dist/test_dist_composition.py`,
+`test_server_tables.py`).
 """
 
 

@@ -15,9 +15,10 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("updater", composition.UPDATERS)
-def test_each_cell_agrees_or_is_refused(updater):
-    for cell in composition.cells(updater):
-        text = composition.refusal(cell)
+def test_each_cell_agrees_or_is_refused(updater, devices):
+    types = [*composition.TYPES, *(["nccl"] if devices[0].type == "cuda" else [])]
+    for cell in composition.cells(updater, types):
+        text = composition.refusal(cell, devices)
         if cell.type == "local" and cell.codec is not None:
             assert text is not None and "but got 'local'" in text
         elif cell.key == "row-sparse" and not composition.takes_rows(updater):
