@@ -14,7 +14,6 @@
 #include "row_values.h"
 
 namespace torchkv {
-namespace {
 
 bool has_repeats(const Entries& entries) {
   // Most calls name their keys in the order of init.
@@ -32,8 +31,6 @@ bool has_repeats(const Entries& entries) {
   std::sort(sorted.begin(), sorted.end());
   return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
 }
-
-} // namespace
 
 Groups::Groups(
     Entries entries,

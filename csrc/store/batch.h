@@ -20,6 +20,9 @@
 
 namespace torchkv {
 
+// Whether an entry is there twice.
+bool has_repeats(const Entries& entries);
+
 // The tensors of a call, in a group for each entry. Groups of a repeated entry
 // are merged: the entry is there once, where it first appears, and its group
 // has the tensors of all its appearances in the order given.

@@ -1,10 +1,10 @@
 #include "written_outs.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <vector>
 
 #include "../memory/layout.h"
+#include "batch.h"
 
 namespace torchkv {
 namespace {
@@ -30,13 +30,6 @@ std::vector<SpanOfKey> spans_of(const Tensors& tensors) {
   return spans;
 }
 
-bool are_dense_and_distinct(const Entries& entries) {
-  std::unordered_set<const Entry*> seen;
-  return std::all_of(entries.begin(), entries.end(), [&](const auto& entry) {
-    return entry->rows == nullptr && seen.insert(entry.get()).second;
-  });
-}
-
 } // namespace
 
 bool can_write_with_sums(const Call& call, const Entries& entries) {
@@ -47,7 +40,11 @@ bool can_write_with_sums(const Call& call, const Entries& entries) {
   for (const auto& out : call.outs->flat) {
     num_bytes += out.nbytes();
   }
-  if (num_bytes < kMinBytes || !are_dense_and_distinct(entries)) {
+  const auto is_row_sparse = [](const EntryPtr& entry) {
+    return entry->rows != nullptr;
+  };
+  if (num_bytes < kMinBytes || has_repeats(entries) ||
+      std::any_of(entries.begin(), entries.end(), is_row_sparse)) {
     return false;
   }
   std::vector<SpanOfKey> outs = spans_of(*call.outs);
