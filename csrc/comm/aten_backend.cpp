@@ -28,15 +28,16 @@ bool AtenBackend::add(const Job& job) {
       job.rows == nullptr && job.values.size() > 1 &&
       kernels::cuda::has_kernels(job.slice->home.device);
   if (may_have_kernel) {
-    const Value total(&totals_.emplace_back(sum_of(job, job.values)));
+    const at::Tensor& sum = totals_.emplace_back(sum_of(job, job.values));
+    const Value total(&sum);
     Job summed = job;
     summed.values = total;
     if (!cuda_.add(summed)) {
-      queued_.push_back({job, {total}});
+      queued_.push_back({job, {}, sum});
     }
     return true;
   }
-  queued_.push_back({job, {job.values.begin(), job.values.end()}});
+  queued_.push_back({job, {job.values.begin(), job.values.end()}, {}});
   return true;
 }
 
@@ -111,11 +112,11 @@ void AtenBackend::step(const Job& job, const at::Tensor& gradient) {
 }
 
 void AtenBackend::run() {
-  for (const auto& [job, values] : queued_) {
+  for (const auto& [job, values, sum] : queued_) {
     const Place& home = job.slice->home;
     order_.enter(home);
     if (job.is_step()) {
-      step(job, sum_of(job, values));
+      step(job, sum.defined() ? sum : sum_of(job, values));
       continue;
     }
     for (const auto& value : values) {
@@ -129,10 +130,11 @@ void AtenBackend::run() {
 
 double AtenBackend::squared_norm(double scale) {
   std::vector<std::pair<Place, at::Tensor>> sums; // of each home
-  for (const auto& [job, values] : queued_) {
+  for (const auto& [job, values, sum_of_values] : queued_) {
     const Place& home = job.slice->home;
     order_.enter(home);
-    const at::Tensor total = sum_of(job, values);
+    const at::Tensor total =
+        sum_of_values.defined() ? sum_of_values : sum_of(job, values);
     const PlainDispatch plain;
     const at::Tensor squared = squared_norm_with_aten(
         *job.step,

@@ -31,6 +31,7 @@ class AtenBackend final : public Backend {
   struct Queued {
     Job job; // without its values
     c10::SmallVector<Value, 4> values;
+    at::Tensor sum; // of the values, if it is made already; overwritten
   };
   at::Tensor sum_of(const Job& job, c10::ArrayRef<Value> values);
   void sum_into(
