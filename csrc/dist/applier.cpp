@@ -296,6 +296,9 @@ std::optional<std::string> Applier::apply_batch(
     c10::ArrayRef<RoundPtr> rounds,
     const Updates::Update& update) {
   const auto held = callers_.hold(rounds);
+  // An opaque updater does not; the callers may not know that it is set yet.
+  const bool writes_outs = held.owns_lock() && !update.replaces &&
+      !std::holds_alternative<std::shared_ptr<OpaqueUpdater>>(update.updater);
   Keys keys;
   Tensors values;
   Tensors outs; // of callers
@@ -305,7 +308,7 @@ std::optional<std::string> Applier::apply_batch(
     // The first push is rank 0's.
     append_values(
         *round, update.replaces ? 1 : round->pushes.size(), keys, values);
-    const at::Tensor out = held.owns_lock() && !update.replaces
+    const at::Tensor out = writes_outs
         ? callers_.out_of(
               *round,
               SliceShape(*round, config_).sizes,

@@ -155,3 +155,29 @@ def test_outs_may_be_the_values(num_ranks):
     a, b = ([1.0], [3.0]) if num_ranks == 1 else ([3.0], [7.0])
     for results in ranks.run(into_values, num_ranks):
         assert results == [(a, b), (a, b), (b, a), (a, b)]
+
+
+@torch.jit.script
+def add_twice(key: str, value: torch.Tensor, stored: torch.Tensor) -> None:
+    stored.add_(value * 2)
+
+
+def script_of_another_rank(rank):
+    """Rank 1, whose server runs the script for some keys, does not know of it."""
+    kv = torchkv.create("dist_sync")
+    keys = list("abcdef")
+    kv.init(keys, [torch.zeros(SIZE)] * 6, whole=True)
+    kv.barrier()
+    if rank == 0:
+        kv.set_updater(add_twice)
+    results = []
+    for _ in range(2):
+        outs = [torch.zeros(SIZE) for _ in keys]
+        kv.pushpull(keys, [torch.ones(SIZE) for _ in keys], out=outs)
+        results.append(torch.cat(outs).unique().tolist())
+    kv.close()
+    return results
+
+
+def test_no_outs_are_written_by_a_script():
+    assert ranks.run(script_of_another_rank, 2) == [[[4.0], [8.0]]] * 2

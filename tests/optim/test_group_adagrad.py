@@ -74,14 +74,15 @@ def test_values_of_other_strides_and_dtypes(kv, shape):
         assert_same(stored(kv, 3), stored(kv, 5))
 
 
-def test_stored_values_that_are_not_contiguous(kv):
+@pytest.mark.parametrize("num_values", [1, 2])
+def test_stored_values_that_are_not_contiguous(kv, num_values):
     value = torch.randn(3, 7).T
     kv.init([3, 5], [value, value.contiguous()])
     assert not kv.pull(3).is_contiguous()
     kv.set_optimizer(optim.mxnet.GroupAdaGrad(learning_rate=0.1))
     for _ in range(2):
-        gradient = torch.randn(7, 3)
-        kv.push([3, 5], [gradient, gradient])
+        gradients = [torch.randn(7, 3) for _ in range(num_values)]
+        kv.push([3, 5], [gradients, gradients])
         torch.testing.assert_close(kv.pull(3), kv.pull(5))
 
 

@@ -87,6 +87,9 @@ void set_table(const Table* table) {
 }
 
 bool has_kernels(c10::Device device) {
+  if (!device.is_cuda()) {
+    return false;
+  }
   const Table* const kernels = table();
   if (kernels == nullptr) {
     return false;

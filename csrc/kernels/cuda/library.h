@@ -20,8 +20,9 @@ TORCHKV_API const Table* table();
 // For tests: replaces the library's table from now on; null means no kernels.
 TORCHKV_API void set_table(const Table* table);
 
-// Whether there are kernels for the CUDA device: false without a table and for
-// a GPU older than all architectures of the build. The answer is cached.
+// Whether there are kernels for the device: false for other devices than GPUs,
+// without a table and for a GPU older than all architectures of the build. The
+// answer is cached.
 TORCHKV_API bool has_kernels(c10::Device device);
 
 // Whether the CUDA stream is being captured into a graph. Creates no context on
