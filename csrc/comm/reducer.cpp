@@ -176,9 +176,9 @@ std::vector<RuleStep> Reducer::prepare(
   return steps;
 }
 
-void Reducer::update(c10::ArrayRef<Item> given) {
-  c10::SmallVector<Item, 4> with_outs; // that are written in the pass
-  c10::SmallVector<Item, 4> copied; // the others
+Reducer::Items Reducer::update(c10::ArrayRef<Item> given) {
+  Items with_outs; // that are written in the pass
+  Items copied; // the others
   c10::ArrayRef<Item> items = given;
   if (std::any_of(given.begin(), given.end(), has_outs)) {
     for (Item item : given) {
@@ -229,7 +229,7 @@ void Reducer::update(c10::ArrayRef<Item> given) {
     item.entry->is_master_loaded = false;
   }
   bump_versions(items);
-  copy_out(copied);
+  return copied;
 }
 
 void Reducer::accumulate(c10::ArrayRef<Item> items) {

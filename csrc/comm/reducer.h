@@ -2,6 +2,7 @@
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <utility>
@@ -32,6 +33,8 @@ namespace torchkv {
 // theirs.
 class TORCHKV_API Reducer {
  public:
+  using Items = c10::SmallVector<Item, 4>;
+
   // Without a collective, the backends move all values.
   Reducer(
       Slices& slices,
@@ -45,12 +48,13 @@ class TORCHKV_API Reducer {
 
   // Adds up each item's values and applies its rule to the stored value and the
   // state, which it creates if needed; in one pass over the memory of all items
-  // (LAMB: three). Items' outs get the new values, on the CPU in that pass
-  // where their memory layout is that of the values. REQUIRES: distinct
+  // (LAMB: three). Items' outs get the new values in that pass on the CPU,
+  // where their memory layout is that of the values; returns the others, which
+  // are for copy_out(), after what must count the update. REQUIRES: distinct
   // entries, of floating-point or complex dtypes where the rule is not ASSIGN;
   // no out overlaps another tensor of the call, but for values of its own item
   // that have its very memory.
-  void update(c10::ArrayRef<Item> items);
+  Items update(c10::ArrayRef<Item> items);
 
   // Adds the sum of each item's values to what its entry has accumulated.
   // REQUIRES: distinct entries.

@@ -232,14 +232,15 @@ void LocalStore::assign_sums(const Groups& values) {
     for (const auto& item : batch.items) {
       slices_.end_leases(*item.entry);
     }
-    reducer_.update(batch.items);
+    const Reducer::Items copied = reducer_.update(batch.items);
     batch.keep_rows();
     batch.count_compressed(batch.items);
-    if (values.outs() != nullptr) {
-      count_pull(batch.items, 0);
-    }
     for (const auto& item : batch.items) {
       ++item.entry->version;
+    }
+    if (values.outs() != nullptr) {
+      reducer_.copy_out(copied);
+      count_pull(batch.items, 0);
     }
     count_push(batch, &KeyStats::sum_seconds, watch.seconds());
   });

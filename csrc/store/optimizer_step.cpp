@@ -161,6 +161,7 @@ void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {
 void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
   for_each_batch(push, [&](Batch& batch) {
     const Stopwatch watch;
+    Reducer::Items copied; // whose outs are
     if (!skip) {
       batch.compress(slices_);
       reducer_.accumulate(batch.accumulating);
@@ -174,13 +175,9 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
       for (const auto& item : batch.stepping) {
         slices_.end_leases(*item.entry);
       }
-      reducer_.update(batch.stepping);
+      copied = reducer_.update(batch.stepping);
+      copied.append(batch.accumulating.begin(), batch.accumulating.end());
       batch.count_compressed(batch.stepping);
-    }
-    if (push.values.outs() != nullptr) {
-      reducer_.copy_out(
-          skip ? c10::ArrayRef<Item>(batch.items) : batch.accumulating);
-      count_pull(batch.items, 0);
     }
     for (const auto& item : batch.stepping) {
       item.entry->num_accumulated = 0;
@@ -188,6 +185,10 @@ void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
         ++item.entry->step;
         ++item.entry->version;
       }
+    }
+    if (push.values.outs() != nullptr) {
+      reducer_.copy_out(skip ? c10::ArrayRef<Item>(batch.items) : copied);
+      count_pull(batch.items, 0);
     }
     count_push(batch, &KeyStats::update_seconds, watch.seconds());
   });
