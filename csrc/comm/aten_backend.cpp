@@ -23,7 +23,8 @@ bool AtenBackend::add(const Job& job) {
     cpu_.add(summed);
     return true;
   }
-  // Of several values in the accumulation type, say, for a half-precision key.
+  // No kernel takes, for example, several fp32 values for a half-precision key,
+  // but one takes their sum.
   const bool may_have_kernel = (job.is_norm || job.is_step()) &&
       job.rows == nullptr && job.values.size() > 1 &&
       kernels::cuda::has_kernels(job.slice->home.device);

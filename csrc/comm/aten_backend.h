@@ -45,8 +45,8 @@ class AtenBackend final : public Backend {
   Runtime& runtime_;
   StreamOrder& order_;
   std::vector<Queued> queued_;
-  std::list<at::Tensor>
-      totals_; // for the kernels; an empty deque would allocate
+  // For the kernels. An empty deque would allocate.
+  std::list<at::Tensor> totals_;
 };
 
 } // namespace torchkv

@@ -161,7 +161,7 @@ void OptimizerStep::push(const Groups& values, const Optimizer& optimizer) {
 void OptimizerStep::apply(Push& push, bool skip, double last_scale) {
   for_each_batch(push, [&](Batch& batch) {
     const Stopwatch watch;
-    Reducer::Items copied; // whose outs are
+    Reducer::Items copied; // whose outs are not written yet
     if (!skip) {
       batch.compress(slices_);
       reducer_.accumulate(batch.accumulating);
