@@ -8,6 +8,7 @@
 
 #include "cache_line.h"
 #include "row_sums.h"
+#include "row_window.h"
 
 namespace torchkv::kernels::cpu {
 
@@ -25,7 +26,10 @@ template <class Process>
 class RowMerge {
  public:
   RowMerge(const RowSumBatch::Job& job, Process& process)
-      : job_(job), process_(process), cursors_(job.sources.size()) {}
+      : job_(job),
+        process_(process),
+        cursors_(job.sources.size()),
+        window_(job) {}
 
   // The rows [first, last).
   void run(int64_t first, int64_t last) {
@@ -41,14 +45,17 @@ class RowMerge {
       const int64_t id = next_id(last);
       if (job_.has_all_rows && row < id) {
         collect(row);
-        add(row, id);
+        add(row, id, found_);
       }
       row = id + 1;
       if (id < last) {
         collect(id);
         const int64_t more = num_rows_alike(id, last);
-        add(id, row + more);
+        add(id, row + more, found_);
         row += more;
+        if (more == 0 && !job_.has_all_rows) {
+          add_window(last);
+        }
       }
     }
   }
@@ -61,12 +68,6 @@ class RowMerge {
 
  private:
   static constexpr size_t kLate = 8;
-  struct Cursor {
-    int64_t begin = 0; // in the source's ids
-    int64_t next = 0;
-    int64_t end = 0;
-  };
-
   int64_t next_id(int64_t last) const {
     int64_t id = last;
     for (size_t k = 0; k < cursors_.size(); ++k) {
@@ -83,7 +84,7 @@ class RowMerge {
     int64_t count = last - id - 1;
     for (size_t k = 0; k < cursors_.size() && count != 0; ++k) {
       const RowSource& source = job_.sources[k];
-      const Cursor& at = cursors_[k];
+      const RowCursor& at = cursors_[k];
       if (source.is_dense) {
         continue;
       }
@@ -100,7 +101,7 @@ class RowMerge {
       }
     }
     for (size_t k = 0; k < cursors_.size() && count != 0; ++k) {
-      Cursor& at = cursors_[k];
+      RowCursor& at = cursors_[k];
       if (at.next != at.begin && job_.sources[k].ids[at.next - 1] == id) {
         at.next += count;
       }
@@ -146,37 +147,50 @@ class RowMerge {
             (row_begin + skipped - job_.begin) * job_.source_size);
         continue;
       }
-      for (Cursor& at = cursors_[k];
+      for (RowCursor& at = cursors_[k];
            at.next < at.end && source.ids[at.next] == id;
            ++at.next) {
         const int64_t row =
             source.order == nullptr ? at.next : source.order[at.next];
         found_.push_back(
             source.data + (row * job_.row_size + skipped) * job_.source_size);
-        if (source.order != nullptr) {
-          prefetch_row(source, at);
+        if (source.order != nullptr && at.next + kAhead < at.end) {
+          fetch(
+              source.data +
+              source.order[at.next + kAhead] * job_.row_size *
+                  job_.source_size);
         }
       }
     }
   }
 
-  // Of a source in another order than its ids, which the hardware cannot guess.
-  TORCHKV_PREFETCHES void prefetch_row(
-      const RowSource& source,
-      const Cursor& at) const {
+  // Of rows that the hardware cannot guess.
+  TORCHKV_PREFETCHES void fetch(const char* row) const {
     constexpr int64_t kMost = 8 * kCacheLine;
-    if (at.next + kAhead < at.end) {
-      const int64_t num_bytes = job_.row_size * job_.source_size;
-      const char* const row =
-          source.data + source.order[at.next + kAhead] * num_bytes;
-      for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
-        __builtin_prefetch(row + i);
-      }
+    const int64_t num_bytes = job_.row_size * job_.source_size;
+    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
+      __builtin_prefetch(row + i);
     }
   }
 
-  // Rows [first, last), with the sources found: a line, or more of the last.
-  void add(int64_t first, int64_t last) {
+  // The next rows, below `last`.
+  void add_window(int64_t last) {
+    const auto rows = window_.take(cursors_, last);
+    for (size_t i = 0; i < rows.size();) {
+      const int64_t id = rows[i].id;
+      found_.clear();
+      for (; i < rows.size() && rows[i].id == id; ++i) {
+        if (i + kAhead < rows.size()) {
+          fetch(rows[i + kAhead].data);
+        }
+        found_.push_back(rows[i].data);
+      }
+      add(id, id + 1, found_);
+    }
+  }
+
+  // Rows [first, last), with these sources: a line, or more of the last.
+  void add(int64_t first, int64_t last, c10::ArrayRef<const char*> sources) {
     const int64_t begin = std::max(first * job_.row_size, job_.begin);
     const int64_t end = std::min(last * job_.row_size, job_.end);
     if (num_lines_ != num_processed_) {
@@ -184,8 +198,8 @@ class RowMerge {
       const int64_t gap = (begin - previous.begin) * job_.source_size;
       if (previous.end == begin &&
           std::equal(
-              found_.begin(),
-              found_.end(),
+              sources.begin(),
+              sources.end(),
               previous.sources.begin(),
               previous.sources.end(),
               [gap](const char* source, const char* of_previous) {
@@ -201,7 +215,7 @@ class RowMerge {
     RowLine& line = lines_[num_lines_++ % kLate];
     line.begin = begin;
     line.end = end;
-    line.sources.assign(found_.begin(), found_.end());
+    line.sources.assign(sources.begin(), sources.end());
     process_.prefetch(line);
   }
 
@@ -209,7 +223,8 @@ class RowMerge {
 
   const RowSumBatch::Job& job_;
   Process& process_;
-  c10::SmallVector<Cursor, 8> cursors_;
+  c10::SmallVector<RowCursor, 8> cursors_;
+  RowWindow window_;
   c10::SmallVector<const char*, 8> found_;
   std::array<RowLine, kLate> lines_; // those numbered from num_processed_
   size_t num_processed_ = 0;
