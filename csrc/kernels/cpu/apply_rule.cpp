@@ -13,15 +13,17 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
-// w[i] = formula(w[i], g[i], states[i]...), with the formula inlined into each
-// clone.
+// w[i] = formula(w[i], g[i], states[i]...), inlined into each clone. The
+// formula has numbers by value, and is copied: writing a weight does not change
+// them.
 template <typename T, typename Formula, typename... State>
 TORCHKV_CLONES void update_each(
-    Formula formula,
+    const Formula& given,
     const T* __restrict g,
     T* __restrict w,
     int64_t num_numbers,
     State* __restrict... states) {
+  const Formula formula = given;
   for (int64_t i = 0; i < num_numbers; ++i) {
     w[i] = formula(w[i], g[i], states[i]...);
   }
@@ -43,34 +45,42 @@ TORCHKV_CLONES void sgld_each(
 
 template <typename T>
 TORCHKV_CLONES void scale_and_clip(
-    T* g,
+    const T* g,
     T scale,
     T clip_value,
     T last_scale,
-    int64_t num_numbers) {
+    int64_t num_numbers,
+    T* result) {
   const T limit =
       clip_value > 0 ? clip_value : std::numeric_limits<T>::infinity();
   for (int64_t i = 0; i < num_numbers; ++i) {
     T value = g[i] * scale;
     value = value > limit ? limit : value; // propagates NaN
     value = value < -limit ? -limit : value;
-    g[i] = value * last_scale;
+    result[i] = value * last_scale;
   }
 }
 
-// The gradient that the formulas have.
+// The gradient that the formulas have: the given one, or in `scratch`.
 template <typename T>
-void make_gradient(const RuleStep& step, T* g, int64_t num_numbers) {
+const T* make_gradient(
+    const RuleStep& step,
+    const T* g,
+    int64_t num_numbers,
+    T* scratch) {
   const T last_scale =
       static_cast<T>(step.rule.maximize ? -step.last_scale : step.last_scale);
-  if (step.scale != 1 || step.clip_value != 0 || last_scale != 1) {
-    scale_and_clip(
-        g,
-        static_cast<T>(step.scale),
-        static_cast<T>(step.clip_value),
-        last_scale,
-        num_numbers);
+  if (step.scale == 1 && step.clip_value == 0 && last_scale == 1) {
+    return g;
   }
+  scale_and_clip(
+      g,
+      static_cast<T>(step.scale),
+      static_cast<T>(step.clip_value),
+      last_scale,
+      num_numbers,
+      scratch);
+  return scratch;
 }
 
 template <typename T>
@@ -81,9 +91,7 @@ TORCHKV_CLONES double scaled_squares(
   return sum_of_squares(numbers, count, scale);
 }
 
-// Calls `update` with Adam's formula and the states that it has. The formulas
-// capture the numbers by value: writing a weight cannot change them, as the
-// compiler must know to vectorize.
+// Calls `update` with Adam's formula and the states that it has.
 template <bool kDecoupled, typename T, typename Update>
 void adam_each(
     const RuleNumbers<T>& n,
@@ -288,10 +296,10 @@ void apply_rule(
     const RuleNumbers<T>& n,
     const RuleBlock<T>& block) {
   const RuleSpec& rule = step.rule;
-  make_gradient(step, block.gradients, block.num_numbers);
+  const T* const g =
+      make_gradient(step, block.gradients, block.num_numbers, block.scratch);
   const auto update = [&](auto formula, auto*... used) {
-    update_each<T>(
-        formula, block.gradients, block.weights, block.num_numbers, used...);
+    update_each<T>(formula, g, block.weights, block.num_numbers, used...);
   };
   const auto& states = block.states;
   T* const s0 = states[0];
@@ -335,7 +343,7 @@ void apply_rule(
       sgld_each(
           n,
           step.stream + static_cast<uint64_t>(block.begin),
-          block.gradients,
+          g,
           block.weights,
           block.num_numbers);
       break;
@@ -350,12 +358,13 @@ double squared_norm(
     T* g,
     int64_t num_numbers,
     double scale) {
-  scale_and_clip(
+  scale_and_clip<T>(
       g,
       static_cast<T>(step.scale),
       static_cast<T>(step.clip_value),
       T(1),
-      num_numbers);
+      num_numbers,
+      g);
   return scaled_squares(g, num_numbers, scale);
 }
 
@@ -366,10 +375,10 @@ double squared_norm(const T* numbers, int64_t count, double scale) {
 
 template <typename T>
 void make_limited_gradient(const RuleStep& step, T* g, int64_t num_numbers) {
-  make_gradient(step, g, num_numbers);
+  make_gradient<T>(step, g, num_numbers, g);
   if (step.rule.clip_gradient > 0) {
     const auto limit = static_cast<T>(step.rule.clip_gradient);
-    scale_and_clip(g, T(1), limit, T(1), num_numbers);
+    scale_and_clip<T>(g, T(1), limit, T(1), num_numbers, g);
   }
 }
 

@@ -10,7 +10,8 @@ namespace torchkv::kernels::cpu {
 // A block of gradients, weights and state, all float or all double.
 template <typename T>
 struct RuleBlock {
-  T* gradients; // overwritten
+  const T* gradients;
+  T* scratch; // for as many numbers; may be the gradients
   T* weights;
   std::array<T*, kMaxStates> states; // null if not used
   int64_t num_numbers;

@@ -130,44 +130,62 @@ SumLine::SumLine(
 
 // values --> total[kBlock] --> rule --> stored, block by block.
 template <typename acc_t>
-void SumLine::sum_blocks(Line line, bool stream, SquaredNorm* squared_norm)
+void SumLine::sum_blocks(Line& line, bool stream, SquaredNorm* squared_norm)
     const {
-  auto& values = line.values;
+  const size_t num_values = sizes_.size();
+  c10::SmallVector<const char*, 8> moved; // the values, after the first block
   const bool is_ready = ready_add_.function != nullptr &&
-      std::equal(sizes_.begin(), sizes_.end(), line.strides);
+      (line.strides == sizes_.data() ||
+       std::equal(sizes_.begin(), sizes_.end(), line.strides));
+  // One value that has the type of a sum, and that writing the result does not
+  // change, is the gradient where it is.
+  const bool is_gradient = is_ready && num_values == 1 && !is_assign_ &&
+      squared_norm == nullptr && line.values[0] != line.stored &&
+      reinterpret_cast<uintptr_t>(line.values[0]) % alignof(acc_t) == 0;
   alignas(kCacheLine) acc_t total[kBlock];
   alignas(kCacheLine) char rounded[kBlock * sizeof(c10::complex<double>)];
   const int64_t head =
       stream ? head_of(line.stored, line.num_elements, stored_size_) : 0;
   int64_t size = std::min(head > 0 ? head : line.num_elements, kBlock);
   while (line.num_elements > 0) {
-    if (is_ready) {
+    const acc_t* sum = total;
+    if (is_gradient) {
+      sum = reinterpret_cast<const acc_t*>(line.values[0]);
+    } else if (is_ready) {
       ready_add_.function(
-          values.data(),
-          values.size(),
+          line.values,
+          num_values,
           reinterpret_cast<char*>(total),
           size * ready_add_.numbers_per_element,
           /*stream=*/false);
     } else {
-      for (size_t k = 0; k < values.size(); ++k) {
-        loads_[k](values[k], line.strides[k], k != 0, total, size);
+      for (size_t k = 0; k < num_values; ++k) {
+        loads_[k](line.values[k], line.strides[k], k != 0, total, size);
       }
     }
     if (squared_norm != nullptr) {
       squared_norm->sum += squares(total, size, squared_norm->scale);
     } else if (!is_assign_) {
-      update_block(total, line, size);
+      update_block(sum, total, line, size);
     } else if (stream) {
       store_(total, rounded, stored_size_, size);
       copy_line(rounded, line.stored, size * stored_size_, /*stream=*/true);
     } else {
       store_(total, line.stored, line.stored_stride, size);
     }
-    for (size_t k = 0; k < values.size(); ++k) {
-      values[k] += size * line.strides[k];
+    line.num_done += size;
+    line.num_elements -= size;
+    if (line.num_elements == 0) {
+      break;
+    }
+    if (moved.empty()) {
+      moved.assign(line.values, line.values + num_values);
+      line.values = moved.data();
+    }
+    for (size_t k = 0; k < num_values; ++k) {
+      moved[k] += size * line.strides[k];
     }
     line.stored += size * line.stored_stride;
-    line.num_elements -= size;
     size = std::min(line.num_elements, kBlock);
   }
 }
@@ -195,15 +213,19 @@ double SumLine::squares(acc_t* total, int64_t size, double scale) const {
 }
 
 // Applies the rule to a block in the arithmetic of the stored dtype: fp64 for
-// fp64 and complex128, else fp32. Advances the state.
+// fp64 and complex128, else fp32. Overwrites `total`, which may be the sum.
 template <typename acc_t>
-void SumLine::update_block(acc_t* total, Line& line, int64_t size) const {
+void SumLine::update_block(
+    const acc_t* sum,
+    acc_t* total,
+    const Line& line,
+    int64_t size) const {
   if constexpr (std::is_integral_v<acc_t>) {
     TORCHKV_INTERNAL_ASSERT(false, "an optimizer on integers");
   } else if (numbers_double_) {
-    update_block(*numbers_double_, total, line, size);
+    update_block(*numbers_double_, sum, total, line, size);
   } else if (numbers_float_) {
-    update_block(*numbers_float_, total, line, size);
+    update_block(*numbers_float_, sum, total, line, size);
   } else {
     TORCHKV_INTERNAL_ASSERT(false);
   }
@@ -235,27 +257,32 @@ void SumLine::follow_writes(weight_t* master, const Line& line, int64_t size)
 template <typename acc_t, typename real_t>
 void SumLine::update_block(
     const RuleNumbers<real_t>& numbers,
+    const acc_t* sum,
     acc_t* total,
-    Line& line,
+    const Line& line,
     int64_t size) const {
-  StateLine& state = line.state;
+  const StateLine& state = *line.state;
   constexpr bool kComplex = c10::is_complex<acc_t>::value;
   using weight_t = std::conditional_t<kComplex, c10::complex<real_t>, real_t>;
   const int64_t num_numbers = size * (kComplex ? 2 : 1);
-  const auto num_bytes = size * static_cast<int64_t>(sizeof(weight_t));
+  const auto num_bytes = line.num_done * static_cast<int64_t>(sizeof(weight_t));
+  const auto at_block = [&](char* data) {
+    return data == nullptr ? nullptr : data + num_bytes;
+  };
 
   alignas(kCacheLine) weight_t converted[kBlock];
-  auto* gradients = reinterpret_cast<real_t*>(total);
+  const auto* gradients = reinterpret_cast<const real_t*>(sum);
+  auto* scratch = reinterpret_cast<real_t*>(total);
   if constexpr (!std::is_same_v<acc_t, weight_t>) {
     for (int64_t i = 0; i < size; ++i) {
-      converted[i] = c10::convert<weight_t>(total[i]);
+      converted[i] = c10::convert<weight_t>(sum[i]);
     }
-    gradients = reinterpret_cast<real_t*>(converted);
+    gradients = scratch = reinterpret_cast<real_t*>(converted);
   }
 
   // The weights in place, if their memory has the type and alignment for it.
   alignas(kCacheLine) weight_t loaded[kBlock];
-  auto* weights = reinterpret_cast<weight_t*>(state.master);
+  auto* weights = reinterpret_cast<weight_t*>(at_block(state.master));
   const bool in_place = weights == nullptr &&
       stored_ == c10::CppTypeToScalarType<weight_t>::value &&
       line.stored_stride == stored_size_ &&
@@ -274,25 +301,19 @@ void SumLine::update_block(
 
   std::array<real_t*, kMaxStates> states{};
   for (size_t i = 0; i < kMaxStates; ++i) {
-    states[i] = reinterpret_cast<real_t*>(state.states[i]);
-    if (state.states[i] != nullptr) {
-      state.states[i] += num_bytes;
-    }
+    states[i] = reinterpret_cast<real_t*>(at_block(state.states[i]));
   }
   apply_rule<real_t>(
       step_,
       numbers,
       {gradients,
+       scratch,
        reinterpret_cast<real_t*>(weights),
        states,
        num_numbers,
-       state.begin * (kComplex ? 2 : 1)});
-  state.begin += size;
+       (state.begin + line.num_done) * (kComplex ? 2 : 1)});
   if (!in_place) {
     weight_.store(weights, line.stored, line.stored_stride, size);
-  }
-  if (state.master != nullptr) {
-    state.master += num_bytes;
   }
 }
 
@@ -309,32 +330,27 @@ void SumLine::dense(
     copy_line(values[0], stored, num_elements * stored_size_, stream);
     return;
   }
-  c10::SmallVector<const char*, 8> sources(values, values + num_values);
   if (dense_add_.function == nullptr) {
-    (this->*sum_blocks_)(
-        {std::move(sources),
-         sizes_.data(),
-         stored,
-         stored_size_,
-         state,
-         num_elements},
-        stream,
-        nullptr);
+    Line line{
+        values, sizes_.data(), stored, stored_size_, &state, num_elements};
+    (this->*sum_blocks_)(line, stream, nullptr);
     return;
   }
   const int64_t number_size = stored_size_ / dense_add_.numbers_per_element;
   int64_t num_numbers = num_elements * dense_add_.numbers_per_element;
+  c10::SmallVector<const char*, 8> after_head;
   if (stream) {
     const int64_t head = head_of(stored, num_numbers, number_size);
     dense_add_.function(values, num_values, stored, head, /*stream=*/false);
-    for (auto& source : sources) {
-      source += head * number_size;
+    for (size_t k = 0; k < num_values; ++k) {
+      after_head.push_back(values[k] + head * number_size);
     }
+    values = after_head.data();
     stored += head * number_size;
     num_numbers -= head;
     stream = bytes_to_alignment(stored) == 0;
   }
-  dense_add_.function(sources.data(), num_values, stored, num_numbers, stream);
+  dense_add_.function(values, num_values, stored, num_numbers, stream);
 }
 
 double SumLine::squared_norm(
@@ -343,15 +359,9 @@ double SumLine::squared_norm(
     double scale) const {
   TORCHKV_INTERNAL_ASSERT(!is_assign_);
   SquaredNorm norm{scale, 0};
-  (this->*sum_blocks_)(
-      {{values, values + sizes_.size()},
-       sizes_.data(),
-       nullptr,
-       stored_size_,
-       {},
-       num_elements},
-      /*stream=*/false,
-      &norm);
+  Line line{
+      values, sizes_.data(), nullptr, stored_size_, nullptr, num_elements};
+  (this->*sum_blocks_)(line, /*stream=*/false, &norm);
   return norm.sum;
 }
 
@@ -370,15 +380,8 @@ void SumLine::strided(
     dense(values, stored, state, num_elements, /*stream=*/false);
     return;
   }
-  (this->*sum_blocks_)(
-      {{values, values + sizes_.size()},
-       value_strides,
-       stored,
-       stored_stride,
-       state,
-       num_elements},
-      /*stream=*/false,
-      nullptr);
+  Line line{values, value_strides, stored, stored_stride, &state, num_elements};
+  (this->*sum_blocks_)(line, /*stream=*/false, nullptr);
 }
 
 } // namespace torchkv::kernels::cpu

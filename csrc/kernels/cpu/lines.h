@@ -103,12 +103,13 @@ class SumLine {
  private:
   // A line, or the rest of one.
   struct Line {
-    c10::SmallVector<const char*, 8> values;
+    const char* const* values;
     const int64_t* strides; // of the values
     char* stored;
     int64_t stored_stride;
-    StateLine state;
+    const StateLine* state; // of the whole line
     int64_t num_elements;
+    int64_t num_done = 0; // elements of the whole line before
   };
   struct SquaredNorm {
     double scale = 1; // of each number
@@ -118,17 +119,22 @@ class SumLine {
   template <typename acc_t>
   double squares(acc_t* total, int64_t size, double scale) const;
   template <typename acc_t>
-  void update_block(acc_t* total, Line& line, int64_t size) const;
+  void update_block(
+      const acc_t* sum,
+      acc_t* total,
+      const Line& line,
+      int64_t size) const;
   template <typename weight_t>
   void follow_writes(weight_t* master, const Line& line, int64_t size) const;
   template <typename acc_t, typename real_t>
   void update_block(
       const RuleNumbers<real_t>& numbers,
+      const acc_t* sum,
       acc_t* total,
-      Line& line,
+      const Line& line,
       int64_t size) const;
   template <typename acc_t>
-  void sum_blocks(Line line, bool stream, SquaredNorm* squared_norm) const;
+  void sum_blocks(Line& line, bool stream, SquaredNorm* squared_norm) const;
 
   const RuleStep& step_;
   const c10::ScalarType stored_;
@@ -141,7 +147,7 @@ class SumLine {
   DenseAdd dense_add_;
 
   // The sum in blocks, for the accumulation type.
-  void (SumLine::*sum_blocks_)(Line, bool, SquaredNorm*) const = nullptr;
+  void (SumLine::*sum_blocks_)(Line&, bool, SquaredNorm*) const = nullptr;
   c10::SmallVector<decltype(Access::load), 8> loads_;
   decltype(Access::store) store_ = nullptr;
   DenseAdd ready_add_; // if all values have the accumulation type
