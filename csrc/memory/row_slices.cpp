@@ -6,15 +6,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
-#include "../core/huge_pages.h"
 #include "../core/plain_dispatch.h"
 #include "../core/sparse.h"
 #include "../kernels/cpu/row_memory.h"
+#include "growing_memory.h"
 #include "row_table.h"
 #include "slices.h"
 
@@ -51,13 +51,25 @@ c10::SmallVector<int64_t, 4> sizes_of(const Meta& meta, int64_t num_rows) {
   return sizes;
 }
 
-// A tensor without rows, whose memory std::realloc may move.
+void free_memory(void* memory) {
+  delete static_cast<GrowingMemory*>(memory);
+}
+
+// That of a tensor of make_tensor(), or null.
+GrowingMemory* memory_in(const at::Tensor& tensor) {
+  return tensor.storage().data_ptr().cast_context<GrowingMemory>(&free_memory);
+}
+
+// A tensor without rows, whose memory may grow.
 at::Tensor make_tensor(const Meta& meta, c10::ScalarType dtype) {
   const c10::InferenceMode normal(false);
+  auto memory = std::make_unique<GrowingMemory>();
+  c10::DataPtr data(nullptr, memory.get(), &free_memory, c10::kCPU);
+  memory.release(); // NOLINT(bugprone-unused-return-value): `data` has it
   c10::Storage storage(
       c10::Storage::use_byte_size_t(),
       0,
-      c10::DataPtr(nullptr, nullptr, &std::free, c10::kCPU),
+      std::move(data),
       /*allocator=*/nullptr,
       /*resizable=*/false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
@@ -68,19 +80,15 @@ at::Tensor make_tensor(const Meta& meta, c10::ScalarType dtype) {
   return tensor;
 }
 
-// Gives the tensor's memory so many bytes, which may move it.
+// Gives a tensor of make_tensor() memory of so many bytes, which may move it.
 void reallocate(const at::Tensor& tensor, size_t num_bytes) {
   auto* const impl = tensor.storage().unsafeGetStorageImpl();
-  void* const before = impl->mutable_data();
-  void* const data = std::realloc(before, std::max(num_bytes, size_t{1}));
-  if (data == nullptr) {
-    throw std::bad_alloc();
-  }
-  c10::DataPtr old =
-      impl->set_data_ptr(c10::DataPtr(data, data, &std::free, c10::kCPU));
-  old.release_context(); // realloc has freed it
+  GrowingMemory* const memory = memory_in(tensor);
+  memory->resize(num_bytes);
+  c10::DataPtr before = impl->set_data_ptr(
+      c10::DataPtr(memory->data(), memory, &free_memory, c10::kCPU));
+  before.release_context(); // which is in use
   impl->set_nbytes(num_bytes);
-  use_huge_pages(data, num_bytes);
 }
 
 size_t row_bytes(const Meta& meta, const at::Tensor& tensor) {
@@ -89,7 +97,7 @@ size_t row_bytes(const Meta& meta, const at::Tensor& tensor) {
 
 // Memory for so many rows, of which a tensor keeps those that it has.
 void reserve(const Meta& meta, at::Tensor& tensor, int64_t num_rows) {
-  if (tensor.storage().data_ptr().get_deleter() != &std::free) {
+  if (memory_in(tensor) == nullptr) {
     at::Tensor own = make_tensor(meta, tensor.scalar_type());
     reallocate(own, tensor.nbytes());
     own.unsafeGetTensorImpl()->set_sizes_contiguous(tensor.sizes());
@@ -111,9 +119,12 @@ void shrink(const Meta& meta, at::Tensor& tensor, int64_t num_rows) {
   constexpr size_t kSmall = size_t{1} << 20U;
   const size_t needed = static_cast<size_t>(num_rows) * row_bytes(meta, tensor);
   const size_t has = tensor.storage().nbytes();
-  if (has > kSmall && has / 4 > needed &&
-      tensor.storage().data_ptr().get_deleter() == &std::free) {
-    reallocate(tensor, 2 * needed);
+  if (has > kSmall && has / 4 > needed && memory_in(tensor) != nullptr) {
+    try {
+      reallocate(tensor, 2 * needed);
+    } catch (const std::bad_alloc&) { // of the smaller memory
+      return;
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -64,13 +65,18 @@ class TORCHKV_API RowTable {
     }
     uint64_t own = seed();
   };
-  ska::flat_hash_map<
+  using Map = ska::flat_hash_map<
       int64_t,
       int64_t,
       Hash,
       std::equal_to<>,
-      HugePageAllocator<std::pair<int64_t, int64_t>>>
-      slot_of_;
+      HugePageAllocator<std::pair<int64_t, int64_t>>>;
+  using Place = std::remove_pointer_t<decltype(Map::iterator::current)>;
+
+  // Of the map's memory, for prefetching; null without rows.
+  const Place* first_place() const;
+
+  Map slot_of_;
   std::vector<int64_t> ids_;
 };
 

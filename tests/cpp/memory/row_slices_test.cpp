@@ -86,6 +86,37 @@ TEST_F(RowSlicesTest, MemoryGrowsLessOftenThanRowsCome) {
           at::arange(1000, at::kFloat).to(at::kHalf)));
 }
 
+// So much that the memory is no longer on the heap, and back.
+TEST_F(RowSlicesTest, LargeMemoryGrowsAndShrinksWithItsStates) {
+  constexpr int64_t kStep = 700'000;
+  slice().states[0] = at::empty({0, 3}, at::kFloat);
+  RuleSpec rule;
+  rule.id = RuleSpec::Id::kAdagrad;
+  int64_t count = 0;
+  const auto expect_ids = [&] {
+    const at::Tensor ids = at::arange(count).remainder(1000);
+    EXPECT_TRUE(at::equal(slice().value.select(1, 1), ids.to(at::kHalf)));
+    EXPECT_TRUE(at::equal(slice().states[0].select(1, 2), ids.to(at::kFloat)));
+  };
+  for (; count < 6 * kStep;) {
+    slots_of(entry, at::arange(count, count + kStep, at::kLong), &rule);
+    const at::Tensor ids =
+        at::arange(count, count + kStep).remainder(1000).unsqueeze(1);
+    slice().value.narrow(0, count, kStep).copy_(ids);
+    slice().states[0].narrow(0, count, kStep).copy_(ids);
+    count += kStep;
+    expect_ids();
+  }
+  const size_t most = slice().states[0].storage().nbytes();
+  for (const int64_t left : {kStep, int64_t{500}}) {
+    const at::Tensor ids = at::arange(left, count, at::kLong);
+    remove_rows(entry, ids.const_data_ptr<int64_t>(), ids.numel());
+    count = left;
+    expect_ids();
+    EXPECT_LT(slice().states[0].storage().nbytes(), most / 2);
+  }
+}
+
 TEST_F(RowSlicesTest, RemovedRowsLeaveNoGapAndFreeMemory) {
   const at::Tensor ids = at::arange(400'000, at::kLong);
   slots_of(entry, ids, nullptr);

@@ -1,4 +1,4 @@
-// The merge of rows by id against a stable sort.
+// The merge of rows by id against a sort.
 #include "kernels/cpu/row_window.h"
 
 #include <gtest/gtest.h>
@@ -35,9 +35,7 @@ class RowWindowTest : public ::testing::Test {
     for (const int64_t id : ids) {
       rows.emplace_back(kFirst + id, static_cast<int64_t>(rows.size()));
     }
-    std::stable_sort(rows.begin(), rows.end(), [](auto a, auto b) {
-      return a.first < b.first;
-    });
+    std::sort(rows.begin(), rows.end());
     auto& sorted = ids_.emplace_back();
     auto& order = orders_.emplace_back();
     for (const auto& [id, row] : rows) {
@@ -72,9 +70,8 @@ class RowWindowTest : public ::testing::Test {
       const auto end = std::lower_bound(ids_[k].begin(), ids_[k].end(), last);
       cursors.push_back({0, 0, end - ids_[k].begin()});
     }
-    std::stable_sort(expected_.begin(), expected_.end(), [](auto a, auto b) {
-      return a.first < b.first;
-    });
+    // Rows of one id follow one another in memory, and so do the sources.
+    std::sort(expected_.begin(), expected_.end());
     const auto is_below = [last](const auto& row) { return row.first < last; };
     expected_.erase(
         std::find_if_not(expected_.begin(), expected_.end(), is_below),
