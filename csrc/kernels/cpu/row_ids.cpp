@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <tuple>
+#include <bit>
+#include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,33 +15,95 @@
 namespace torchkv::kernels::cpu {
 namespace {
 
+// Ids with the index that each had: in one number, where both fit into half of
+// it.
+using PackedId = uint64_t;
 struct IndexedId {
   uint64_t id;
   int64_t index;
 };
+constexpr uint32_t kHalf = 32; // bits
+
+PackedId make_item(uint64_t id, int64_t index, PackedId /*type*/) {
+  return (id << kHalf) | static_cast<uint64_t>(index);
+}
+IndexedId make_item(uint64_t id, int64_t index, IndexedId /*type*/) {
+  return {id, index};
+}
+uint64_t id_of(PackedId item) {
+  return item >> kHalf;
+}
+uint64_t id_of(const IndexedId& item) {
+  return item.id;
+}
+int64_t index_of(PackedId item) {
+  return static_cast<int64_t>(item & ((uint64_t{1} << kHalf) - 1));
+}
+int64_t index_of(const IndexedId& item) {
+  return item.index;
+}
 
 // Digits of a radix sort: their counts are in the first-level cache.
-constexpr uint32_t kDigitBits = 11;
-constexpr size_t kDigits = size_t{1} << kDigitBits;
+constexpr uint32_t kMostDigitBits = 12;
+constexpr size_t kFewestForDigits = 256; // ids
 
 // A pass of a radix sort, by the digit at `shift`.
+template <class Item>
 void sort_by_digit(
-    const std::vector<IndexedId>& from,
-    std::vector<IndexedId>& to,
-    uint32_t shift) {
-  const auto digit_of = [shift](const IndexedId& item) {
-    return static_cast<size_t>(item.id >> shift) % kDigits;
+    const std::vector<Item>& from,
+    std::vector<Item>& to,
+    uint32_t shift,
+    uint32_t digit_bits) {
+  using Count =
+      std::conditional_t<std::is_same_v<Item, PackedId>, uint32_t, size_t>;
+  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+  const auto digit_of = [shift, mask](const Item& item) {
+    return static_cast<size_t>((id_of(item) >> shift) & mask);
   };
-  std::array<size_t, kDigits> begins{};
+  std::array<Count, size_t{1} << kMostDigitBits> begins{};
   for (const auto& item : from) {
     ++begins[digit_of(item)];
   }
-  size_t begin = 0;
+  Count begin = 0;
   for (auto& count : begins) {
     begin += std::exchange(count, begin);
   }
   for (const auto& item : from) {
     to[begins[digit_of(item)]++] = item;
+  }
+}
+
+template <class Item>
+void sort_as(
+    const int64_t* ids,
+    int64_t num_ids,
+    uint32_t num_bits, // of an id
+    int64_t* sorted,
+    int64_t* order) {
+  const auto count = static_cast<size_t>(num_ids);
+  std::vector<Item> items(count);
+  for (size_t i = 0; i < count; ++i) {
+    items[i] = make_item(
+        static_cast<uint64_t>(ids[i]), static_cast<int64_t>(i), Item());
+  }
+  if (count < kFewestForDigits) {
+    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
+      return std::pair(id_of(a), index_of(a)) <
+          std::pair(id_of(b), index_of(b));
+    });
+  } else if (num_bits != 0) {
+    const uint32_t num_digits =
+        (num_bits + kMostDigitBits - 1) / kMostDigitBits;
+    const uint32_t digit_bits = (num_bits + num_digits - 1) / num_digits;
+    std::vector<Item> next(count);
+    for (uint32_t shift = 0; shift < num_bits; shift += digit_bits) {
+      sort_by_digit(items, next, shift, digit_bits);
+      items.swap(next);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    sorted[i] = static_cast<int64_t>(id_of(items[i]));
+    order[i] = index_of(items[i]);
   }
 }
 
@@ -116,27 +180,14 @@ void sort_row_ids(
     int64_t num_rows,
     int64_t* sorted,
     int64_t* order) {
-  const auto count = static_cast<size_t>(num_ids);
-  std::vector<IndexedId> items(count);
-  for (size_t i = 0; i < count; ++i) {
-    items[i] = {static_cast<uint64_t>(ids[i]), static_cast<int64_t>(i)};
-  }
-  if (count < kDigits) {
-    std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) {
-      return std::tie(a.id, a.index) < std::tie(b.id, b.index);
-    });
+  // Of the largest id.
+  const auto num_bits = static_cast<uint32_t>(
+      std::bit_width(static_cast<uint64_t>(num_rows) - 1));
+  constexpr int64_t kMostPacked{std::numeric_limits<uint32_t>::max()};
+  if (num_bits <= kHalf && num_ids <= kMostPacked) {
+    sort_as<PackedId>(ids, num_ids, num_bits, sorted, order);
   } else {
-    std::vector<IndexedId> next(count);
-    for (uint32_t shift = 0;
-         shift < 64 && (static_cast<uint64_t>(num_rows) >> shift) != 0;
-         shift += kDigitBits) {
-      sort_by_digit(items, next, shift);
-      items.swap(next);
-    }
-  }
-  for (size_t i = 0; i < count; ++i) {
-    sorted[i] = static_cast<int64_t>(items[i].id);
-    order[i] = items[i].index;
+    sort_as<IndexedId>(ids, num_ids, num_bits, sorted, order);
   }
 }
 

@@ -68,12 +68,21 @@ TEST(RowIdsTest, LooksAtAllIds) {
 
 TEST(RowIdsTest, SortsStably) {
   std::mt19937 random(1); // NOLINT(bugprone-random-generator-seed): repeatable
-  for (const size_t count : {0U, 1U, 2U, 100U, 2047U, 2048U, 30'000U}) {
+  for (const size_t count : {0U, 1U, 2U, 255U, 256U, 30'000U}) {
     for (const int64_t num_rows :
-         {int64_t{1}, int64_t{50}, int64_t{2048}, int64_t{1} << 40U}) {
+         {int64_t{1},
+          int64_t{50},
+          int64_t{4096},
+          int64_t{4097},
+          int64_t{1} << 32U,
+          (int64_t{1} << 32U) + 1,
+          std::numeric_limits<int64_t>::max()}) {
       std::uniform_int_distribution<int64_t> any(0, num_rows - 1);
       std::vector<int64_t> ids(count);
       std::generate(ids.begin(), ids.end(), [&] { return any(random); });
+      if (count > 1) {
+        ids[1] = num_rows - 1;
+      }
       std::vector<int64_t> expected(count);
       std::iota(expected.begin(), expected.end(), 0);
       std::stable_sort(
