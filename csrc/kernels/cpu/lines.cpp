@@ -213,7 +213,7 @@ double SumLine::squares(acc_t* total, int64_t size, double scale) const {
 }
 
 // Applies the rule to a block in the arithmetic of the stored dtype: fp64 for
-// fp64 and complex128, else fp32. Overwrites `total`, which may be the sum.
+// fp64 and complex128, else fp32. May overwrite `total`, which may be the sum.
 template <typename acc_t>
 void SumLine::update_block(
     const acc_t* sum,

@@ -59,8 +59,8 @@ void copy_line(
 // REQUIRES: at least one value; `accumulation` is the at::toOpMathType of a
 // dtype to which all others convert; floating-point or complex dtypes for a
 // rule other than ASSIGN. A line of values may be the stored line itself, but
-// must not overlap it otherwise. Any alignment. Any thread. The step outlives
-// this.
+// must not overlap it otherwise, nor the state. Any alignment. Any thread. The
+// step outlives this.
 class SumLine {
  public:
   // kDense skips look-ups that dense lines do not need.

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <c10/macros/Macros.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <vector>
+#include <utility>
 
 #include "row_sums.h"
 
@@ -24,48 +26,44 @@ struct SourceRow {
   const char* data;
 };
 
-// Merges the next rows of a job's sources by id, some hundreds at once. Which
-// source has the next row is random where rows are few and far between: a merge
-// that branches upon it waits for the processor to find that out, so that this
-// one does not branch.
+// Merges the next rows of a job's sources by id, a few hundred at once. Which
+// source has the next row is random where rows are few and far between, and a
+// branch for it is mispredicted: this merge selects instead.
 class RowWindow {
  public:
   explicit RowWindow(const RowSumBatch::Job& job)
       : job_(job),
-        num_of_source_(
-            std::max(
-                kRows / static_cast<int64_t>(job.sources.size()),
-                kFewestOfSource)) {}
+        num_of_source_(kRows / static_cast<int64_t>(job.sources.size())) {
+    ends_.reserve(job.sources.size());
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(RowWindow);
 
   // Rows below `last`, those of one id in the order of their sources, and all
   // of an id or none; moves past them. None if a source repeats the next id too
-  // often. Valid until the next call.
+  // often, or with more sources than kRows. Valid until the next call.
   // REQUIRES: no dense source.
   c10::ArrayRef<SourceRow> take(
       c10::SmallVectorImpl<RowCursor>& cursors,
       int64_t last) {
-    rows_.resize(cursors.size() * static_cast<size_t>(num_of_source_));
-    merged_.resize(rows_.size());
     const int64_t end = end_of_next(cursors, last);
-    SourceRow* to = rows_.data();
+    SourceRow* to = rows_;
     ends_.clear();
     for (size_t k = 0; k < cursors.size(); ++k) {
       SourceRow* const from = to;
       to = copy(job_.sources[k], cursors[k], end, to);
       if (to != from) {
-        ends_.push_back(to - rows_.data());
+        ends_.push_back(to - rows_);
       }
     }
-    const auto num_rows = static_cast<size_t>(to - rows_.data());
+    const auto num_rows = static_cast<size_t>(to - rows_);
     while (ends_.size() > 1) {
       merge_pairs();
     }
-    return {rows_.data(), num_rows};
+    return {rows_, num_rows};
   }
 
  private:
   static constexpr int64_t kRows = 256;
-  static constexpr int64_t kFewestOfSource = 8;
 
   // The id below which no source has more than num_of_source_ rows.
   int64_t end_of_next(c10::ArrayRef<RowCursor> cursors, int64_t last) const {
@@ -103,15 +101,11 @@ class RowWindow {
     for (size_t i = 0; i < ends_.size(); i += 2) {
       const int64_t middle = ends_[i];
       const int64_t end = i + 1 < ends_.size() ? ends_[i + 1] : middle;
-      merge(
-          rows_.data() + begin,
-          rows_.data() + middle,
-          rows_.data() + end,
-          merged_.data() + begin);
+      merge(rows_ + begin, rows_ + middle, rows_ + end, merged_ + begin);
       ends_[num_ends++] = begin = end;
     }
     ends_.resize(num_ends);
-    rows_.swap(merged_);
+    std::swap(rows_, merged_);
   }
 
   // Merges [first, middle) and [middle, end); equal ids in this order.
@@ -133,8 +127,10 @@ class RowWindow {
 
   const RowSumBatch::Job& job_;
   const int64_t num_of_source_;
-  std::vector<SourceRow> rows_;
-  std::vector<SourceRow> merged_;
+  // No memory is allocated in the midst of a step, which must not fail.
+  std::array<std::array<SourceRow, kRows>, 2> buffers_;
+  SourceRow* rows_ = buffers_[0].data();
+  SourceRow* merged_ = buffers_[1].data();
   c10::SmallVector<int64_t, 8> ends_; // of the parts of rows_ in order
 };
 

@@ -115,7 +115,8 @@ class RowWindowTest : public ::testing::Test {
   std::vector<std::vector<int64_t>> orders_;
   std::vector<bool> has_order_;
   std::vector<std::pair<int64_t, const char*>> expected_;
-  const std::vector<char> data_ = std::vector<char>(500'000); // of all sources
+  const std::vector<char> data_ =
+      std::vector<char>(3'000'000); // of all sources
 };
 
 TEST_F(RowWindowTest, MergesAnyNumberOfSources) {
@@ -124,6 +125,13 @@ TEST_F(RowWindowTest, MergesAnyNumberOfSources) {
     expect_merged(kFirst + 100'000);
     EXPECT_EQ(num_taken_, num_rows()) << k;
   }
+}
+
+TEST_F(RowWindowTest, TakesNothingOfTooManySources) {
+  for (size_t k = 0; k < 257; ++k) {
+    add_source({1, 2}, /*has_order=*/false);
+  }
+  EXPECT_EQ(expect_merged(kFirst + 10), 0);
 }
 
 TEST_F(RowWindowTest, TakesRowsOfOneSourceInItsOrder) {
