@@ -6,10 +6,10 @@
 
 namespace torchkv {
 
-// Memory of any size that becomes larger or smaller. From 8 MiB on, pages are
-// not copied for that, and stay huge where the system has such pages:
-// std::realloc splits them when it moves memory. Less, and memory of other
-// systems than Linux, is that of std::realloc.
+// Memory that can be resized. From 8 MiB on, resizing does not copy pages, and
+// keeps them huge where the system has such pages: std::realloc splits them
+// when it moves memory. Smaller memory, and systems other than Linux, use
+// std::realloc. Not thread-safe.
 class TORCHKV_API GrowingMemory {
  public:
   GrowingMemory() = default;

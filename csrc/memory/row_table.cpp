@@ -32,7 +32,7 @@ const RowTable::Place* RowTable::first_place() const {
   if (ids_.empty()) {
     return nullptr;
   }
-  // The map does not tell, but where one id is.
+  // The map does not say where its memory begins, only where an id is.
   const Place* const any = slot_of_.find(ids_[0]).current;
   return any - any->distance_from_desired - slot_of_.bucket(ids_[0]);
 }

@@ -14,8 +14,8 @@ namespace torchkv::kernels::cpu {
 namespace {
 
 // w[i] = formula(w[i], g[i], states[i]...), inlined into each clone. The
-// formula has numbers by value, and is copied: writing a weight does not change
-// them.
+// formula is copied: to vectorize, the compiler must know that writing a weight
+// does not change its numbers.
 template <typename T, typename Formula, typename... State>
 TORCHKV_CLONES void update_each(
     const Formula& given,
@@ -61,7 +61,7 @@ TORCHKV_CLONES void scale_and_clip(
   }
 }
 
-// The gradient that the formulas have: the given one, or in `scratch`.
+// The gradient that the formulas have: `g` itself, or written to `scratch`.
 template <typename T>
 const T* make_gradient(
     const RuleStep& step,

@@ -1,3 +1,4 @@
+// Memory that is resized: its bytes, its alignment, and running out of it.
 #include "memory/growing_memory.h"
 
 #include <gtest/gtest.h>

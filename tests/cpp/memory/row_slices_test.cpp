@@ -86,7 +86,7 @@ TEST_F(RowSlicesTest, MemoryGrowsLessOftenThanRowsCome) {
           at::arange(1000, at::kFloat).to(at::kHalf)));
 }
 
-// So much that the memory is no longer on the heap, and back.
+// Enough rows to leave the heap and to return to it.
 TEST_F(RowSlicesTest, LargeMemoryGrowsAndShrinksWithItsStates) {
   constexpr int64_t kStep = 700'000;
   slice().states[0] = at::empty({0, 3}, at::kFloat);
@@ -98,7 +98,7 @@ TEST_F(RowSlicesTest, LargeMemoryGrowsAndShrinksWithItsStates) {
     EXPECT_TRUE(at::equal(slice().value.select(1, 1), ids.to(at::kHalf)));
     EXPECT_TRUE(at::equal(slice().states[0].select(1, 2), ids.to(at::kFloat)));
   };
-  for (; count < 6 * kStep;) {
+  while (count < 6 * kStep) {
     slots_of(entry, at::arange(count, count + kStep, at::kLong), &rule);
     const at::Tensor ids =
         at::arange(count, count + kStep).remainder(1000).unsqueeze(1);

@@ -28,7 +28,7 @@ class RowWindowTest : public ::testing::Test {
     job_.begin = kFirst * kRowSize + kSkipped;
   }
 
-  // With these ids, in any order, from kFirst.
+  // Adds a source with these ids, in any order, counted from kFirst.
   void add_source(const std::vector<int64_t>& ids, bool has_order) {
     std::vector<std::pair<int64_t, int64_t>> rows;
     rows.reserve(ids.size());
