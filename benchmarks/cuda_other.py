@@ -4,9 +4,9 @@ The first push of a process loads the kernels and allocates state; it is compare
 torch's first sum and fused step, each in a new process. A captured step is a push and a
 pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
 gradients are views into a flat buffer at an offset of one element. Pushes of four
-replicas with gradient compression are compared with one without, and pushes of sparse
-gradients, of four replicas of a table and of 26 tables, with PyTorch's sum of sparse
-tensors and its SGD.
+replicas with gradient compression are compared with one without, a push with ``topk``
+with PyTorch's operators, and pushes of sparse gradients, of four replicas of a table
+and of 26 tables, with PyTorch's sum of sparse tensors and its SGD.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 import contestants as ways
 import gpu
 import torchkv
+from compression import ONE_TOPK, TorchTopK
 from contestants import Arrays, Call
 from cuda_model import HOST_CALLS, host_timed
 from cuda_optimizers import MOMENTUM
@@ -42,7 +43,7 @@ from harness import (
 from optimizers import all_close, stepped
 from parameter_lists import resnet50, shrunk
 from report import Table, Target, collect, draw_bars, duration, finish, plan_for
-from torchkv.compression import BF16, FP8, Codec, Int4, TwoBit
+from torchkv.compression import BF16, FP8, Codec, Int4, TopK, TwoBit
 
 FIRST = "first push"
 REPLICAS = 2
@@ -51,6 +52,7 @@ ALIGNED, MISALIGNED = "aligned", "one element behind"
 COMPRESSED, PLAIN = "compressed", "without compression"
 COMPRESSED_REPLICAS = 4
 OURS, TORCH = "torchkv push", "torch's sum and SGD"
+OPERATORS = "PyTorch's operators"
 ROW_ELEMENTS = 64
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
 
@@ -77,6 +79,7 @@ PROCESSES = 5
 FIRST_TARGET = 1.5
 CAPTURED_TARGET = 1.0
 MISALIGNED_PERCENT = 70
+TOPK_TARGET = 1.0
 
 # The program of each process; it prints the seconds of the first and second call.
 BEGIN = """
@@ -233,6 +236,34 @@ def compressed(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     return {"case": COMPRESSED, "seconds": measure(contestants, plan)}
 
 
+def top(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
+    """Pushes of one replica with topk. Of equal magnitudes, PyTorch sends any."""
+    elements = 1 << 12 if smoke else 25_000_000
+    value = torch.randn(elements, device=device)
+    count = elements // 100
+    torchs = TorchTopK(value, count)
+    store = torchkv.create("device")
+    store.init(0, torch.zeros_like(value))
+    store.set_gradient_compression(TopK(k=count))
+
+    def agrees(sent: Tensor) -> bool:
+        """After the first call, which has a residual of zeros."""
+        magnitudes = sent.abs().sort(descending=True).values[:count]
+        return torch.equal(magnitudes, value.abs().topk(count).values)
+
+    contestants = {
+        OURS: Contestant(
+            gpu.timed([lambda: store.push(0, value)], device),
+            lambda: agrees(store.pull(0)),
+        ),
+        OPERATORS: Contestant(
+            gpu.timed([torchs.push], device),
+            lambda: agrees(torchs.sent),
+        ),
+    }
+    return {"case": ONE_TOPK, "seconds": measure(contestants, plan)}
+
+
 def row_sparse(tables: Tables, plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     """Steps of SGD with sums of sparse gradients: of whole numbers, so exact."""
     num_rows, count = (1 << 10, 64) if smoke else (tables.rows, tables.ids)
@@ -287,6 +318,7 @@ def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
     """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
     yield compressed(plan, smoke, device)
+    yield top(plan, smoke, device)
     for tables in SPARSE:
         yield row_sparse(tables, plan, smoke, device)
     yield captured_step(plan, smoke, device)
@@ -311,6 +343,10 @@ def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
             percent = 100 * median_ratio(seconds[gpu.COPY], seconds[MISALIGNED])
             what = "misaligned gradients, of copy_"
             targets.append(Target(what, percent, MISALIGNED_PERCENT, True, "%"))
+        elif figure["case"] == ONE_TOPK:
+            ratio = median_ratio(seconds[OPERATORS], seconds[OURS])
+            what = f"topk, faster than {OPERATORS}"
+            targets.append(Target(what, ratio, TOPK_TARGET))
     return targets
 
 

@@ -40,7 +40,7 @@ RULES = ("assign", "sgd", "adam", "other", "norm", "measure", "scaled")
 # In the order of core/codec.h.
 CODECS = ("none", "1bit", "2bit", "fp16", "bf16", "fp8", "int4", "topk")
 HALF = "(__half|__nv_bfloat16)"
-FEEDBACK = "(1bit|2bit|fp16|bf16|fp8)"  # codecs with residuals
+FEEDBACK = "(1bit|2bit|fp16|bf16|fp8|topk)"  # codecs with residuals
 # Kernels by name, sum<values, stored, rule, number of values> and send<values, codec,
 # packs> as --list shows them; the first match applies. 40, 48, 64, 80 and 128 registers
 # leave room for 6, 5, 4, 3 and 2 blocks.
@@ -94,6 +94,11 @@ LIMITS = {
     rf"send<double, {FEEDBACK}, true>": Limits(64, 0, loads=4, stores=2),
     r"send<double, int4, false>": Limits(64, 0, loads=2, stores=2, narrow=4),
     r"send<double, int4, true>": Limits(64, 0, loads=2, stores=0, narrow=4),
+    # The value and the residual.
+    r"top_count_kernel<float>.*": Limits(40, 0, loads=2, stores=0),
+    rf"top_count_kernel<{HALF}>.*": Limits(40, 0, loads=1, stores=0),
+    r"top_count_kernel<double>.*": Limits(64, 0, loads=4, stores=0),
+    r"top_choice_kernel.*": Limits(40, 0, loads=0, stores=0),
     # A sum and a dense value, or codes by words; the sum.
     r"receive_kernel<float, \w+>": Limits(40, 0, loads=2, stores=1),
     r"receive_kernel<double, \w+>": Limits(64, 0, loads=4, stores=2),

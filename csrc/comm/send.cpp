@@ -30,9 +30,36 @@ SentSum sum_with_aten(
   return result;
 }
 
-bool has_send(const Codec& codec, c10::Device device) {
-  return codec.id != Codec::Id::kTopK && device.is_cuda() &&
-      kernels::cuda::has_kernels(device);
+// Finds what topk sends of the values of `send`, which then points there, and
+// into the memory that is returned.
+at::Tensor select_top(
+    StreamOrder& order,
+    const Place& place,
+    const Codec& codec,
+    kernels::cuda::Send& send) {
+  using kernels::cuda::TopState;
+  constexpr int64_t kNumbers = sizeof(TopState) / sizeof(int64_t);
+  at::Tensor memory = order.runtime().allocate(
+      {send.num_values, kNumbers}, {kNumbers, 1}, c10::kLong, place.device);
+  memory.zero_();
+  kernels::cuda::SelectTop call{};
+  call.value = send.value;
+  call.is_aligned = true;
+  call.num_values = send.num_values;
+  call.num_elements = send.num_elements;
+  call.num_sent = codec.num_sent(send.num_elements);
+  auto* const states = static_cast<TopState*>(memory.mutable_data_ptr());
+  for (uint32_t k = 0; k < send.num_values; ++k) {
+    auto& sent = send.values[k];
+    sent.top = states + k;
+    call.values[k] = {sent.values, sent.residual, states + k};
+    call.is_aligned =
+        call.is_aligned && is_aligned(sent.values) && is_aligned(sent.residual);
+  }
+  kernels::cuda::check(
+      kernels::cuda::table()->launch_select_top(
+          call, order.stream(place).native_handle()));
+  return memory;
 }
 
 // Launches the kernels that store the codes of each value or, without `codes`,
@@ -60,6 +87,10 @@ c10::SmallVector<at::Tensor, 4> launch(
       const auto& sent = call.values[k];
       call.is_aligned = call.is_aligned && is_aligned(sent.values) &&
           is_aligned(sent.residual) && is_aligned(sent.kept);
+    }
+    at::Tensor top; // until the launch
+    if (codec.id == Codec::Id::kTopK) {
+      top = select_top(order, place, codec, call);
     }
     kernels::cuda::check(
         kernels::cuda::table()->launch_send(
@@ -106,7 +137,7 @@ SentSum send(
     const Codec& codec,
     c10::ArrayRef<ToSend> values,
     c10::ScalarType dtype) {
-  if (!has_send(codec, place.device)) {
+  if (!kernels::cuda::has_kernels(place.device)) {
     return sum_with_aten(codec, values, dtype);
   }
   SentSum result;
@@ -116,7 +147,8 @@ SentSum send(
 }
 
 bool has_codes(const Codec& codec, c10::Device from, c10::Device to) {
-  return has_send(codec, from) && has_send(codec, to);
+  return codec.id != Codec::Id::kTopK && kernels::cuda::has_kernels(from) &&
+      kernels::cuda::has_kernels(to);
 }
 
 SentCodes send_codes(

@@ -27,7 +27,7 @@ struct SentSum {
 
 // What a codec sends of a key's values, all on the device of `place`, which has
 // been entered; the tensors are those of send_with_aten. One kernel sends and
-// adds up; without one for the codec or the device, PyTorch's operators do.
+// adds up; on a device without kernels, PyTorch's operators do.
 // REQUIRES: PlainDispatch; at least one value, of at least one element.
 SentSum send(
     StreamOrder& order,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import cuda_other
+from compression import ONE_TOPK
 from contestants import Arrays
 from cuda_other import (
     ALIGNED,
@@ -13,6 +14,7 @@ from cuda_other import (
     EAGER,
     FIRST,
     MISALIGNED,
+    OPERATORS,
     OURS,
     PLAIN,
     PROCESS_OF,
@@ -28,16 +30,18 @@ from smoke import assert_rounds, run_smoke
 )
 def test_measures_all_cases(tmp_path, device):
     output, written = run_smoke("cuda_other", tmp_path, "--device", device)
-    views, compressed, *sparse, step, first = written["cases"]
+    views, compressed, top, *sparse, step, first = written["cases"]
     assert [case["case"] for case in written["cases"]] == [
         MISALIGNED,
         COMPRESSED,
+        ONE_TOPK,
         *(tables.case for tables in SPARSE),
         CAPTURED,
         FIRST,
     ]
     assert_rounds(views["seconds"], [COPY, ALIGNED, MISALIGNED])
     assert_rounds(compressed["seconds"], [PLAIN, *(codec.type for codec in CODECS)])
+    assert_rounds(top["seconds"], [OURS, OPERATORS])
     for case in sparse:
         assert_rounds(case["seconds"], [OURS, TORCH])
     assert_rounds(step["seconds"], [CAPTURED, EAGER])
@@ -49,6 +53,7 @@ def test_measures_all_cases(tmp_path, device):
     limits = [(t["limit"], t["at_least"], t["unit"]) for t in written["targets"]]
     assert limits == [
         (70, True, "%"),
+        (1, True, "x"),
         (1, True, "x"),
         (1, True, "x"),
         (1.5, False, "x"),

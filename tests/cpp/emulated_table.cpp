@@ -12,6 +12,7 @@
 #include "kernels/cuda/receive_thread.h"
 #include "kernels/cuda/row_step_thread.h"
 #include "kernels/cuda/row_sum_thread.h"
+#include "kernels/cuda/select_top_thread.h"
 #include "kernels/cuda/send_thread.h"
 
 namespace torchkv::testing {
@@ -209,6 +210,51 @@ void expect_aligned(const void* pointer) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(pointer) % kWord, 0U);
 }
 
+// A pass over value `k`.
+template <typename V>
+void run_top_pass(const SelectTop& call, const TopPass& pass, uint32_t k) {
+  TopState& state = *call.values[k].state;
+  if (!is_found(call, pass, k)) {
+    const auto num_chunks = static_cast<uint32_t>(num_top_chunks(call));
+    for_each_thread(num_chunks, [&](uint32_t chunk, uint32_t thread) {
+      uint32_t digits[kSendPack];
+      find_top_digits<V>(call, pass, k, chunk, thread, digits);
+      for (const uint32_t digit : digits) {
+        if (digit != kNoTopDigit) {
+          ++state.counts[digit];
+        }
+      }
+    });
+  }
+  std::vector<TopChoice> threads;
+  std::vector<int64_t> sums;
+  for (uint32_t thread = 0; thread < kThreads; ++thread) {
+    sums.push_back(threads.emplace_back(call, pass, k, thread).sum());
+  }
+  for (auto& thread : threads) {
+    thread.choose(call, pass, sums.data());
+  }
+}
+
+int launch_select_top(SelectTop call, void* /*stream*/) {
+  if (call.is_aligned) {
+    std::for_each_n(call.values, call.num_values, [](const TopValue& value) {
+      expect_aligned(value.values);
+      expect_aligned(value.residual);
+    });
+  }
+  EXPECT_TRUE(dispatch_select_top(call, [&](auto value) {
+    using V = decltype(value);
+    constexpr uint32_t kBits = 8 * sizeof(arithmetic_t<V>) - 1;
+    for_each_top_pass(kBits, call.num_elements, [&](const TopPass& pass) {
+      for (uint32_t k = 0; k < call.num_values; ++k) {
+        run_top_pass<V>(call, pass, k);
+      }
+    });
+  }));
+  return emulated_error();
+}
+
 int launch_send(Send send, void* /*stream*/) {
   if (send.is_aligned) {
     expect_aligned(send.sum);
@@ -306,6 +352,7 @@ Table make_table(size_t params_bytes) {
   table.launch_sum = &launch_sum;
   table.launch_rates = &launch_rates;
   table.launch_copy = &launch_copy;
+  table.launch_select_top = &launch_select_top;
   table.launch_send = &launch_send;
   table.launch_receive = &launch_receive;
   table.launch_row_sums = &launch_row_sums;

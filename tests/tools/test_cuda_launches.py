@@ -80,9 +80,25 @@ class Launch(ctypes.Structure):
     ]
 
 
+class TopValue(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("values", "residual", "state")]
+
+
+class SelectTop(ctypes.Structure):
+    _fields_ = [
+        ("value", ctypes.c_uint8),
+        ("is_aligned", ctypes.c_bool),
+        ("num_values", ctypes.c_uint32),
+        ("num_elements", ctypes.c_int64),
+        ("num_sent", ctypes.c_int64),
+        ("values", TopValue * 8),
+    ]
+
+
 class SentValue(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("values", "residual", "kept", "codes")),
+        ("top", ctypes.c_void_p),
         ("stream", ctypes.c_uint64),
     ]
 
@@ -157,6 +173,7 @@ class Table(ctypes.Structure):
         ("launch_sum", function(Variant, Launch)),
         ("launch_rates", function(Launch)),
         ("launch_copy", function(Launch)),
+        ("launch_select_top", function(SelectTop, ctypes.c_void_p)),
         ("launch_send", function(Send, ctypes.c_void_p)),
         ("launch_receive", function(Receive, ctypes.c_void_p)),
         ("launch_row_sums", function(RowSums, ctypes.c_void_p)),
@@ -273,11 +290,29 @@ def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
     assert fake.last_error == 0, "it would look like one of the next call"
 
 
+@pytest.mark.parametrize(
+    ("value", "num_elements", "num_passes"),
+    [(FLOAT, 16 * 1024 + 1, 3 + 2), (DOUBLE, 1, 6), (HALF, 2048, 3 + 1)],
+)
+def test_each_pass_of_topk_counts_and_chooses(fake, value, num_elements, num_passes):
+    top = SelectTop(value, num_values=3, num_elements=num_elements, num_sent=1)
+    fake.last_error = 9  # of other code, not yet queried
+    assert fake.table.launch_select_top(top, None) == 0
+    assert (fake.last_error, fake.num_launches) == (9, 2 * num_passes)
+    assert fake.num_blocks == 3  # of the last kernel: one for each value
+    fake.num_launches = 0
+    fake.launch_status = 98
+    assert fake.table.launch_select_top(top, None) == 98
+    assert (fake.last_error, fake.num_launches) == (0, 1), "the others are not launched"
+
+
 def test_what_has_no_kernel_is_not_launched(fake):
     params = (ctypes.c_uint32 * 1024)()
     call = Launch(ctypes.addressof(params), 4096)
     assert fake.table.launch_sum(Variant(0, 1, 0, 2), call) == 98
-    assert fake.table.launch_send(Send(FLOAT, TOP_K, num_elements=1), None) == 98
+    no_codes = Send(FLOAT, TOP_K, packs=True, num_elements=1)
+    assert fake.table.launch_send(no_codes, None) == 98
+    assert fake.table.launch_select_top(SelectTop(INT64, num_elements=1), None) == 98
     assert fake.table.launch_row_sums(RowSums(9), None) == 1
     for value, stored in ((HALF, BFLOAT16), (FLOAT, DOUBLE), (INT64, INT64)):
         steps = RowSteps(RowSums(value), stored)

@@ -144,8 +144,8 @@ class CodeChunk {
   static constexpr int64_t kBytesOfScales = bytes_of_scales(kCodec, sizeof(T));
 };
 
-// Calls `f` with the codec as a std::integral_constant, and returns whether
-// there are kernels for it.
+// Calls `f` with the codec as a std::integral_constant, and returns whether it
+// has such codes.
 template <typename F>
 bool dispatch_codec(Codec::Id codec, F f) {
   const auto call = [&](auto known) {
@@ -181,17 +181,38 @@ struct SendRange {
             is_aligned && first >= 0 && first + kSendPack <= num_elements) {}
 
   // Other elements are zeros.
-  template <typename T>
+  template <bool kStreams, typename T>
   TORCHKV_HOST_DEVICE inline void load(
       const T* source,
       Pack<T, kSendPack>& pack) const {
     if (is_whole) {
-      pack = cuda::load<true, T, kSendPack>(source + first);
+      pack = cuda::load<kStreams, T, kSendPack>(source + first);
       return;
     }
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       pack.at[i] = has(i) ? source[first + i] : narrow<T>(0);
+    }
+  }
+  // Values of type V, with their residuals, or without where null.
+  template <bool kStreams, typename V>
+  TORCHKV_HOST_DEVICE inline void load_sum(
+      const void* values,
+      const void* residuals,
+      Pack<arithmetic_t<V>, kSendPack>& sum) const {
+    Pack<V, kSendPack> given;
+    load<kStreams>(static_cast<const V*>(values), given);
+    TORCHKV_UNROLL
+    for (int i = 0; i < kSendPack; ++i) {
+      sum.at[i] = widen(given.at[i]);
+    }
+    if (residuals != nullptr) {
+      Pack<arithmetic_t<V>, kSendPack> residual;
+      load<kStreams>(static_cast<const arithmetic_t<V>*>(residuals), residual);
+      TORCHKV_UNROLL
+      for (int i = 0; i < kSendPack; ++i) {
+        sum.at[i] = sum.at[i] + residual.at[i];
+      }
     }
   }
   template <bool kStreams, typename T>

@@ -11,6 +11,7 @@ int launch_sum(Variant variant, Launch launch);
 
 int launch_rates(Launch launch);
 int launch_copy(Launch launch);
+int launch_select_top(SelectTop call, void* stream);
 int launch_send(Send send, void* stream);
 int launch_receive(Receive call, void* stream);
 int launch_row_sums(RowSums call, void* stream);

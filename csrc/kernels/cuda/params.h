@@ -24,7 +24,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file or variant.h.
-constexpr uint32_t kAbi = 13;
+constexpr uint32_t kAbi = 14;
 
 struct KeyHead {
   uint32_t chunk_end; // among the chunks of the launch
@@ -146,26 +146,56 @@ struct Launch {
   void* stream; // a cudaStream_t on the current device
 };
 
+// Which elements of a value topk sends, in memory of the device, zeros at
+// first: those whose magnitude has more than `least_bits` as an unsigned
+// integer and, of those that have as many, those before `ties_end`, as
+// cpu::TopElements.
+constexpr uint32_t kTopDigits = 2048;
+struct TopState {
+  uint64_t least_bits;
+  int64_t ties_end;
+  // For select_top_thread.h:
+  int64_t first_tie;
+  int64_t num_ties;
+  int64_t num_wanted; // of the ties
+  int64_t counts[kTopDigits];
+};
+struct TopValue {
+  const void* values;
+  const void* residual; // as SentValue's
+  TopState* state;
+};
+// Finds them for each value.
+constexpr uint32_t kMaxSent = 8; // values of a launch
+struct SelectTop {
+  Dtype value; // of all values; floating
+  bool is_aligned; // values and residuals are multiples of 16
+  uint32_t num_values; // at least 1
+  int64_t num_elements; // at least 1
+  int64_t num_sent; // of these, at least 1
+  TopValue values[kMaxSent];
+};
+
 // What a codec sends of a key's values: its sum, left to right, or the codes of
 // each value (code_chunk.h); and the residuals that it leaves. One block for
 // each kSendChunk elements. Residuals and the sum are of fp32 or, if the values
 // are, of fp64.
 constexpr int64_t kSendChunk = 1024;
-constexpr uint32_t kMaxSent = 8; // values of a launch
 struct SentValue {
   const void* values;
   // Null for a codec without feedback.
   const void* residual;
   void* kept;
   void* codes; // or null
+  const TopState* top; // of topk, else null
   uint64_t stream; // of int4's random numbers
 };
 struct Send {
   Dtype value; // of all values; floating
-  Codec::Id codec; // with a kernel: not topk
+  Codec::Id codec;
   bool is_aligned; // all pointers are multiples of 16, as those of codes are
   bool adds; // to the sum of the values before these
-  bool packs; // codes, instead of the sum
+  bool packs; // codes, instead of the sum; not of topk
   uint32_t num_values; // at least 1
   double threshold;
   int64_t num_elements; // at least 1
@@ -233,6 +263,7 @@ struct Table {
   int (*launch_sum)(Variant variant, Launch launch);
   int (*launch_rates)(Launch launch);
   int (*launch_copy)(Launch launch);
+  int (*launch_select_top)(SelectTop call, void* stream);
   int (*launch_send)(Send send, void* stream);
   int (*launch_receive)(Receive call, void* stream);
   int (*launch_row_sums)(RowSums call, void* stream);

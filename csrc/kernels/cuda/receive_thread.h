@@ -32,14 +32,14 @@ TORCHKV_HOST_DEVICE inline void receive_thread(
   T* const sum = static_cast<T*>(call.sum);
   Pack<T, kSendPack> total;
   if (call.adds) {
-    range.load(static_cast<const T*>(sum), total);
+    range.template load<true>(static_cast<const T*>(sum), total);
   }
   TORCHKV_NO_UNROLL
   for (uint32_t k = 0; k < call.num_values; ++k) {
     const ReceivedValue& value = call.values[k];
     Pack<T, kSendPack> numbers;
     if (value.is_dense) {
-      range.load(static_cast<const T*>(value.memory), numbers);
+      range.template load<true>(static_cast<const T*>(value.memory), numbers);
     } else {
       const auto word = Chunk::words(value.memory, block)[thread];
       T scale = 0;

@@ -39,26 +39,15 @@ class SendThread {
 
   TORCHKV_HOST_DEVICE inline void begin(const Send& send) {
     if (!kPacks && send.adds) {
-      range(send).load(static_cast<const number_t*>(send.sum), total_);
+      range(send).template load<true>(
+          static_cast<const number_t*>(send.sum), total_);
     }
   }
 
   TORCHKV_HOST_DEVICE inline void load(const Send& send, uint32_t k) {
     const SentValue& value = send.values[k];
-    Pack<V, kSendPack> given;
-    range(send).load(static_cast<const V*>(value.values), given);
-    TORCHKV_UNROLL
-    for (int i = 0; i < kSendPack; ++i) {
-      values_.at[i] = widen(given.at[i]);
-    }
-    if constexpr (kHasResidual) {
-      Pack<number_t, kSendPack> residual;
-      range(send).load(static_cast<const number_t*>(value.residual), residual);
-      TORCHKV_UNROLL
-      for (int i = 0; i < kSendPack; ++i) {
-        values_.at[i] = values_.at[i] + residual.at[i];
-      }
-    }
+    range(send).template load_sum<true, V>(
+        value.values, kHasResidual ? value.residual : nullptr, values_);
   }
 
   // The greatest finite magnitude of its elements.
@@ -94,8 +83,7 @@ class SendThread {
     TORCHKV_UNROLL
     for (int i = 0; i < kSendPack; ++i) {
       const number_t value = values_.at[i];
-      const number_t sent =
-          sent_of(send, value, bits + static_cast<uint32_t>(i));
+      const number_t sent = sent_of(send, k, i, bits);
       kept.at[i] = kIsMxnet ? value - sent : codecs::residual_of(value, sent);
       if constexpr (kPacks) {
         const word_t code = Chunk::code_of(sent, scale_.inverse);
@@ -142,10 +130,13 @@ class SendThread {
     }
   }
 
+  // Of element `i` of value `k`; `random`: the bits for the first element.
   TORCHKV_HOST_DEVICE inline number_t sent_of(
       const Send& send,
-      number_t value,
+      uint32_t k,
+      int i,
       uint32_t random) const {
+    const number_t value = values_.at[i];
     const auto threshold = static_cast<number_t>(send.threshold);
     if constexpr (kCodec == Codec::Id::k1Bit) {
       return codecs::sent_1bit(value, threshold);
@@ -157,7 +148,15 @@ class SendThread {
       return codecs::sent_bf16(value);
     } else if constexpr (kCodec == Codec::Id::kFp8) {
       return codecs::sent_fp8(value, scale_);
+    } else if constexpr (kCodec == Codec::Id::kTopK) {
+      const TopState& top = *send.values[k].top;
+      return codecs::sent_topk(
+          value,
+          static_cast<codecs::bits_t<number_t>>(top.least_bits),
+          first_ + i,
+          top.ties_end);
     } else {
+      random += static_cast<uint32_t>(i);
       return codecs::sent_int4(value, scale_, codecs::random_from_8(random));
     }
   }
@@ -194,6 +193,11 @@ bool dispatch_send(const Send& send, F f) {
   dispatch_dtype(send.value, [&](auto value) {
     using V = decltype(value);
     if constexpr (is_floating(dtype_of<V>())) {
+      if (send.codec == Codec::Id::kTopK && !send.packs) {
+        is_known = true;
+        f(SendTag<SendThread<V, Codec::Id::kTopK, false>>());
+        return;
+      }
       is_known = dispatch_codec(send.codec, [&](auto codec) {
         constexpr auto kCodec = decltype(codec)::value;
         if (send.packs) {

@@ -71,6 +71,7 @@ Table make_table() {
       &launch_sum,
       &launch_rates,
       &launch_copy,
+      &launch_select_top,
       &launch_send,
       &launch_receive,
       &launch_row_sums,

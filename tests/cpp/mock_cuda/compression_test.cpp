@@ -120,6 +120,11 @@ class CountedLaunches {
     counts() = {};
     static kernels::cuda::Table counting;
     counting = *given();
+    counting.launch_select_top = [](kernels::cuda::SelectTop call,
+                                    void* stream) {
+      ++counts().selected;
+      return given()->launch_select_top(call, stream);
+    };
     counting.launch_send = [](kernels::cuda::Send send, void* stream) {
       ++(send.packs ? counts().codes : counts().sums);
       return given()->launch_send(send, stream);
@@ -137,6 +142,7 @@ class CountedLaunches {
   CountedLaunches& operator=(const CountedLaunches&) = delete;
 
   struct Counts {
+    int selected = 0; // of topk
     int sums = 0; // of what is sent
     int codes = 0;
     int received = 0;
@@ -211,6 +217,19 @@ TEST_P(CompressedDevicesTest, OneLaunchSendsTheValuesOfADevice) {
       }));
 }
 
+TEST_P(CompressedDevicesTest, OneLaunchSelectsTheTopOfSeveralValues) {
+  if (!GetParam().has_kernels || GetParam().num_devices != 1) {
+    GTEST_SKIP() << "of one device with kernels";
+  }
+  const CountedLaunches launches_of_kernels;
+  compress("topk");
+  init(3, random());
+  push_some(3);
+  expect_pulled(3);
+  EXPECT_EQ(CountedLaunches::counts().selected, 1);
+  EXPECT_EQ(CountedLaunches::counts().sums, 1);
+}
+
 TEST_P(CompressedDevicesTest, CodesOfLargeValuesLeaveADevice) {
   if (!GetParam().has_kernels || GetParam().num_devices != 2) {
     GTEST_SKIP() << "of two devices with kernels";
@@ -244,6 +263,12 @@ TEST_P(CompressedDevicesTest, CodesOfLargeValuesLeaveADevice) {
   EXPECT_EQ(push_counted(3, sharded).codes, 4);
   EXPECT_EQ(counts.sums, 0);
   EXPECT_EQ(counts.received, 2);
+  // There are none for topk: each value's sum leaves.
+  compress("topk");
+  init(4, whole);
+  EXPECT_EQ(push_counted(4, whole).codes, 0);
+  EXPECT_EQ(counts.sums, 4);
+  EXPECT_EQ(counts.received, 0);
 }
 
 TEST_P(CompressedDevicesTest, UpdatersSeeTheSumOfCodes) {

@@ -204,6 +204,22 @@ int launch_copy(Launch call) {
   });
 }
 
+int launch_select_top(SelectTop call, void* stream) {
+  check_code();
+  const auto count = static_cast<size_t>(call.num_elements);
+  std::vector<Range> ranges;
+  std::for_each_n(call.values, call.num_values, [&](const TopValue& value) {
+    ranges.push_back({value.values, count * bytes_of(call.value), false});
+    ranges.push_back({value.residual, count * bytes_of_sum(call.value), false});
+    ranges.push_back({value.state, sizeof(TopState), true});
+  });
+  const auto error = std::make_shared<int>(0);
+  launch("select_top", stream, ranges, [=] {
+    *error = testing::emulated_table().launch_select_top(call, stream);
+  });
+  return *error;
+}
+
 int launch_send(Send send, void* stream) {
   check_code();
   const auto count = static_cast<size_t>(send.num_elements);
@@ -224,6 +240,9 @@ int launch_send(Send send, void* stream) {
     }
     if (send.packs) {
       ranges.push_back({value.codes, bytes_of_codes, true});
+    }
+    if (value.top != nullptr) {
+      ranges.push_back({value.top, sizeof(TopState), false});
     }
   });
   const auto error = std::make_shared<int>(0);
@@ -358,6 +377,7 @@ const Table& table() {
       &launch_sum,
       &launch_rates,
       &launch_copy,
+      &launch_select_top,
       &launch_send,
       &launch_receive,
       &launch_row_sums,

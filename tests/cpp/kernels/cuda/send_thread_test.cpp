@@ -71,6 +71,10 @@ class CudaSendTest : public ::testing::TestWithParam<Id> {
           sent.kept = kept[i].mutable_data_ptr();
         }
       }
+      std::vector<kernels::cuda::TopState> tops(kernels::cuda::kMaxSent);
+      if (codec.id == Id::kTopK) {
+        select_top(codec, call, tops);
+      }
       EXPECT_EQ(emulated_table().launch_send(call, nullptr), 0);
     }
     expect_same_numbers(sum, expected.sum, "the sum");
@@ -84,6 +88,24 @@ class CudaSendTest : public ::testing::TestWithParam<Id> {
       EXPECT_EQ(tensor[size + offset].item<double>(), 77);
       EXPECT_TRUE(offset == 0 || tensor[0].item<double>() == 77);
     }
+  }
+
+  static void select_top(
+      const Codec& codec,
+      kernels::cuda::Send& send,
+      std::vector<kernels::cuda::TopState>& tops) {
+    kernels::cuda::SelectTop call{};
+    call.value = send.value;
+    call.is_aligned = send.is_aligned;
+    call.num_values = send.num_values;
+    call.num_elements = send.num_elements;
+    call.num_sent = codec.num_sent(send.num_elements);
+    for (uint32_t k = 0; k < send.num_values; ++k) {
+      send.values[k].top = &tops[k];
+      call.values[k] = {
+          send.values[k].values, send.values[k].residual, &tops[k]};
+    }
+    EXPECT_EQ(emulated_table().launch_select_top(call, nullptr), 0);
   }
 
   static void check(const at::Tensor& value, c10::ScalarType dtype) {
@@ -117,7 +139,8 @@ INSTANTIATE_TEST_SUITE_P(
         Id::kFp16,
         Id::kBf16,
         Id::kFp8,
-        Id::kInt4),
+        Id::kInt4,
+        Id::kTopK),
     name_of_codec);
 
 } // namespace
