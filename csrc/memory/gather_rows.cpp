@@ -65,12 +65,15 @@ void write_rows_to(
 void gather_rows(
     Entry& entry,
     Streams& streams,
-    const at::Tensor& ids,
+    const at::Tensor& given,
     const at::Tensor& out) {
   if (out.numel() == 0) {
     return;
   }
   const PlainDispatch plain;
+  const bool is_there =
+      entry.slices.size() == 1 && entry.slices[0].home.device == given.device();
+  const at::Tensor ids = is_there ? given : given.to(c10::kCPU);
   std::vector<GatheredRows> gathered;
   {
     StreamOrder order(streams);

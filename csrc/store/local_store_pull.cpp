@@ -32,14 +32,15 @@ at::Tensor sparse_copy(const Entry& entry) {
 }
 
 void pull_row_sparse(const Entry& entry, const RowPull& pull) {
+  const PlainDispatch plain;
+  const at::Tensor ids = pull.ids.to(c10::kCPU);
   if (pull.rows.is_cpu()) {
-    copy_rows(entry, pull.ids, pull.rows);
+    copy_rows(entry, ids, pull.rows);
     return;
   }
-  const PlainDispatch plain;
   const at::Tensor rows =
       at::empty(pull.rows.sizes(), pull.rows.options().device(c10::kCPU));
-  copy_rows(entry, pull.ids, rows);
+  copy_rows(entry, ids, rows);
   pull.rows.copy_(rows);
 }
 
@@ -246,6 +247,13 @@ void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
     }
     count_rows(entry, pulls[i].rows, watch.seconds());
   }
+}
+
+bool LocalStore::reads_row_ids(const Key& key, c10::Device device) const {
+  const EntryPtr entry = table_.find("row_sparse_pull", key)[0];
+  const std::lock_guard lock(entry->mutex);
+  return entry->rows == nullptr && entry->slices.size() == 1 &&
+      entry->slices[0].home.device == device;
 }
 
 } // namespace torchkv

@@ -1,8 +1,10 @@
 #include "row_pull.h"
 
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -43,6 +45,57 @@ void check_dense_out(
   check_outs({where.op, key, nullptr, &outs}, entries);
 }
 
+// TypeError or NotImplementedError unless they may be row ids.
+void check_row_ids(const Where& where, const at::Tensor& given) {
+  TORCHKV_CHECK_TYPE(
+      !given.defined() || given.layout() == c10::kStrided,
+      where,
+      "expected dense row ids, but got a tensor of layout ",
+      given.layout());
+  TORCHKV_CHECK_TYPE(
+      given.defined() &&
+          (given.scalar_type() == c10::kLong ||
+           given.scalar_type() == c10::kInt),
+      where,
+      "expected row ids of dtype torch.int32 or torch.int64, but got ",
+      given.defined() ? dtype_name(given.scalar_type())
+                      : "an undefined tensor");
+  TORCHKV_CHECK_NOT_IMPLEMENTED(
+      !given.device().is_meta() && given.has_storage(),
+      where,
+      "expected row ids with data, but got a tensor on device ",
+      given.device());
+}
+
+// As parse_row_ids, but where they are. Undefined if one is out of range.
+at::Tensor row_ids_on_device(const Meta& meta, const at::Tensor& given) {
+  const PlainDispatch plain;
+  at::Tensor ids = given.to(c10::kLong).contiguous().view(-1);
+  if (ids.numel() == 0) {
+    return ids;
+  }
+  const auto [least, most] = at::aminmax(ids);
+  const at::Tensor found = at::stack({least, most}).to(c10::kCPU);
+  const auto* const bounds = found.const_data_ptr<int64_t>();
+  return bounds[0] >= 0 && bounds[1] < meta.sizes[0] ? ids : at::Tensor();
+}
+
+// Where the store reads them.
+at::Tensor row_ids_for(
+    const Store& store,
+    const Where& where,
+    const Meta& meta,
+    const at::Tensor& given) {
+  check_row_ids(where, given);
+  if (!given.is_cpu() && store.reads_row_ids(where.key, given.device())) {
+    at::Tensor ids = row_ids_on_device(meta, given);
+    if (ids.defined()) {
+      return ids;
+    }
+  }
+  return parse_row_ids(where, meta, given);
+}
+
 // What one out gets.
 struct Lookup {
   at::Tensor out; // undefined: a new tensor
@@ -53,12 +106,14 @@ struct Lookup {
 
 // With `rows` in the out itself where they fit there.
 Lookup make_lookup(
+    const Store& store,
     const Where& where,
     const Meta& meta,
     const at::Tensor& given,
     const at::Tensor& out) {
   const bool to_sparse = out.defined() && out.layout() == c10::kSparse;
-  const at::Tensor ids = parse_row_ids(where, meta, given);
+  const at::Tensor ids = to_sparse ? parse_row_ids(where, meta, given)
+                                   : row_ids_for(store, where, meta, given);
   Lookup result{
       out,
       out.defined() ? out.device() : given.device(),
@@ -163,24 +218,7 @@ at::Tensor parse_row_ids(
     const Where& where,
     const Meta& meta,
     const at::Tensor& given) {
-  TORCHKV_CHECK_TYPE(
-      !given.defined() || given.layout() == c10::kStrided,
-      where,
-      "expected dense row ids, but got a tensor of layout ",
-      given.layout());
-  TORCHKV_CHECK_TYPE(
-      given.defined() &&
-          (given.scalar_type() == c10::kLong ||
-           given.scalar_type() == c10::kInt),
-      where,
-      "expected row ids of dtype torch.int32 or torch.int64, but got ",
-      given.defined() ? dtype_name(given.scalar_type())
-                      : "an undefined tensor");
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      !given.device().is_meta() && given.has_storage(),
-      where,
-      "expected row ids with data, but got a tensor on device ",
-      given.device());
+  check_row_ids(where, given);
   const PlainDispatch plain;
   const at::Tensor ids =
       given.to(at::TensorOptions(c10::kCPU).dtype(c10::kLong))
@@ -275,6 +313,7 @@ std::vector<at::Tensor> pull_rows(
         ids.size());
     for (size_t j = 0; j < count; ++j) {
       lookups.push_back(make_lookup(
+          store,
           where,
           meta,
           ids.size() == 1 ? ids[0] : ids[j],

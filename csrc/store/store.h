@@ -60,6 +60,11 @@ class TORCHKV_API Store {
       const CallOptions& options) = 0;
   // Copies rows of values. Throws before it writes any of them.
   virtual void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls);
+  // Whether pull_rows reads row ids that are on this accelerator there: a hint,
+  // to check them there.
+  virtual bool reads_row_ids(const Key& /*key*/, c10::Device /*device*/) const {
+    return false;
+  }
   // How many rows a value has; of a row-sparse key, those that it keeps.
   virtual int64_t num_rows(const char* op, const Key& key) const;
   // Makes a row-sparse key without rows; and forgets rows of such keys, one

@@ -239,6 +239,10 @@ def test_values_ids_and_outs_on_a_gpu():
         kv.row_sparse_pull(3, sparse_out, row_ids=ids)
         assert sparse_out.indices()[0].tolist() == [2, 9]
         assert torch.equal(sparse_out.values(), value[[2, 9]])
+        out.zero_()
+        with pytest.raises(IndexError, match="but got 10 "):
+            kv.row_sparse_pull(3, out, row_ids=torch.tensor([0, 10, -1]).cuda())
+        assert not out.any()
 
 
 @pytest.mark.parametrize("is_row_sparse", [True, False])

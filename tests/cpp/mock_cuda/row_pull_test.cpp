@@ -1,0 +1,114 @@
+// Lookups of rows with ids on fake GPUs: results, the order of all work, and
+// how often the host waits.
+#include "store/row_pull.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "devices_test.h"
+#include "stores.h"
+
+namespace torchkv {
+namespace {
+
+using mock_cuda::counters;
+using mock_cuda::cuda;
+using mock_cuda::make_store;
+using mock_cuda::refusal;
+
+class RowPullOnGpuTest : public mock_cuda::DevicesTest {
+ protected:
+  RowPullOnGpuTest() : DevicesTest(2) {
+    store_->init(3, on(cuda(0), value_));
+  }
+
+  static at::Tensor on(c10::Device device, const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.options().device(device))
+        .copy_(tensor);
+  }
+  static at::Tensor some_ids(c10::ScalarType dtype = at::kLong) {
+    return at::tensor({4, 0, 49, 4}, dtype).view({2, 2});
+  }
+  at::Tensor expected() const {
+    return value_.index({some_ids()});
+  }
+
+  const at::Tensor value_ = at::arange(150, at::kFloat).view({50, 3});
+  mock_cuda::StorePtr store_ = make_store();
+};
+
+// For whether all of them are rows.
+TEST_F(RowPullOnGpuTest, TheHostWaitsOnceForIdsWhereTheValueIs) {
+  for (const auto dtype : {at::kLong, at::kInt}) {
+    const at::Tensor ids = on(cuda(0), some_ids(dtype));
+    const at::Tensor out = on(cuda(0), at::zeros({2, 2, 3}));
+    counters() = {};
+    store_->row_sparse_pull(3, ids, out);
+    EXPECT_EQ(counters().synchronizations, 1);
+    EXPECT_TRUE(at::equal(out.cpu(), expected()));
+  }
+  EXPECT_TRUE(
+      at::equal(
+          store_->row_sparse_pull(3, on(cuda(0), some_ids()))[0].cpu(),
+          expected()));
+  const at::Tensor none = on(cuda(0), at::empty({0, 2}, at::kInt));
+  counters() = {};
+  EXPECT_EQ(
+      store_->row_sparse_pull(3, none)[0].sizes(), c10::IntArrayRef({0, 2, 3}));
+  EXPECT_EQ(counters().synchronizations, 0);
+}
+
+TEST_F(RowPullOnGpuTest, IdsOnAnyDevice) {
+  const at::Tensor large = at::rand({60'000, 4}); // sharded by the push
+  store_->init(4, on(cuda(0), large));
+  store_->push(4, Tensors::replicas({on(cuda(0), large), on(cuda(1), large)}));
+  store_->init(5, value_); // on the CPU
+  for (const auto of_ids : {c10::Device(c10::kCPU), cuda(0), cuda(1)}) {
+    for (const auto of_out : {c10::Device(c10::kCPU), cuda(0), cuda(1)}) {
+      const at::Tensor ids = on(of_ids, some_ids());
+      const auto pulled = [&](const Key& key, int64_t columns) {
+        const at::Tensor out = on(of_out, at::zeros({2, 2, columns}));
+        store_->row_sparse_pull(key, ids, out);
+        return out.cpu();
+      };
+      EXPECT_TRUE(at::equal(pulled(3, 3), expected()));
+      EXPECT_TRUE(at::equal(pulled(4, 4), 2 * large.index({some_ids()})));
+      EXPECT_TRUE(at::equal(pulled(5, 3), expected()));
+    }
+  }
+}
+
+TEST_F(RowPullOnGpuTest, IsOrderedWithTheCallersStream) {
+  const at::Tensor ids = on(cuda(0), some_ids());
+  const at::Tensor out = on(cuda(0), at::zeros({2, 2, 3}));
+  const c10::Stream stream = mock_cuda::new_stream(cuda(0));
+  const c10::Stream callers = mock_cuda::current_stream(cuda(0));
+  mock_cuda::order(callers, stream);
+  {
+    const c10::StreamGuard guard(stream);
+    ids.add_(1);
+    ids.sub_(1);
+    store_->row_sparse_pull(3, ids, out);
+    ids.fill_(7); // the store has read them
+    EXPECT_TRUE(at::equal(out.cpu(), expected()));
+  }
+  mock_cuda::order(stream, callers);
+}
+
+TEST_F(RowPullOnGpuTest, BadIdsAreNamedAndNothingIsWritten) {
+  for (const int64_t bad : {-1, 50}) {
+    const at::Tensor ids = on(cuda(0), at::tensor({3L, bad, 99L}));
+    const at::Tensor out = on(cuda(0), at::zeros({3, 3}));
+    const std::string error =
+        refusal([&] { store_->row_sparse_pull(3, ids, out); });
+    EXPECT_NE(error.find("but got " + std::to_string(bad)), std::string::npos)
+        << error;
+    EXPECT_TRUE(at::equal(out.cpu(), at::zeros({3, 3})));
+  }
+}
+
+} // namespace
+} // namespace torchkv
