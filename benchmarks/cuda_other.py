@@ -1,12 +1,11 @@
-"""Other figures of a GPU: first, captured, misaligned, compressed and sparse pushes.
+"""Other figures of a GPU: first, captured, misaligned and compressed pushes.
 
 The first push of a process loads the kernels and allocates state; it is compared with
 torch's first sum and fused step, each in a new process. A captured step is a push and a
 pull of ResNet-50 with SGD, captured once in a CUDA graph and replayed. Misaligned
 gradients are views into a flat buffer at an offset of one element. Pushes of four
-replicas with gradient compression are compared with one without, a push with ``topk``
-with PyTorch's operators, and pushes of sparse gradients, of four replicas of a table
-and of 26 tables, with PyTorch's sum of sparse tensors and its SGD.
+replicas with gradient compression are compared with one without, and a push with
+``topk`` with PyTorch's operators.
 
     python benchmarks/cuda_other.py [--json PATH] [--plot PATH] [--rounds N] [--smoke]
 """
@@ -18,7 +17,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,11 +32,9 @@ from cuda_optimizers import MOMENTUM
 from harness import (
     Contestant,
     Plan,
-    Run,
     interleave,
     measure,
     median_ratio,
-    timed,
 )
 from optimizers import all_close, stepped
 from parameter_lists import resnet50, shrunk
@@ -51,29 +47,10 @@ CAPTURED, EAGER = "captured push, pull", "torchkv push, pull"
 ALIGNED, MISALIGNED = "aligned", "one element behind"
 COMPRESSED, PLAIN = "compressed", "without compression"
 COMPRESSED_REPLICAS = 4
-OURS, TORCH = "torchkv push", "torch's sum and SGD"
-OPERATORS = "PyTorch's operators"
-ROW_ELEMENTS = 64
+OURS, OPERATORS = "torchkv push", "PyTorch's operators"
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
 
 
-@dataclass
-class Tables:
-    """Of embeddings."""
-
-    case: str
-    number: int
-    replicas: int
-    rows: int
-    ids: int  # of each gradient
-
-
-SPARSE = [
-    Tables("sparse SGD, one table", 1, 4, 1_000_000, 50_000),
-    Tables("sparse SGD, 26 tables", 26, 1, 100_000, 2_048),
-]
-# PyTorch warns of the first sparse tensor in a process that has not chosen.
-torch.sparse.check_sparse_tensor_invariants.disable()
 PROCESSES = 5
 
 FIRST_TARGET = 1.5
@@ -264,63 +241,11 @@ def top(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     return {"case": ONE_TOPK, "seconds": measure(contestants, plan)}
 
 
-def row_sparse(tables: Tables, plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
-    """Steps of SGD with sums of sparse gradients: of whole numbers, so exact."""
-    num_rows, count = (1 << 10, 64) if smoke else (tables.rows, tables.ids)
-    shape = (num_rows, ROW_ELEMENTS)
-
-    def gradient() -> Tensor:
-        ids = torch.randint(num_rows, (1, count), device=device)
-        rows = torch.randint(-9, 10, (count, ROW_ELEMENTS), device=device).float()
-        return torch.sparse_coo_tensor(ids, rows, shape, check_invariants=False)
-
-    keys = [*range(tables.number)]
-    gradients = [[gradient() for _ in range(tables.replicas)] for _ in keys]
-    store = torchkv.create("device")
-    store.init(keys, [torch.zeros(shape, device=device) for _ in keys])
-    store.set_optimizer(torchkv.optim.SGD(lr=1))
-    weights = [torch.nn.Parameter(torch.zeros(shape, device=device)) for _ in keys]
-    optimizer = torch.optim.SGD(weights, lr=1)
-
-    def sums() -> list[Tensor]:
-        return [sum(of_table[1:], of_table[0]) for of_table in gradients]
-
-    def step() -> None:
-        for weight, grad in zip(weights, sums(), strict=True):
-            weight.grad = grad
-        optimizer.step()
-
-    expected = [-grad.to_dense() for grad in sums()]
-
-    def whole(call: Call) -> Run:
-        """By the host's clock: a push waits for the ids."""
-
-        def run() -> None:
-            call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-        return timed(run)
-
-    contestants = {
-        OURS: Contestant(
-            whole(lambda: store.push(keys, gradients)),
-            lambda: all(map(torch.equal, store.pull(keys), expected)),
-        ),
-        TORCH: Contestant(
-            whole(step), lambda: all(map(torch.equal, weights, expected))
-        ),
-    }
-    return {"case": tables.case, "seconds": measure(contestants, plan)}
-
-
 def cases(plan: Plan, smoke: bool, device: str) -> Iterator[dict[str, Any]]:
     """All cases, one after the other."""
     yield misaligned(plan, smoke, device)
     yield compressed(plan, smoke, device)
     yield top(plan, smoke, device)
-    for tables in SPARSE:
-        yield row_sparse(tables, plan, smoke, device)
     yield captured_step(plan, smoke, device)
     yield first_calls(1 if smoke else PROCESSES, device)
 

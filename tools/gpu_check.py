@@ -229,7 +229,7 @@ def test_steps(folder: Path, dry: bool) -> list[Step]:
 
 def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
     """All GPU benchmarks."""
-    names = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
+    names = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers", "cuda_rows"]
     tiny = ["--device", "cpu", "--smoke"] if dry else []
     return [
         Step(
@@ -238,7 +238,7 @@ def benchmark_steps(folder: Path, dry: bool) -> list[Step]:
             + ["--json", str(folder / f"{name}.json")],
             share,
         )
-        for name, share in zip(names, [5, 14, 5, 9], strict=True)
+        for name, share in zip(names, [5, 10, 5, 9, 4], strict=True)
     ]
 
 

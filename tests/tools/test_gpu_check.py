@@ -192,7 +192,9 @@ def steps_of(*only):
 def test_plan():
     steps = steps_of(*GROUPS)
     sanitizers = ["memcheck", "initcheck", "synccheck", "racecheck"]
-    benchmarks = ["cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"]
+    benchmarks = [
+        *("cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers", "cuda_rows")
+    ]
     names = ["build", "check_sass", "tests", *benchmarks, "places", *sanitizers]
     assert list(steps) == [*names, "digits"]
     assert sorted(benchmarks) == sorted(
@@ -370,7 +372,7 @@ def test_without_pytest_the_rest_runs(tmp_path):
     assert done.returncode == 1, done.stderr
     assert re.search("^missing: pytest: pip install 'pytest>=9'", done.stdout, re.M)
     steps = json.loads((tmp_path / "results" / "results.json").read_text())["steps"]
-    assert [step["outcome"] for step in steps] == ["not run", *["passed"] * 4]
+    assert [step["outcome"] for step in steps] == ["not run", *["passed"] * 5]
     assert steps[0]["last_words"] == "no pytest"
 
 
@@ -462,6 +464,6 @@ def test_a_dry_run_executes_every_step(tmp_path):
     assert len(results["targets"]) > 10
     for target in results["targets"]:
         assert target["what"] in done.stdout
-    for name in ("cuda_model", "cuda_other", "cuda_reduce", "cuda_optimizers"):
-        assert (tmp_path / f"{name}.json").exists()
+    for path in (gpu_check.ROOT / "benchmarks").glob("cuda_*.py"):
+        assert (tmp_path / path.with_suffix(".json").name).exists()
     assert [*Path(tmp_path).glob("built/torchkv/lib/libtorchkv.so")]
