@@ -15,6 +15,7 @@ from helpers import assert_same, run_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 IDS = [
     torch.tensor([3]),
     torch.tensor([9, 0, 9, 9, 4]),
@@ -36,10 +37,13 @@ def ids_of(seed, shape=(4, 3)):
 
 @pytest.mark.parametrize("ids", IDS, ids=lambda ids: str(ids.tolist()))
 @pytest.mark.parametrize("padding_idx", [None, 9, -11])
-def test_output_and_gradient_are_those_of_nn_embedding(ids, padding_idx):
+@pytest.mark.parametrize("device", DEVICES)
+def test_output_and_gradient_are_those_of_nn_embedding(ids, padding_idx, device):
     embedding = make(padding_idx=padding_idx)
     reference = plain(padding_idx, sparse=False)
-    output, expected = embedding(ids), reference(ids)
+    output, expected = embedding(ids.to(device)), reference(ids)
+    assert output.device.type == device
+    output = output.to("cpu")
     assert output.shape == (*ids.shape, DIM)
     assert_same(output, expected)
     assert embedding.grad is None  # before backward

@@ -249,9 +249,11 @@ class StoreEmbedding(nn.Module):
                 "StoreEmbedding: expected ids of torch.int32 or torch.int64, but got "
                 f"{input.dtype} (key {shown(self.key)})"
             )
+        # Where they are, so that only distinct ones are copied.
         ids, positions = torch.unique(
-            input.detach().to("cpu", torch.int64), return_inverse=True
+            input.detach().to(torch.int64), return_inverse=True
         )
+        ids = ids.to("cpu")
         padding = None
         if self.padding_idx is not None:
             at = int(torch.searchsorted(ids, self.padding_idx))
@@ -267,7 +269,7 @@ class StoreEmbedding(nn.Module):
         rows[len(ids) :] = 0
         if self._requires_grad and torch.is_grad_enabled():
             self._gradients.track(ids, rows)
-        return positions.to(input.device), rows, padding
+        return positions, rows, padding
 
     # -- gradients
 
