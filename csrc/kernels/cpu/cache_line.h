@@ -31,6 +31,17 @@ TORCHKV_PREFETCHES void prefetch(const char* data, int64_t num_bytes) {
   }
 }
 
+// Prefetches the beginning of a row at an address that the hardware cannot
+// guess; it fetches the rest.
+template <bool kIsWritten = false>
+TORCHKV_PREFETCHES void prefetch_row(const char* row, int64_t num_bytes) {
+  constexpr int64_t kMost = 8 * kCacheLine;
+  for (int64_t i = 0; i < (num_bytes < kMost ? num_bytes : kMost);
+       i += kCacheLine) {
+    __builtin_prefetch(row + i, kIsWritten ? 1 : 0);
+  }
+}
+
 // Writes one line bypassing the caches. REQUIRES: a destination aligned to 16
 // bytes.
 #if defined(__x86_64__)

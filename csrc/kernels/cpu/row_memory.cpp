@@ -3,7 +3,6 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -179,7 +178,6 @@ void gather_rows(
     const RowInit& init,
     char* out) {
   constexpr int64_t kAhead = 16; // rows
-  constexpr int64_t kMost = 8 * kCacheLine; // the hardware fetches the rest
   const int64_t row_bytes = rows.row_bytes();
   parallel_spans(
       1,
@@ -187,11 +185,7 @@ void gather_rows(
       [&](int64_t /*job*/, int64_t begin, int64_t end, bool /*stream*/) {
         for (int64_t i = begin; i < end; ++i) {
           if (i + kAhead < end && slots[i + kAhead] >= 0) {
-            const char* const next = rows.data + slots[i + kAhead] * row_bytes;
-            for (int64_t j = 0; j < std::min(row_bytes, kMost);
-                 j += kCacheLine) {
-              __builtin_prefetch(next + j);
-            }
+            prefetch_row(rows.data + slots[i + kAhead] * row_bytes, row_bytes);
           }
           char* const row = out + i * row_bytes;
           if (slots[i] >= 0) {

@@ -164,13 +164,8 @@ class RowMerge {
     }
   }
 
-  // Of rows that the hardware cannot guess.
   TORCHKV_PREFETCHES void fetch(const char* row) const {
-    constexpr int64_t kMost = 8 * kCacheLine;
-    const int64_t num_bytes = job_.row_size * job_.source_size;
-    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
-      __builtin_prefetch(row + i);
-    }
+    prefetch_row(row, job_.row_size * job_.source_size);
   }
 
   // The next rows, below `last`.

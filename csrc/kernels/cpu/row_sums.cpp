@@ -126,11 +126,8 @@ class StepRows {
 
  private:
   static TORCHKV_PREFETCHES void fetch(const char* data, int64_t num_bytes) {
-    constexpr int64_t kMost = 8 * kCacheLine; // the hardware fetches the rest
     if (data != nullptr) {
-      for (int64_t i = 0; i < std::min(num_bytes, kMost); i += kCacheLine) {
-        __builtin_prefetch(data + i, /*rw=*/1);
-      }
+      prefetch_row</*kIsWritten=*/true>(data, num_bytes);
     }
   }
 
