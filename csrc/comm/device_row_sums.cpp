@@ -20,28 +20,29 @@ namespace {
 
 // The values of a list with dense ones, in the accumulation type.
 at::Tensor dense_sum(
-    Runtime& runtime,
+    StreamOrder& order,
     const Job& job,
-    c10::ArrayRef<Value> values,
     c10::ArrayRef<RowPiece> pieces) {
+  Runtime& runtime = order.runtime();
   at::Tensor total = runtime.allocate_like(*job.result, job.accumulation);
   total = neutral(total.zero_()); // a dense value writes all
-  for (const auto& value : values) {
-    const RowSparse* const rows = rows_in(value);
-    if (rows == nullptr) {
-      total.add_(runtime.moved(*value.data, total.device(), job.accumulation));
+  for (auto values = job.values; !values.empty();) {
+    const auto* const sparse_end =
+        std::find_if(values.begin(), values.end(), [](const Value& value) {
+          return rows_in(value) == nullptr;
+        });
+    const auto num_sparse = static_cast<size_t>(sparse_end - values.begin());
+    if (num_sparse == 0) {
+      total.add_(
+          runtime.moved(*values[0].data, total.device(), job.accumulation));
+      values = values.slice(1);
       continue;
     }
     for (const auto& piece : pieces) {
-      const RowRange range(*rows, piece);
-      std::vector<int64_t> at(range.of.begin(), range.of.end());
-      for (int64_t& id : at) {
-        id -= piece.first_row;
-      }
-      const at::Tensor payload = payload_of(
-          runtime, value, range, piece, total.device(), job.accumulation);
-      add_rows(runtime, piece_of(total, piece), at, payload);
+      add_rows_of(
+          order, job.slice->home, values.slice(0, num_sparse), piece, total);
     }
+    values = values.slice(num_sparse);
   }
   return total;
 }
@@ -82,7 +83,7 @@ void DeviceRowSums::add(const Job& job) {
   queued.result = *job.result;
   if (!has_rows_only(job.values)) {
     queued.total = runtime.moved(
-        dense_sum(runtime, job, job.values, pieces),
+        dense_sum(order_, job, pieces),
         job.result->device(),
         job.result->scalar_type());
     queued_.push_back(std::move(queued));

@@ -14,10 +14,10 @@
 namespace torchkv {
 
 // Sums of row-sparse values, and of lists of these and dense ones, into dense
-// tensors on accelerators, by PyTorch's operators, or by a kernel where all
-// values are row-sparse. A kernel steps the rows where they are; without it,
-// copies of the rows are stepped as dense values are. The host waits for the
-// number of rows, or for ids on their way to it or back.
+// tensors on accelerators: rows by a kernel, or by PyTorch's operators on
+// devices without it, dense values by these. A kernel steps the rows where they
+// are; without it, copies of the rows are stepped as dense values are. The host
+// waits for the number of rows, or for ids on their way to it or back.
 //
 // add() does all but the writes, so that running out of memory changes nothing.
 // Beside the values this takes memory for the sums of the rows pushed or, where

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 FAKE = """
 int launch_status, attributes_status, last_error, num_launches, num_blocks;
+int num_block_rows, most_blocks, most_block_rows;
 int register_status, registered_flags, registered_device, device;
 
 struct dim3 { unsigned x, y, z; };
@@ -25,6 +26,9 @@ int cudaLaunchKernel(const void* kernel, struct dim3 grid, struct dim3 block,
                      void** arguments, unsigned long shared, void* stream) {
   ++num_launches;
   num_blocks = grid.x;
+  num_block_rows = grid.y;
+  if (most_blocks < grid.x) most_blocks = grid.x;
+  if (most_block_rows < grid.y) most_block_rows = grid.y;
   if (launch_status) last_error = launch_status;
   return launch_status;
 }
@@ -143,7 +147,7 @@ class RowSums(ctypes.Structure):
         ("is_aligned", ctypes.c_bool),
         ("num_rows", ctypes.c_int64),
         ("num_columns", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("sources", "offsets", "sums")),
+        *((n, ctypes.c_void_p) for n in ("sources", "offsets", "sums", "added_to")),
     ]
 
 
@@ -233,6 +237,7 @@ def fake(library):
     fake = Fake(library)
     for name in (
         *("launch_status", "attributes_status", "last_error", "num_launches"),
+        *("most_blocks", "most_block_rows"),
         *("register_status", "registered_flags", "registered_device", "device"),
     ):
         setattr(fake, name, 0)
@@ -292,14 +297,22 @@ def test_a_launch_is_judged_by_its_own_status(fake, kernel, size):
 
 @pytest.mark.parametrize(
     ("value", "num_elements", "num_passes"),
-    [(FLOAT, 16 * 1024 + 1, 3 + 2), (DOUBLE, 1, 6), (HALF, 2048, 3 + 1)],
+    [
+        (FLOAT, 16 * 1024 + 1, 3 + 2),
+        (DOUBLE, 1, 6),
+        (HALF, 2048, 3 + 1),
+        (FLOAT, (1 << 20) + 1, 3 + 2),
+    ],
 )
 def test_each_pass_of_topk_counts_and_chooses(fake, value, num_elements, num_passes):
     top = SelectTop(value, num_values=3, num_elements=num_elements, num_sent=1)
     fake.last_error = 9  # of other code, not yet queried
     assert fake.table.launch_select_top(top, None) == 0
     assert (fake.last_error, fake.num_launches) == (9, 2 * num_passes)
-    assert fake.num_blocks == 3  # of the last kernel: one for each value
+    # The last kernel has a block for each value, the one before a row of blocks.
+    assert (fake.num_blocks, fake.num_block_rows) == (3, 1)
+    chunks = -(-num_elements // 1024)
+    assert (fake.most_blocks, fake.most_block_rows) == (max(3, min(chunks, 1024)), 3)
     fake.num_launches = 0
     fake.launch_status = 98
     assert fake.table.launch_select_top(top, None) == 98

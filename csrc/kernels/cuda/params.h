@@ -24,7 +24,7 @@
 namespace torchkv::kernels::cuda {
 
 // Incremented with every change of this file or variant.h.
-constexpr uint32_t kAbi = 14;
+constexpr uint32_t kAbi = 15;
 
 struct KeyHead {
   uint32_t chunk_end; // among the chunks of the launch
@@ -146,11 +146,13 @@ struct Launch {
   void* stream; // a cudaStream_t on the current device
 };
 
+constexpr uint32_t kMaxSent = 8; // values of a launch
+constexpr uint32_t kTopDigits = 2048;
+
 // Which elements of a value topk sends, in memory of the device, zeros at
 // first: those whose magnitude has more than `least_bits` as an unsigned
 // integer and, of those that have as many, those before `ties_end`, as
 // cpu::TopElements.
-constexpr uint32_t kTopDigits = 2048;
 struct TopState {
   uint64_t least_bits;
   int64_t ties_end;
@@ -166,7 +168,6 @@ struct TopValue {
   TopState* state;
 };
 // Finds them for each value.
-constexpr uint32_t kMaxSent = 8; // values of a launch
 struct SelectTop {
   Dtype value; // of all values; floating
   bool is_aligned; // values and residuals are multiples of 16
@@ -235,12 +236,15 @@ struct RowSums {
   const void* const* sources;
   const int64_t* offsets;
   void* sums; // contiguous, in the type of the arithmetic
+  // If not null: the sum begins with row added_to[i] of `sums`, and replaces
+  // it.
+  const int64_t* added_to; // distinct
 };
 
 // A step of single rows of a value, with such sums as its gradient: row i of
 // the sums, which are not stored, steps row rows[i].
 struct RowSteps {
-  // Without `sums`; if aligned, so is all memory below.
+  // Without sums; if aligned, so is all memory below.
   RowSums gradients;
   Dtype stored;
   const RuleStep* step; // of an elementwise rule; in memory of the host

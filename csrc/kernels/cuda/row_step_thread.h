@@ -58,7 +58,8 @@ TORCHKV_HOST_DEVICE inline void row_step_thread(
   WeightPack<S, static_cast<int>(kMaxStates), kSize> weight;
   weight.load(call.memory, call.pointers, element);
   Pack<arithmetic_t<V>, kSize> total;
-  sum_rows<V, kSize>(call.gradients, pack, total);
+  clear(total);
+  add_rows<V, kSize>(call.gradients, pack, total);
   if (call.follows_writes) {
     weight.follow_writes(call.memory, element);
   }

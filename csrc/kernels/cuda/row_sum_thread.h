@@ -41,17 +41,22 @@ struct RowPack {
   int64_t column;
 };
 
+template <typename T, int kSize>
+TORCHKV_HOST_DEVICE inline void clear(Pack<T, kSize>& total) {
+  TORCHKV_UNROLL
+  for (int i = 0; i < kSize; ++i) {
+    total.at[i] = nothing<T>();
+  }
+}
+
+// Adds the rows to `total`.
 template <typename V, int kSize>
-TORCHKV_HOST_DEVICE inline void sum_rows(
+TORCHKV_HOST_DEVICE inline void add_rows(
     const RowSums& call,
     const RowPack& pack,
     Pack<arithmetic_t<V>, kSize>& total) {
   const int64_t end = call.offsets[pack.row + 1];
   int64_t source = call.offsets[pack.row];
-  TORCHKV_UNROLL
-  for (int i = 0; i < kSize; ++i) {
-    total.at[i] = nothing<arithmetic_t<V>>();
-  }
   // In groups, whose loads are in flight together.
   constexpr int kGroup = 4;
   TORCHKV_NO_UNROLL
@@ -86,12 +91,19 @@ TORCHKV_HOST_DEVICE inline void row_sum_thread(
     return;
   }
   const auto pack = RowPack::of<kSize>(call, number);
-  Pack<arithmetic_t<V>, kSize> total;
-  sum_rows<V, kSize>(call, pack, total);
-  store<false>( // read next
-      total,
-      static_cast<arithmetic_t<V>*>(call.sums) + pack.row * call.num_columns +
-          pack.column);
+  using number_t = arithmetic_t<V>;
+  const bool adds = call.added_to != nullptr;
+  const int64_t row = adds ? call.added_to[pack.row] : pack.row;
+  number_t* const sum =
+      static_cast<number_t*>(call.sums) + row * call.num_columns + pack.column;
+  Pack<number_t, kSize> total;
+  if (adds) {
+    total = load<false, number_t, kSize>(sum);
+  } else {
+    clear(total);
+  }
+  add_rows<V, kSize>(call, pack, total);
+  store<false>(total, sum); // read next
 }
 
 } // namespace torchkv::kernels::cuda

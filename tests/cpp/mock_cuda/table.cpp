@@ -285,11 +285,34 @@ std::vector<Range> sources_of(const RowSums& call) {
   return ranges;
 }
 
+// Rows that a kernel reads and writes.
+void add_rows(
+    std::vector<Range>& ranges,
+    const RowSums& call,
+    const int64_t* rows,
+    void* memory,
+    size_t bytes_of_element) {
+  const auto count = static_cast<size_t>(call.num_rows);
+  const size_t bytes_of_row =
+      static_cast<size_t>(call.num_columns) * bytes_of_element;
+  ranges.push_back({rows, count * sizeof(int64_t), false});
+  for (size_t i = 0; memory != nullptr && i < count; ++i) {
+    const auto row = static_cast<size_t>(rows[i]);
+    ranges.push_back(
+        {static_cast<char*>(memory) + row * bytes_of_row, bytes_of_row, true});
+  }
+}
+
 int launch_row_sums(RowSums call, void* stream) {
   check_code();
   const auto count = static_cast<size_t>(call.num_rows * call.num_columns);
+  const size_t bytes_of_element = bytes_of_sum(call.value);
   auto ranges = sources_of(call);
-  ranges.push_back({call.sums, count * bytes_of_sum(call.value), true});
+  if (call.added_to == nullptr) {
+    ranges.push_back({call.sums, count * bytes_of_element, true});
+  } else {
+    add_rows(ranges, call, call.added_to, call.sums, bytes_of_element);
+  }
   const auto error = std::make_shared<int>(0);
   launch("row_sums", stream, ranges, [=] {
     *error = testing::emulated_table().launch_row_sums(call, stream);
@@ -301,23 +324,11 @@ int launch_row_steps(RowSteps call, void* stream) {
   check_code();
   const RowSums& sums = call.gradients;
   auto ranges = sources_of(sums);
-  const auto count = static_cast<size_t>(sums.num_rows);
-  ranges.push_back({call.rows, count * sizeof(int64_t), false});
-  const auto add_rows = [&](void* memory, size_t bytes_of_element) {
-    const size_t bytes_of_row =
-        static_cast<size_t>(sums.num_columns) * bytes_of_element;
-    for (size_t i = 0; memory != nullptr && i < count; ++i) {
-      const auto row = static_cast<size_t>(call.rows[i]);
-      ranges.push_back(
-          {static_cast<char*>(memory) + row * bytes_of_row,
-           bytes_of_row,
-           true});
-    }
-  };
-  add_rows(call.memory, bytes_of(call.stored));
-  add_rows(call.master, bytes_of_sum(call.stored));
+  add_rows(ranges, sums, call.rows, call.memory, bytes_of(call.stored));
+  const size_t bytes_of_state = bytes_of_sum(call.stored);
+  add_rows(ranges, sums, call.rows, call.master, bytes_of_state);
   for (void* const state : call.states) {
-    add_rows(state, bytes_of_sum(call.stored));
+    add_rows(ranges, sums, call.rows, state, bytes_of_state);
   }
   const auto error = std::make_shared<int>(0);
   const RuleStep step = *call.step; // a kernel has its own

@@ -32,14 +32,20 @@ class CudaRowSumTest : public ::testing::TestWithParam<c10::ScalarType> {
     std::vector<const void*> sources;
     std::vector<int64_t> offsets{0};
     const c10::ScalarType accumulation = sum_type(dtype);
+    const at::Tensor before =
+        at::randint(-9, 9, {kSums + 1, columns}).to(accumulation);
+    const at::Tensor added_to = at::randperm(kSums + 1, at::kLong);
     std::vector<at::Tensor> expected;
+    const at::Tensor added = before.clone();
     for (int64_t i = 0; i < kSums; ++i) {
       at::Tensor total;
+      const at::Tensor of_added = added[added_to[i].item<int64_t>()];
       for (auto left = static_cast<int64_t>(random() % 5); left >= 0; --left) {
         const at::Tensor row = rows[static_cast<int64_t>(random() % kRows)];
         sources.push_back(row.const_data_ptr());
         const at::Tensor own = row.narrow(0, 0, columns).to(accumulation);
         total = total.defined() ? total + own : own;
+        of_added.add_(own);
       }
       offsets.push_back(static_cast<int64_t>(sources.size()));
       expected.push_back(total);
@@ -60,6 +66,12 @@ class CudaRowSumTest : public ::testing::TestWithParam<c10::ScalarType> {
     EXPECT_TRUE(at::equal(sums.narrow(0, 0, kSums), at::stack(expected)))
         << columns << ' ' << stride << ' ' << offset;
     EXPECT_TRUE(sums[kSums].eq(1).all().item<bool>());
+    // To rows in any order.
+    sums.copy_(before);
+    call.added_to = added_to.const_data_ptr<int64_t>();
+    EXPECT_EQ(testing::emulated_table().launch_row_sums(call, nullptr), 0);
+    EXPECT_TRUE(at::equal(sums, added))
+        << columns << ' ' << stride << ' ' << offset;
   }
 };
 
