@@ -38,7 +38,7 @@ from harness import (
 )
 from optimizers import all_close, stepped
 from parameter_lists import resnet50, shrunk
-from report import Table, Target, collect, draw_bars, duration, finish, plan_for
+from report import Target, collect, finish, plan_for
 from torchkv.compression import BF16, FP8, Codec, Int4, TopK, TwoBit
 
 FIRST = "first push"
@@ -226,7 +226,8 @@ def top(plan: Plan, smoke: bool, device: str) -> dict[str, Any]:
     def agrees(sent: Tensor) -> bool:
         """After the first call, which has a residual of zeros."""
         magnitudes = sent.abs().sort(descending=True).values[:count]
-        return torch.equal(magnitudes, value.abs().topk(count).values)
+        largest = value.abs().topk(count).values
+        return int(sent.count_nonzero()) == count and torch.equal(magnitudes, largest)
 
     contestants = {
         OURS: Contestant(
@@ -275,36 +276,6 @@ def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
     return targets
 
 
-def table(figures: list[dict[str, Any]]) -> Table:
-    """A line per contestant of each case."""
-    keys = {"seconds": "", "host_seconds": ", host", "second_call": ", once more"}
-    rows = [
-        [
-            f"{figure['case']}: {name}{what}",
-            duration(min(times)),
-            duration(statistics.median(times)),
-        ]
-        for figure in figures
-        for key, what in keys.items()
-        for name, times in figure.get(key, {}).items()
-    ]
-    return Table("What else a GPU shows", ["case", "min", "median"], rows)
-
-
-def draw(figure: Any, figures: list[dict[str, Any]]) -> None:
-    """A bar per contestant: its median."""
-    figure.set_size_inches(9, 8)
-    medians = {
-        each["case"]: {
-            name: statistics.median(times) * 1e3
-            for name, times in each["seconds"].items()
-        }
-        for each in figures
-    }
-    if medians:
-        draw_bars(figure, medians, "milliseconds, median")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
     options = gpu.parse(__doc__ or "", 25, arguments)
@@ -316,9 +287,9 @@ def main(arguments: list[str] | None = None) -> None:
     finish(
         options,
         {**facts, "cases": figures},
-        [table(figures)] if figures else [],
+        [gpu.cases_table("What else a GPU shows", figures)] if figures else [],
         targets_of(figures),
-        lambda figure: draw(figure, figures),
+        lambda figure: gpu.draw_cases(figure, figures),
     )
 
 

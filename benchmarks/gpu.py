@@ -6,6 +6,7 @@ import argparse
 import functools
 import gc
 import itertools
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,3 +152,33 @@ def copy_of(num_bytes: int, rotated_bytes: int, device: str) -> Contestant:
     return Contestant(
         timed(calls, device), lambda: all(torch.equal(*pair) for pair in pairs)
     )
+
+
+def cases_table(title: str, figures: list[dict[str, Any]]) -> report.Table:
+    """A line per contestant of each case, and per clock."""
+    keys = {"seconds": "", "host_seconds": ", host", "second_call": ", once more"}
+    rows = [
+        [
+            f"{figure['case']}: {name}{what}",
+            report.duration(min(times)),
+            report.duration(statistics.median(times)),
+        ]
+        for figure in figures
+        for key, what in keys.items()
+        for name, times in figure.get(key, {}).items()
+    ]
+    return report.Table(title, ["case", "min", "median"], rows)
+
+
+def draw_cases(figure: Any, figures: list[dict[str, Any]]) -> None:
+    """A bar per contestant of each case: its median."""
+    figure.set_size_inches(9, 8)
+    medians = {
+        each["case"]: {
+            name: statistics.median(times) * 1e3
+            for name, times in each["seconds"].items()
+        }
+        for each in figures
+    }
+    if medians:
+        report.draw_bars(figure, medians, "milliseconds, median")

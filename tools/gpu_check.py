@@ -51,7 +51,7 @@ SANITIZED = [
     "tests/kvstore/test_compression_codecs.py",
     "tests/kvstore/test_row_sparse_push.py",
     "-k",
-    "tiny and not (uint or float8 or complex) or on_gpus and (FP8 or Int4)"
+    "tiny and not (uint or float8 or complex) or on_gpus and (FP8 or Int4 or TopK)"
     " or on_gpus and sparse_push",
 ]
 SANITIZERS = {

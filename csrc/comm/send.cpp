@@ -30,8 +30,8 @@ SentSum sum_with_aten(
   return result;
 }
 
-// Finds what topk sends of the values of `send`, which then points there, and
-// into the memory that is returned.
+// Finds what topk sends of the values of `send`, and points these to it. It is
+// in the memory that is returned.
 at::Tensor select_top(
     StreamOrder& order,
     const Place& place,

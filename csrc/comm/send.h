@@ -27,8 +27,9 @@ struct SentSum {
 
 // What a codec sends of a key's values, all on the device of `place`, which has
 // been entered; the tensors are those of send_with_aten. One kernel sends and
-// adds up; on a device without kernels, PyTorch's operators do.
-// REQUIRES: PlainDispatch; at least one value, of at least one element.
+// adds up, after those that select for topk; on a device without kernels,
+// PyTorch's operators do. REQUIRES: PlainDispatch; at least one value, of at
+// least one element.
 SentSum send(
     StreamOrder& order,
     const Place& place,

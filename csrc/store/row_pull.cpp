@@ -45,7 +45,7 @@ void check_dense_out(
   check_outs({where.op, key, nullptr, &outs}, entries);
 }
 
-// TypeError or NotImplementedError unless they may be row ids.
+// TypeError, or what check_storable throws, unless they may be row ids.
 void check_row_ids(const Where& where, const at::Tensor& given) {
   TORCHKV_CHECK_TYPE(
       !given.defined() || given.layout() == c10::kStrided,
@@ -60,11 +60,7 @@ void check_row_ids(const Where& where, const at::Tensor& given) {
       "expected row ids of dtype torch.int32 or torch.int64, but got ",
       given.defined() ? dtype_name(given.scalar_type())
                       : "an undefined tensor");
-  TORCHKV_CHECK_NOT_IMPLEMENTED(
-      !given.device().is_meta() && given.has_storage(),
-      where,
-      "expected row ids with data, but got a tensor on device ",
-      given.device());
+  check_storable(where, given);
 }
 
 // As parse_row_ids, but where they are. Undefined if one is out of range.

@@ -21,8 +21,8 @@ struct Meta;
 struct RowPull {
   Key key;
   int64_t num_rows; // of the value
-  // 1-D, int64, from 0 to num_rows - 1; in CPU memory, or on an accelerator of
-  // which the store reads_row_ids().
+  // 1-D, int64, from 0 to num_rows - 1; in CPU memory or, if reads_row_ids()
+  // was true for it, on an accelerator; the key may have moved since.
   at::Tensor ids;
   // One row for each id: contiguous, of the stored dtype.
   at::Tensor rows;
@@ -39,9 +39,9 @@ struct RowPull {
 // Everything is checked before anything is written. TypeError for ids that are
 // neither int32 nor int64, IndexError for the first that is out of range,
 // ValueError for values without dimensions, for outs of other shapes, and for
-// numbers of ids that fit neither. The host waits for ids on accelerators: for
-// their least and greatest one where the whole value is on the same one, else
-// for a copy of them.
+// numbers of ids that fit neither. The host waits for each tensor of ids on
+// an accelerator: for the least and greatest one where the whole value is
+// there, too, else for a copy of all.
 std::vector<at::Tensor> pull_rows(
     Store& store,
     const char* op,

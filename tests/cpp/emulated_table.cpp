@@ -213,19 +213,20 @@ void expect_aligned(const void* pointer) {
 // A pass over value `k`.
 template <typename V>
 void run_top_pass(const SelectTop& call, const TopPass& pass, uint32_t k) {
-  TopState& state = *call.values[k].state;
-  if (!is_found(call, pass, k)) {
-    const auto num_chunks = static_cast<uint32_t>(num_top_chunks(call));
-    for_each_thread(num_chunks, [&](uint32_t chunk, uint32_t thread) {
-      uint32_t digits[kSendPack];
-      find_top_digits<V>(call, pass, k, chunk, thread, digits);
-      for (const uint32_t digit : digits) {
-        if (digit != kNoTopDigit) {
-          ++state.counts[digit];
-        }
-      }
-    });
+  if (is_found(call, pass, k)) {
+    return;
   }
+  TopState& state = *call.values[k].state;
+  const auto num_chunks = static_cast<uint32_t>(num_top_chunks(call));
+  for_each_thread(num_chunks, [&](uint32_t chunk, uint32_t thread) {
+    uint32_t digits[kSendPack];
+    find_top_digits<V>(call, pass, k, chunk, thread, digits);
+    for (const uint32_t digit : digits) {
+      if (digit != kNoTopDigit) {
+        ++state.counts[digit];
+      }
+    }
+  });
   std::vector<TopChoice> threads;
   std::vector<int64_t> sums;
   for (uint32_t thread = 0; thread < kThreads; ++thread) {

@@ -267,3 +267,18 @@ def test_values_on_gpus(codec, dtype):
         assert_same(on_gpu, on_cpu)
     on_cpu, on_gpu = [kv.state_dict()["keys"]["w"]["residuals"] for kv in stores]
     assert [bits(each) for each in on_gpu] == [bits(each) for each in on_cpu]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [1, 2**19, 2**20 + 2**12])
+def test_topk_of_many_equal_numbers_on_gpus(dtype, count):
+    """More chunks than blocks count, and digits of the indices of equal numbers."""
+    value = torch.randint(-2, 3, (2**20 + 2**12 + 1,)).to(dtype)
+    stores = [torchkv.create("device") for _ in range(2)]
+    for kv, device in zip(stores, ("cpu", "cuda"), strict=True):
+        kv.init("w", torch.zeros_like(value))
+        kv.set_gradient_compression(TopK(k=count))
+        kv.push("w", value.to(device))
+    on_cpu, on_gpu = [stored(kv, "w").cpu() for kv in stores]
+    assert_same(on_gpu, on_cpu)

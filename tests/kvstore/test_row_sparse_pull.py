@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchkv
+from error_scene import Wrapper, fake
 from helpers import assert_same, script, snapshot
 
 VALUE = torch.arange(60, dtype=torch.float32).view(10, 2, 3)
@@ -147,6 +148,10 @@ REFUSED = [
     ("a list of ints", "x", torch.empty(1, 2, 3), [1], TypeError, "expected a tensor"),
     ("ids without data", "x", torch.empty(1, 2, 3),
      torch.empty(1, dtype=torch.long, device="meta"), NotImplementedError, "meta"),
+    ("wrapped ids", "x", torch.empty(1, 2, 3), Wrapper(ids_of(1)), NotImplementedError,
+     "wrapper"),
+    ("fake ids", "x", torch.empty(1, 2, 3), fake().to(torch.int64), NotImplementedError,
+     "wrapper"),
     ("another number of rows", "x", torch.empty(3, 2, 3), ids_of(1, 2), ValueError,
      r"expected shape \[2, 2, 3\], but got \[3, 2, 3\]"),
     ("rows of another shape", "x", torch.empty(2, 6), ids_of(1, 2), ValueError,

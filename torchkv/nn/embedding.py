@@ -249,7 +249,7 @@ class StoreEmbedding(nn.Module):
                 "StoreEmbedding: expected ids of torch.int32 or torch.int64, but got "
                 f"{input.dtype} (key {shown(self.key)})"
             )
-        # Where they are, so that only distinct ones are copied.
+        # On the ids' device, so that only distinct ones are copied.
         ids, positions = torch.unique(
             input.detach().to(torch.int64), return_inverse=True
         )

@@ -45,6 +45,9 @@ __global__ void __launch_bounds__(kThreads) top_choice_kernel(
     const __grid_constant__ SelectTop call,
     const TopPass pass) {
   __shared__ int64_t sums[kThreads];
+  if (is_found(call, pass, blockIdx.x)) {
+    return;
+  }
   TopChoice choice(call, pass, blockIdx.x, threadIdx.x);
   sums[threadIdx.x] = choice.sum();
   __syncthreads();

@@ -98,6 +98,60 @@ TEST_F(RowPullOnGpuTest, IsOrderedWithTheCallersStream) {
   mock_cuda::order(stream, callers);
 }
 
+// As after a check of ids for a key that has moved since.
+TEST_F(RowPullOnGpuTest, IdsOnAGpuForAValueElsewhere) {
+  const at::Tensor large = at::rand({60'000, 3});
+  store_->init(4, on(cuda(0), large)); // sharded by the push
+  store_->push(4, Tensors::replicas({on(cuda(0), large), on(cuda(1), large)}));
+  store_->init(5, value_);
+  store_->init(6, on(cuda(1), value_));
+  store_->init(7, value_.to_sparse(1));
+  const at::Tensor ids = on(cuda(0), some_ids().view(-1));
+  for (const int64_t key : {3, 4, 5, 6, 7}) {
+    for (const auto of_out : {c10::Device(c10::kCPU), cuda(0), cuda(1)}) {
+      const at::Tensor rows = on(of_out, at::zeros({4, 3}));
+      const RowPull pull{key, key == 4 ? 60'000 : 50, ids, rows, {}};
+      store_->store()->pull_rows("test", pull);
+      const at::Tensor expected_rows =
+          key == 4 ? 2 * large.index({ids.cpu()}) : value_.index({ids.cpu()});
+      EXPECT_TRUE(at::equal(rows.cpu(), expected_rows)) << key << of_out;
+    }
+  }
+}
+
+// Their values are on streams of their own.
+TEST_F(RowPullOnGpuTest, OnLogicalPlaces) {
+  const mock_cuda::PlacesOfEnvironment places("cuda:0,cuda:0");
+  const auto store = make_store();
+  for (const int64_t key : {3, 4, 5}) { // on both places
+    store->init(key, on(cuda(0), value_));
+    store->push(
+        key, Tensors::replicas({on(cuda(0), value_), on(cuda(0), value_)}));
+  }
+  for (const int64_t key : {3, 4, 5}) {
+    const at::Tensor ids = on(cuda(0), some_ids(at::kInt));
+    const at::Tensor out = store->row_sparse_pull(key, ids)[0];
+    ids.zero_(); // the store has read them
+    EXPECT_TRUE(at::equal(out.cpu(), 2 * expected()));
+  }
+}
+
+// An out of the first lookup is the ids of the second.
+TEST_F(RowPullOnGpuTest, IdsInAnOutAreReadFirst) {
+  const at::Tensor numbers = at::arange(50, at::kLong).flip(0).view({50, 1});
+  store_->init(4, on(cuda(0), numbers));
+  const at::Tensor first = on(cuda(0), some_ids().view({4, 1}));
+  const at::Tensor second = on(cuda(0), at::zeros({4, 1}, at::kLong));
+  const at::Tensor ids = on(cuda(0), at::tensor({1, 2, 3, 3}, at::kLong));
+  store_->row_sparse_pull(
+      4,
+      Tensors::replicas({ids, first.view(-1)}),
+      Tensors::replicas({first, second}));
+  const at::Tensor given = some_ids().view(-1);
+  EXPECT_TRUE(at::equal(second.cpu(), numbers.index({given})));
+  EXPECT_TRUE(at::equal(first.cpu(), numbers.index({ids.cpu()})));
+}
+
 TEST_F(RowPullOnGpuTest, BadIdsAreNamedAndNothingIsWritten) {
   for (const int64_t bad : {-1, 50}) {
     const at::Tensor ids = on(cuda(0), at::tensor({3L, bad, 99L}));

@@ -41,6 +41,9 @@ class ForwardingStore final : public Store {
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override {
     forward([&] { inner_->pull_rows(op, pulls); });
   }
+  bool reads_row_ids(const Key& key, c10::Device device) const override {
+    return forward([&] { return inner_->reads_row_ids(key, device); });
+  }
   int64_t num_rows(const char* op, const Key& key) const override {
     return forward([&] { return inner_->num_rows(op, key); });
   }
