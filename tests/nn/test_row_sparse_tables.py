@@ -1,6 +1,7 @@
 """StoreEmbeddings that make their key, whose rows exist once they are pushed."""
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -153,8 +154,17 @@ def test_shapes_that_are_refused():
         make(dtype=torch.int64)
 
 
+def saved_by_torch(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))]
+    "copied",
+    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved_by_torch],
+    ids=["deepcopy", "pickle", "torch.save"],
 )
 def test_copies(copied):
     embedding = make(optimizer="adam")

@@ -13,6 +13,7 @@ from helpers import assert_same, bits, jit_save_load, script
 from row_values import some_rows
 from saved_stores import rewritten
 from torchkv import optim
+from torchkv.compression import TwoBit
 from torchkv.initializers import Normal, Uniform, Zeros
 
 pytestmark = [
@@ -111,6 +112,24 @@ def test_saved_and_resumed_bit_by_bit(form, type, tmp_path):
         go_on(store, 3)
     assert content(other) == content(kv)
     assert other.optimizer.grad_norm == kv.optimizer.grad_norm
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if form != "state_dict into keys"]
+)
+def test_beside_residuals_of_compression(form, tmp_path):
+    kv = trained(type="device")
+    kv.set_gradient_compression(TwoBit(0.3))
+    go_on(kv, 2)
+    other = FORMS[form](kv, tmp_path / "saved")
+    for seed in (3, 4):
+        assert content(other) == content(kv)
+        (actual,), (expected,) = (
+            store.state_dict()["keys"]["dense"]["residuals"] for store in (other, kv)
+        )
+        assert expected.any() and torch.equal(actual, expected)
+        for store in (kv, other):
+            go_on(store, seed)
 
 
 def test_checkpoint_of_torch_distributed(tmp_path):

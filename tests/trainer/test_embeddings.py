@@ -18,6 +18,7 @@ from embedding_training import (
     make,
     make_dense,
     rows,
+    table_in,
     train,
     weights,
 )
@@ -54,6 +55,26 @@ def test_lazy_optimizers_are_those_of_the_store(optimizer):
         torchkv.Trainer(reference, optimizer, {"lr": 0.3}, kvstore="local"), reference
     )
     assert_close(train(trainer, model), expected)
+
+
+def test_without_lazy_a_run_is_that_of_a_dense_table():
+    expected = train(*make_dense("adam"))
+    assert_close(train(*make("adam", lazy=False)), expected)
+
+
+def test_compression_leaves_the_table_as_it_is():
+    tables, others = [], []
+    for compression in (None, {"type": "2bit", "threshold": 0.01}):
+        store = torchkv.create("device")
+        model = Model(table_in(store))
+        trainer = torchkv.Trainer(
+            model, "sgd", {"lr": 0.3}, kvstore=store, compression_params=compression
+        )
+        found = train(trainer, model, batches(1))
+        tables.append(found.pop("table"))
+        others.append(found)
+    assert_same(*tables)
+    assert not any(torch.equal(others[0][name], others[1][name]) for name in others[0])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
