@@ -38,7 +38,7 @@ from harness import (
 )
 from optimizers import all_close, stepped
 from parameter_lists import resnet50, shrunk
-from report import Target, collect, finish, plan_for
+from report import Target
 from torchkv.compression import BF16, FP8, Codec, Int4, TopK, TwoBit
 
 FIRST = "first push"
@@ -49,8 +49,6 @@ COMPRESSED, PLAIN = "compressed", "without compression"
 COMPRESSED_REPLICAS = 4
 OURS, OPERATORS = "torchkv push", "PyTorch's operators"
 CODECS: list[Codec] = [TwoBit(), BF16(), FP8(), Int4()]
-
-
 PROCESSES = 5
 
 FIRST_TARGET = 1.5
@@ -278,19 +276,8 @@ def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables, and writes JSON and a plot if requested."""
-    options = gpu.parse(__doc__ or "", 25, arguments)
-    plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=2)
-    facts = gpu.facts(options.device)
-    figures = collect(
-        options, facts, "cases", cases(plan, options.smoke, options.device)
-    )
-    finish(
-        options,
-        {**facts, "cases": figures},
-        [gpu.cases_table("What else a GPU shows", figures)] if figures else [],
-        targets_of(figures),
-        lambda figure: gpu.draw_cases(figure, figures),
-    )
+    title = "What else a GPU shows"
+    gpu.measure_cases(__doc__ or "", title, cases, targets_of, arguments)
 
 
 if __name__ == "__main__":

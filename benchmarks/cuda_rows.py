@@ -11,7 +11,7 @@ in pushes, for the number of rows, and in lookups, to see whether all ids are ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ import gpu
 import torchkv
 from contestants import Call
 from harness import Contestant, Plan, Run, measure, median_ratio, timed
-from report import Target, collect, finish, plan_for
+from report import Target
 
 OURS, TORCH = "torchkv push", "torch's sum and SGD"
 LOOKUP, EMBEDDING = "torchkv row_sparse_pull", "torch.embedding"
+LOOKUPS = "lookup of 50,000 rows of a million"
 ROW_ELEMENTS = 64
 
 
@@ -46,10 +47,9 @@ SPARSE = [
 ]
 # PyTorch warns of the first sparse tensor in a process that has not chosen.
 torch.sparse.check_sparse_tensor_invariants.disable()
-LOOKUPS = "lookup of 50,000 rows of a million"
 
 
-def whole(call: Callable[[], object], device: str) -> Run:
+def whole(call: Call, device: str) -> Run:
     """By the host's clock, until the GPU is done."""
 
     def run() -> None:
@@ -141,19 +141,7 @@ def targets_of(figures: list[dict[str, Any]]) -> list[Target]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints a table, and writes JSON and a plot if requested."""
-    options = gpu.parse(__doc__ or "", 25, arguments)
-    plan = plan_for(options, rounds=25, turn_s=0.005, budget_s=2)
-    facts = gpu.facts(options.device)
-    figures = collect(
-        options, facts, "cases", cases(plan, options.smoke, options.device)
-    )
-    finish(
-        options,
-        {**facts, "cases": figures},
-        [gpu.cases_table("Rows of tables", figures)] if figures else [],
-        targets_of(figures),
-        lambda figure: gpu.draw_cases(figure, figures),
-    )
+    gpu.measure_cases(__doc__ or "", "Rows of tables", cases, targets_of, arguments)
 
 
 if __name__ == "__main__":

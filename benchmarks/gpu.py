@@ -16,7 +16,7 @@ import torch
 
 import report
 from contestants import Call, available_bytes
-from harness import Contestant, Run
+from harness import Contestant, Plan, Run
 
 COPY = "copy_ of as many bytes"
 
@@ -151,6 +151,38 @@ def copy_of(num_bytes: int, rotated_bytes: int, device: str) -> Contestant:
     calls: list[Call] = [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs]
     return Contestant(
         timed(calls, device), lambda: all(torch.equal(*pair) for pair in pairs)
+    )
+
+
+def measure_cases(
+    doc: str,
+    title: str,
+    cases: Callable[[Plan, bool, str], Iterator[dict[str, Any]]],
+    targets_of: Callable[[list[dict[str, Any]]], list[report.Target]],
+    arguments: Sequence[str] | None,
+) -> None:
+    """The main program of a benchmark whose cases are independent.
+
+    Args:
+        doc: the benchmark's documentation, for ``--help``.
+        title: that of the table.
+        cases: makes the cases' figures one after the other, from a plan, whether it is
+            a smoke run, and the device.
+        targets_of: the targets for the cases that were measured.
+        arguments: those of the command line; None: this process's.
+    """
+    options = parse(doc, 25, arguments)
+    plan = report.plan_for(options, rounds=25, turn_s=0.005, budget_s=2)
+    environment = facts(options.device)
+    figures = report.collect(
+        options, environment, "cases", cases(plan, options.smoke, options.device)
+    )
+    report.finish(
+        options,
+        {**environment, "cases": figures},
+        [cases_table(title, figures)] if figures else [],
+        targets_of(figures),
+        lambda figure: draw_cases(figure, figures),
     )
 
 
