@@ -246,8 +246,7 @@ int launch_select_top(SelectTop call, void* /*stream*/) {
   }
   EXPECT_TRUE(dispatch_select_top(call, [&](auto value) {
     using V = decltype(value);
-    constexpr uint32_t kBits = 8 * sizeof(arithmetic_t<V>) - 1;
-    for_each_top_pass(kBits, call.num_elements, [&](const TopPass& pass) {
+    for_each_top_pass<V>(call.num_elements, [&](const TopPass& pass) {
       for (uint32_t k = 0; k < call.num_values; ++k) {
         run_top_pass<V>(call, pass, k);
       }

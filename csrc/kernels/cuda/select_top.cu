@@ -55,32 +55,28 @@ __global__ void __launch_bounds__(kThreads) top_choice_kernel(
 }
 
 template <typename V>
-int launch_pass(
-    SelectTop call,
-    TopPass pass,
-    uint32_t num_values,
-    cudaStream_t stream) {
+int launch_pass(SelectTop call, TopPass pass, void* stream) {
   int64_t num_chunks = num_top_chunks(call);
   const auto num_blocks =
       static_cast<uint32_t>(std::min(num_chunks, kMaxTopBlocks));
   void* arguments[] = {&call, &pass, &num_chunks};
   const int error = returned(cudaLaunchKernel(
       reinterpret_cast<const void*>(&top_count_kernel<V>),
-      dim3(num_blocks, num_values),
+      dim3(num_blocks, call.num_values),
       dim3(kThreads),
       arguments,
       0,
-      stream));
+      static_cast<cudaStream_t>(stream)));
   if (error != cudaSuccess) {
     return error;
   }
   return returned(cudaLaunchKernel(
       reinterpret_cast<const void*>(&top_choice_kernel),
-      dim3(num_values),
+      dim3(call.num_values),
       dim3(kThreads),
       arguments,
       0,
-      stream));
+      static_cast<cudaStream_t>(stream)));
 }
 
 } // namespace
@@ -90,11 +86,9 @@ int launch_select_top(SelectTop call, void* stream) {
   dispatch_select_top(call, [&](auto value) {
     using V = decltype(value);
     error = cudaSuccess;
-    constexpr uint32_t kBits = 8 * sizeof(arithmetic_t<V>) - 1;
-    for_each_top_pass(kBits, call.num_elements, [&](const TopPass& pass) {
+    for_each_top_pass<V>(call.num_elements, [&](const TopPass& pass) {
       if (error == cudaSuccess) {
-        error = launch_pass<V>(
-            call, pass, call.num_values, static_cast<cudaStream_t>(stream));
+        error = launch_pass<V>(call, pass, stream);
       }
     });
   });

@@ -35,9 +35,11 @@ struct TopPass {
   uint32_t known; // bits from this one on have been found
 };
 
-// Calls `f` with each pass, for numbers whose magnitudes have so many bits.
-template <typename F>
-void for_each_top_pass(uint32_t num_bits, int64_t num_elements, F f) {
+// Calls `f` with each pass, for values of type V.
+template <typename V, typename F>
+void for_each_top_pass(int64_t num_elements, F f) {
+  constexpr uint32_t kBits =
+      8 * sizeof(arithmetic_t<V>) - 1; // without the sign
   uint32_t num_index_bits = 0;
   while (static_cast<uint64_t>(num_elements) > uint64_t{1} << num_index_bits) {
     ++num_index_bits;
@@ -50,7 +52,7 @@ void for_each_top_pass(uint32_t num_bits, int64_t num_elements, F f) {
       known = shift;
     }
   };
-  digits_of(num_bits, false);
+  digits_of(kBits, false);
   digits_of(num_index_bits, true);
 }
 

@@ -101,15 +101,16 @@ TEST(CudaSelectTopTest, SelectsWhatTheCpuSelects) {
   check_all<double>();
 }
 
+template <typename V>
+std::vector<TopPass> passes_of(int64_t num_elements) {
+  std::vector<TopPass> passes;
+  for_each_top_pass<V>(
+      num_elements, [&](const TopPass& pass) { passes.push_back(pass); });
+  return passes;
+}
+
 TEST(CudaSelectTopTest, PassesCoverAllBits) {
-  const auto passes_of = [](uint32_t num_bits, int64_t num_elements) {
-    std::vector<TopPass> passes;
-    for_each_top_pass(num_bits, num_elements, [&](const TopPass& pass) {
-      passes.push_back(pass);
-    });
-    return passes;
-  };
-  const auto passes = passes_of(31, 2049);
+  const auto passes = passes_of<float>(2049);
   ASSERT_EQ(passes.size(), 5U); // of 11, 11 and 9 bits, and of 11 and 1
   for (size_t i = 0; i < passes.size(); ++i) {
     EXPECT_EQ(passes[i].is_first, i == 0);
@@ -122,9 +123,9 @@ TEST(CudaSelectTopTest, PassesCoverAllBits) {
   }
   EXPECT_EQ(passes[2].shift, 0U);
   EXPECT_EQ(passes[4].shift, 0U);
-  EXPECT_EQ(passes_of(31, 1).size(), 3U);
-  EXPECT_EQ(passes_of(31, 2048).size(), 4U);
-  EXPECT_EQ(passes_of(63, 1'000'000'000).size(), 9U);
+  EXPECT_EQ(passes_of<float>(1).size(), 3U);
+  EXPECT_EQ(passes_of<Half>(2048).size(), 4U);
+  EXPECT_EQ(passes_of<double>(1'000'000'000).size(), 9U);
 }
 
 } // namespace
