@@ -177,6 +177,10 @@ REFUSED = [
 ]  # fmt: skip
 
 
+def content(kv):
+    return {key: bits(kv.pull(key).to_dense()) for key in kv.keys()}
+
+
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])
 @pytest.mark.parametrize("is_row_sparse", [False, True])
 def test_a_refused_call_has_written_nothing(rows, case, is_row_sparse):
@@ -184,14 +188,13 @@ def test_a_refused_call_has_written_nothing(rows, case, is_row_sparse):
     if is_row_sparse:
         rows.delete("x")
         rows.init("x", VALUE.to_sparse(1))
-    before = {name: bits(rows.pull(name).to_dense()) for name in rows.keys()}
+    before = content(rows)
     good = torch.full((2, 2, 3), -5.0)
     with pytest.raises(error, match=message) as caught:
         rows.row_sparse_pull(["x", key], [good, out], row_ids=[ids_of(0, 1), ids])
     assert "row_sparse_pull" in str(caught.value)
     assert_same(good, torch.full((2, 2, 3), -5.0))
-    after = {name: bits(rows.pull(name).to_dense()) for name in rows.keys()}
-    assert after == before
+    assert content(rows) == before
     with pytest.raises(error, match=message):
         rows.row_sparse_pull(key, out, row_ids=ids)
 
