@@ -17,8 +17,6 @@
 namespace torchkv::dist {
 namespace {
 
-constexpr Time kDeadConnection = 60;
-
 // "<host>\n<ipc>\n<tcp>\n<pid>\n<started>"
 std::string encode_address(const PeerAddress& address) {
   return c10::str(
@@ -71,12 +69,6 @@ std::unique_ptr<Transport> Node::make_zeromq(
   config.token = token;
   config.limits.num_workers = num_ranks_;
   config.limits.num_servers = num_ranks_;
-  // The cores have heartbeats of their own. These find connections that are
-  // dead, which is no proof that a rank is. They are rare, as libzmq 4.3.5 ends
-  // the process (out_event() asserts) if it sends one on a connection that has
-  // broken while its socket is being closed.
-  config.heartbeat = kDeadConnection / 4;
-  config.lost = kDeadConnection;
   Exchange exchange(rendezvous_, prefix_, rank_, num_ranks_, timeout);
   set_access(config, options, exchange, reachable_host(*rendezvous_));
   memory_ = config.memory;

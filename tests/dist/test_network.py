@@ -6,6 +6,7 @@ tests are skipped.
 
 import os
 import re
+import signal
 import time
 
 import pytest
@@ -306,6 +307,41 @@ def test_many_partitions_are_survived(hosts, tmp_path, security):
 @pytest.mark.slow
 def test_a_partition_of_the_default_four_seconds_is_an_error(hosts, tmp_path):
     check_loss(hosts, tmp_path, {}, 4.0)
+
+
+# -- a process that ends
+
+
+def end_with_a_child(rank, folder):
+    """Rank 1 ends, but not a child of it that has its connections: a DataLoader's."""
+    kv = torchkv.create("dist_sync", timeout=30, heartbeat=HEARTBEAT_S)
+    kv.init("w", torch.zeros(2))
+    kv.barrier()
+    if rank == 1:
+        if os.fork() == 0:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and not os.path.exists(f"{folder}/stop"):
+                time.sleep(0.1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return outcome(lambda: kv.pushpull("w", torch.ones(2)))
+
+
+def test_a_forked_child_of_a_killed_rank_does_not_hide_its_end(hosts, tmp_path):
+    environment = {"TORCHKV_JOB_SECRET": SECRET}
+    with ranks.Ranks(
+        *(end_with_a_child, 2, str(tmp_path)), hosts=hosts, environment=environment
+    ) as job:
+        try:
+            job.collect(ranks=[0])
+        finally:
+            (tmp_path / "stop").touch()
+        result = job.results[0]
+    assert result[0], result[1]
+    kind, text, elapsed = result[1]
+    assert kind in ("WorkerLostError", "ServerLostError"), text
+    assert "rank 1 is lost" in text
+    assert LOST_S * 3 / 4 - 0.2 < elapsed < LOST_S * 5 / 4 + 1.5
 
 
 # -- slow links

@@ -31,6 +31,10 @@ enum Option : int {
   kRcvHwm = 24,
   kLastEndpoint = 32,
   kRouterMandatory = 33,
+  kTcpKeepalive = 34,
+  kTcpKeepaliveCount = 35,
+  kTcpKeepaliveIdle = 36, // s
+  kTcpKeepaliveInterval = 37, // s
   kIpv6 = 42,
   kCurveServer = 47,
   kCurvePublicKey = 48,
@@ -39,8 +43,7 @@ enum Option : int {
   kZapDomain = 55,
   kIpcFilterUid = 59, // uid_t
   kHandshakeIvl = 66, // ms
-  kHeartbeatIvl = 75, // ms
-  kHeartbeatTimeout = 77, // ms
+  kTcpMaxRetransmit = 80, // ms
 };
 constexpr int kIoThreads = 1; // option of a context
 

@@ -157,8 +157,16 @@ void ZeromqTransport::configure(zeromq::Socket& socket) const {
   socket.set(zeromq::kRcvHwm, 0);
   socket.set(zeromq::kLinger, ms_of(config_.linger));
   socket.set(zeromq::kMaxMsgSize, config_.max_part_bytes);
-  socket.set(zeromq::kHeartbeatIvl, ms_of(config_.heartbeat));
-  socket.set(zeromq::kHeartbeatTimeout, ms_of(config_.lost));
+  // The first limits how long what was sent, the others how long an idle
+  // connection goes unacknowledged.
+  socket.set(zeromq::kTcpMaxRetransmit, ms_of(config_.dead));
+  constexpr int kProbes = 3;
+  const int period =
+      std::max(1, static_cast<int>(config_.dead) / (kProbes + 1));
+  socket.set(zeromq::kTcpKeepalive, 1);
+  socket.set(zeromq::kTcpKeepaliveCount, kProbes);
+  socket.set(zeromq::kTcpKeepaliveIdle, period);
+  socket.set(zeromq::kTcpKeepaliveInterval, period);
   socket.set(zeromq::kHandshakeIvl, kHandshakeMs);
 }
 
