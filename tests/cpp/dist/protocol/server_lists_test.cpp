@@ -209,6 +209,26 @@ TEST_F(ServerListsTest, ItComesApartWhileItIsUpdated) {
   }
 }
 
+// Until its first update, a list's value is in as many places as it has slices.
+TEST_F(ServerListsTest, APullBeforeTheFirstUpdateIsOfEachSlice) {
+  const Message apart = make(0, Kind::kPush, 2);
+  for (size_t i = 0; i < 3; ++i) {
+    script.send(part(apart, i));
+  }
+  push(1, 2);
+  apply();
+  push(0, 3); // of slices that have come together again
+  const Message pull = make(1, Kind::kPull, 2);
+  script.send(pull);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(
+        script.value(1, pull.opno + i), ServerScript::Values{104 + 4 * i});
+  }
+  push(1, 3);
+  apply();
+  EXPECT_EQ(stored(), (std::vector<int64_t>{106, 112, 118}));
+}
+
 TEST_F(ServerListsTest, AnErrorIsOfOneSlice) {
   const int64_t first = push(0, 2);
   push(1, 2);
@@ -379,8 +399,7 @@ TEST_F(ServerListsTest, ARoundOutOfOrderIsThatOfASlice) {
   EXPECT_EQ(script.server.fatal()->slice, list->slice(0));
 }
 
-TEST_F(AsyncServerListsTest, APullBeforeThePushIsOfEachSlice) {
-  // The values have not been brought together yet.
+TEST_F(AsyncServerListsTest, ItComesApartWhereARankIsLost) {
   push(0, 2);
   const Message pull = make(1, Kind::kPull, 1);
   apply();
