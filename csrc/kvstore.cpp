@@ -222,6 +222,12 @@ int64_t KVStore::num_rows(const Key& key) const {
   return usable(op).num_rows(op, key);
 }
 
+c10::Device KVStore::row_device(const Key& key) const {
+  constexpr auto* op = "row_device";
+  meta(op, key); // which refuses an unknown one
+  return usable(op).row_device(op, key);
+}
+
 std::vector<KeyStats> KVStore::stats(const Keys& keys) const {
   return usable("stats").stats(keys);
 }

@@ -194,6 +194,10 @@ class TORCHKV_API KVStore : public torch::CustomClassHolder {
   // How many rows the value has; of a row-sparse key, those that it keeps.
   // ValueError for a value without dimensions.
   int64_t num_rows(const Key& key) const;
+  // Where row_sparse_pull reads row ids, and push adds sparse values up,
+  // without a copy to another device, at present: the device of a dense value
+  // that is in one piece; else the CPU. KeyError for an unknown key.
+  c10::Device row_device(const Key& key) const;
   // The number of updates of the key's value, on several machines as far as
   // this process knows.
   int64_t version(const Key& key) const;

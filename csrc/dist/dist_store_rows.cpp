@@ -12,6 +12,7 @@
 #include "../memory/layout.h"
 #include "../store/check.h"
 #include "../store/count_calls.h"
+#include "../store/parse_row_ids.h"
 #include "../store/row_pull.h"
 #include "../store/row_values.h"
 #include "capture.h"

@@ -10,6 +10,7 @@
 #include "../core/plain_dispatch.h"
 #include "../core/row_sparse.h"
 #include "../store/check.h"
+#include "../store/parse_row_ids.h"
 #include "../store/row_values.h"
 #include "../store/shared_values.h"
 #include "capture.h"

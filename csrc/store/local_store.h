@@ -52,7 +52,7 @@ class TORCHKV_API LocalStore final : public Store {
   std::vector<at::Tensor> pull(const Keys& keys, const CallOptions& options)
       override;
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override;
-  bool reads_row_ids(const Key& key, c10::Device device) const override;
+  c10::Device row_device(const char* op, const Key& key) const override;
   void init_rows(const Key& key, const Meta& meta, const RowInit& init)
       override;
   int64_t num_rows(const char* op, const Key& key) const override;

@@ -249,11 +249,12 @@ void LocalStore::pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) {
   }
 }
 
-bool LocalStore::reads_row_ids(const Key& key, c10::Device device) const {
-  const EntryPtr entry = table_.find("row_sparse_pull", key)[0];
+c10::Device LocalStore::row_device(const char* op, const Key& key) const {
+  const EntryPtr entry = table_.find(op, key)[0];
   const std::lock_guard lock(entry->mutex);
-  return entry->rows == nullptr && entry->slices.size() == 1 &&
-      entry->slices[0].home.device == device;
+  return entry->rows == nullptr && entry->slices.size() == 1
+      ? entry->slices[0].home.device
+      : c10::kCPU;
 }
 
 } // namespace torchkv

@@ -24,6 +24,7 @@
 #include "check.h"
 #include "count_calls.h"
 #include "local_store.h"
+#include "parse_row_ids.h"
 #include "row_values.h"
 
 namespace torchkv {

@@ -4,6 +4,7 @@
 
 #include "../core/errors.h"
 #include "check.h"
+#include "parse_row_ids.h"
 #include "store.h"
 
 namespace torchkv {

@@ -1,10 +1,8 @@
 #include "row_pull.h"
 
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/stack.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "../core/errors.h"
 #include "../core/plain_dispatch.h"
 #include "check.h"
+#include "parse_row_ids.h"
 #include "row_values.h"
 #include "store.h"
 
@@ -45,53 +44,6 @@ void check_dense_out(
   check_outs({where.op, key, nullptr, &outs}, entries);
 }
 
-// TypeError, or what check_storable throws, unless they may be row ids.
-void check_row_ids(const Where& where, const at::Tensor& given) {
-  TORCHKV_CHECK_TYPE(
-      !given.defined() || given.layout() == c10::kStrided,
-      where,
-      "expected dense row ids, but got a tensor of layout ",
-      given.layout());
-  TORCHKV_CHECK_TYPE(
-      given.defined() &&
-          (given.scalar_type() == c10::kLong ||
-           given.scalar_type() == c10::kInt),
-      where,
-      "expected row ids of dtype torch.int32 or torch.int64, but got ",
-      given.defined() ? dtype_name(given.scalar_type())
-                      : "an undefined tensor");
-  check_storable(where, given);
-}
-
-// As parse_row_ids, but where they are. Undefined if one is out of range.
-at::Tensor row_ids_on_device(const Meta& meta, const at::Tensor& given) {
-  const PlainDispatch plain;
-  at::Tensor ids = given.to(c10::kLong).contiguous().view(-1);
-  if (ids.numel() == 0) {
-    return ids;
-  }
-  const auto [least, most] = at::aminmax(ids);
-  const at::Tensor found = at::stack({least, most}).to(c10::kCPU);
-  const auto* const bounds = found.const_data_ptr<int64_t>();
-  return bounds[0] >= 0 && bounds[1] < meta.sizes[0] ? ids : at::Tensor();
-}
-
-// Where the store reads them.
-at::Tensor row_ids_for(
-    const Store& store,
-    const Where& where,
-    const Meta& meta,
-    const at::Tensor& given) {
-  check_row_ids(where, given);
-  if (!given.is_cpu() && store.reads_row_ids(where.key, given.device())) {
-    at::Tensor ids = row_ids_on_device(meta, given);
-    if (ids.defined()) {
-      return ids;
-    }
-  }
-  return parse_row_ids(where, meta, given);
-}
-
 // What one out gets.
 struct Lookup {
   at::Tensor out; // undefined: a new tensor
@@ -100,16 +52,19 @@ struct Lookup {
   Sizes sizes; // of a dense out
 };
 
-// With `rows` in the out itself where they fit there.
+// Row ids stay on the accelerator on which the store reads them, unchecked.
 Lookup make_lookup(
     const Store& store,
     const Where& where,
     const Meta& meta,
     const at::Tensor& given,
-    const at::Tensor& out) {
+    const at::Tensor& out,
+    UncheckedRowIds& unchecked) {
   const bool to_sparse = out.defined() && out.layout() == c10::kSparse;
-  const at::Tensor ids = to_sparse ? parse_row_ids(where, meta, given)
-                                   : row_ids_for(store, where, meta, given);
+  const bool are_there = !to_sparse && given.defined() && !given.is_cpu() &&
+      store.row_device(where.op, where.key) == given.device();
+  const at::Tensor ids = are_there ? unchecked.add(where, meta, given)
+                                   : parse_row_ids(where, meta, given);
   Lookup result{
       out,
       out.defined() ? out.device() : given.device(),
@@ -210,48 +165,6 @@ Meta meta_of(const Store& store, const char* op, const Key& key) {
 
 } // namespace
 
-at::Tensor parse_row_ids(
-    const Where& where,
-    const Meta& meta,
-    const at::Tensor& given) {
-  check_row_ids(where, given);
-  const PlainDispatch plain;
-  const at::Tensor ids =
-      given.to(at::TensorOptions(c10::kCPU).dtype(c10::kLong))
-          .contiguous()
-          .view(-1);
-  const auto* const begin = ids.const_data_ptr<int64_t>();
-  const auto* const end = begin + ids.numel();
-  const int64_t num_rows = meta.sizes[0];
-  const auto* const bad = std::find_if(
-      begin, end, [&](int64_t id) { return id < 0 || id >= num_rows; });
-  TORCH_CHECK_INDEX(
-      bad == end,
-      where.op,
-      ": expected row ids from 0 to ",
-      num_rows - 1,
-      ", for a value of ",
-      num_rows,
-      " rows, but got ",
-      *bad,
-      ' ',
-      where.key.context());
-  return ids;
-}
-
-at::Tensor distinct_ids(const at::Tensor& ids) {
-  const auto* const begin = ids.const_data_ptr<int64_t>();
-  std::vector<int64_t> sorted(begin, begin + ids.numel());
-  if (!std::is_sorted(sorted.begin(), sorted.end())) {
-    std::sort(sorted.begin(), sorted.end());
-  }
-  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-  const at::Tensor result =
-      at::empty({static_cast<int64_t>(sorted.size())}, ids.options());
-  std::copy(sorted.begin(), sorted.end(), result.mutable_data_ptr<int64_t>());
-  return result;
-}
-
 void check_sparse_out(
     const Where& where,
     const Meta& meta,
@@ -295,6 +208,7 @@ std::vector<at::Tensor> pull_rows(
   }
   std::vector<Lookup> lookups;
   std::vector<Meta> metas; // of the lookups
+  UncheckedRowIds unchecked;
   for (int64_t i = 0; i < keys.size(); ++i) {
     const Where where{op, keys.list[i]};
     const Meta meta = meta_of(store, op, where.key);
@@ -313,10 +227,12 @@ std::vector<at::Tensor> pull_rows(
           where,
           meta,
           ids.size() == 1 ? ids[0] : ids[j],
-          outs == nullptr ? at::Tensor() : outs->of(i)[j]));
+          outs == nullptr ? at::Tensor() : outs->of(i)[j],
+          unchecked));
       metas.push_back(meta);
     }
   }
+  unchecked.check(op);
   keep_ids(lookups);
   std::vector<RowPull> pulls;
   pulls.reserve(lookups.size());

@@ -21,8 +21,8 @@ struct Meta;
 struct RowPull {
   Key key;
   int64_t num_rows; // of the value
-  // 1-D, int64, from 0 to num_rows - 1; in CPU memory or, if reads_row_ids()
-  // was true for it, on an accelerator; the key may have moved since.
+  // 1-D, int64, from 0 to num_rows - 1; in CPU memory, or on the accelerator
+  // that row_device() was for the key, which may have moved since.
   at::Tensor ids;
   // One row for each id: contiguous, of the stored dtype.
   at::Tensor rows;
@@ -39,22 +39,15 @@ struct RowPull {
 // Everything is checked before anything is written. TypeError for ids that are
 // neither int32 nor int64, IndexError for the first that is out of range,
 // ValueError for values without dimensions, for outs of other shapes, and for
-// numbers of ids that fit neither. The host waits for each tensor of ids on
-// an accelerator: for the least and greatest one where the whole value is
-// there, too, else for a copy of all.
+// numbers of ids that fit neither. The host waits once for each accelerator
+// with whole values and their ids, for the least and greatest ones, and for a
+// copy of each other tensor of ids on an accelerator.
 std::vector<at::Tensor> pull_rows(
     Store& store,
     const char* op,
     const Keys& keys,
     const Tensors* outs,
     const Tensors& row_ids);
-
-// Row ids of a value as a list, int64 in CPU memory, with the errors of
-// pull_rows.
-TORCHKV_API at::Tensor parse_row_ids(
-    const Where& where,
-    const Meta& meta,
-    const at::Tensor& given);
 
 // ValueError or TypeError unless a sparse out can get rows of such a value.
 TORCHKV_API void check_sparse_out(
@@ -66,9 +59,6 @@ TORCHKV_API void check_sparse_out(
 // check_sparse_out; ValueError for values without dimensions.
 using SparseOuts = std::vector<std::pair<EntryPtr, at::Tensor>>;
 SparseOuts sparse_outs(const Call& call, const Entries& entries);
-
-// Ascending. `ids` are of int64, contiguous, in CPU memory.
-at::Tensor distinct_ids(const at::Tensor& ids);
 
 // Copies the rows of a whole value.
 TORCHKV_API void copy_rows(const at::Tensor& whole, const RowPull& pull);

@@ -60,10 +60,10 @@ class TORCHKV_API Store {
       const CallOptions& options) = 0;
   // Copies rows of values. Throws before it writes any of them.
   virtual void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls);
-  // Whether pull_rows reads row ids that are on this accelerator there: a hint,
-  // to check them there.
-  virtual bool reads_row_ids(const Key& /*key*/, c10::Device /*device*/) const {
-    return false;
+  // Where pull_rows reads row ids and merge adds rows to the value, at present:
+  // a hint, for those who have both on an accelerator.
+  virtual c10::Device row_device(const char* /*op*/, const Key& /*key*/) const {
+    return c10::kCPU;
   }
   // How many rows a value has; of a row-sparse key, those that it keeps.
   virtual int64_t num_rows(const char* op, const Key& key) const;

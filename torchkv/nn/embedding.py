@@ -249,15 +249,17 @@ class StoreEmbedding(nn.Module):
                 "StoreEmbedding: expected ids of torch.int32 or torch.int64, but got "
                 f"{input.dtype} (key {shown(self.key)})"
             )
-        # On the ids' device, so that only distinct ones are copied.
+        # On the ids' device, so that at most distinct ones are copied.
         ids, positions = torch.unique(
             input.detach().to(torch.int64), return_inverse=True
         )
-        ids = ids.to("cpu")
+        if self._row_device(ids) != ids.device:
+            ids = ids.to("cpu")
         padding = None
         if self.padding_idx is not None:
-            at = int(torch.searchsorted(ids, self.padding_idx))
-            if at < len(ids) and ids[at] == self.padding_idx:
+            found = (ids == self.padding_idx).nonzero()
+            if len(found) != 0:
+                at = int(found)
                 ids = torch.cat([ids[:at], ids[at + 1 :]])
                 padding = len(ids)
                 moved = positions - (positions > at).to(torch.int64)
@@ -279,17 +281,25 @@ class StoreEmbedding(nn.Module):
 
         A coalesced ``torch.sparse_coo`` tensor of the table's dtype, of shape
         ``(num_embeddings, embedding_dim)``; without a number of rows, of as many as a
-        tensor can have. It is in CPU memory, so that a push does not move a table from
-        there to an accelerator. Changing ``.grad`` of :meth:`rows_with_grad` changes
-        it.
+        tensor can have. It is where the table is, so that a push does not move the
+        table: a row-sparse one is in CPU memory, and for one that is split over several
+        devices, so is the gradient. Changing ``.grad`` of :meth:`rows_with_grad`
+        changes it.
         """
         with self._gradients.lock:
             rows = self._gradients.merged()
             return None if rows is None else self._sparse(rows.ids, gradient_of(rows))
 
+    def _row_device(self, tensor: Tensor) -> torch.device:
+        """Where the store works on the table's rows: a CPU tensor needs no answer."""
+        if tensor.is_cpu:
+            return tensor.device
+        return self.store._impl.row_device(self.key)
+
     def _sparse(self, ids: Tensor, rows: Tensor) -> Tensor:
-        num_rows = self.num_embeddings or self._most_rows
-        return sparse_rows(ids, rows.to("cpu"), (num_rows, self.embedding_dim))
+        device = self._row_device(rows)
+        shape = self.num_embeddings or self._most_rows, self.embedding_dim
+        return sparse_rows(ids.to(device), rows.to(device), shape)
 
     def rows_with_grad(self) -> list[Tensor]:
         """A tensor whose ``.grad`` is the gradient of the next step, if there is one.

@@ -15,7 +15,7 @@ class Rows(NamedTuple):
     """Distinct rows of a table, which one lookup has pulled."""
 
     ids: Tensor
-    """In ascending order, int64, in CPU memory."""
+    """In ascending order, int64, on the device of the values or in CPU memory."""
     values: Tensor
     """A leaf of autograd: its ``.grad`` has a row for each id, in this order. More rows
     at the end, without gradient, are padding."""
@@ -131,7 +131,7 @@ class RowGradients:
 
 def _sum(pulled: list[Rows]) -> Rows:
     first = pulled[0].values
-    every = torch.cat([rows.ids for rows in pulled])
+    every = torch.cat([rows.ids.to(pulled[0].ids.device) for rows in pulled])
     ids, position = torch.unique(every, return_inverse=True)
     wide = _C.KVStore.state_dtype(first.dtype)
     shape = (len(ids), *first.shape[1:])

@@ -330,6 +330,7 @@ PYBIND11_MODULE(_C, m) {
       .def("shape", &shape)
       .def("is_row_sparse", &is_row_sparse)
       .def("num_rows", &num_rows)
+      .def("row_device", &row_device)
       .def("dtype", &dtype)
       .def(
           "set_updater",

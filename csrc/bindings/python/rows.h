@@ -39,6 +39,11 @@ inline int64_t num_rows(const BoundStore& self, py::handle key) {
   return PythonCalls::without_gil([&] { return self->num_rows(parsed); });
 }
 
+inline at::Device row_device(const BoundStore& self, py::handle key) {
+  const Key parsed = Parser("row_device").key(key);
+  return PythonCalls::without_gil([&] { return self->row_device(parsed); });
+}
+
 inline void check_row_init(
     const std::string& name,
     const NumbersByName& numbers,

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "devices_test.h"
 #include "stores.h"
@@ -59,6 +60,37 @@ TEST_F(RowPullOnGpuTest, TheHostWaitsOnceForIdsWhereTheValueIs) {
   EXPECT_EQ(
       store_->row_sparse_pull(3, none)[0].sizes(), c10::IntArrayRef({0, 2, 3}));
   EXPECT_EQ(counters().synchronizations, 0);
+}
+
+TEST_F(RowPullOnGpuTest, TheHostWaitsOnceForAllIdsOnADevice) {
+  store_->init(4, on(cuda(1), value_));
+  store_->init(5, on(cuda(0), value_));
+  std::vector<at::Tensor> ids;
+  std::vector<at::Tensor> outs;
+  for (const int device : {0, 1, 0}) {
+    ids.push_back(on(cuda(device), some_ids()));
+    outs.push_back(on(cuda(device), at::zeros({2, 2, 3})));
+  }
+  const Keys keys{3, 4, 5};
+  counters() = {};
+  store_->row_sparse_pull(
+      keys, Tensors::one_each(ids), Tensors::one_each(outs));
+  EXPECT_EQ(counters().synchronizations, 2);
+  for (const auto& out : outs) {
+    EXPECT_TRUE(at::equal(out.cpu(), expected()));
+  }
+  const auto bad = at::tensor({0L, 51L});
+  ids[1] = on(cuda(1), bad);
+  ids[2] = on(cuda(0), bad);
+  outs[1] = on(cuda(1), at::zeros({2, 3}));
+  outs[2] = on(cuda(0), at::zeros({2, 3}));
+  outs[0].fill_(7);
+  const std::string error = refusal([&] {
+    store_->row_sparse_pull(
+        keys, Tensors::one_each(ids), Tensors::one_each(outs));
+  });
+  EXPECT_NE(error.find("but got 51 (key 5)"), std::string::npos) << error;
+  EXPECT_TRUE(at::equal(outs[0].cpu(), at::full({2, 2, 3}, 7.F)));
 }
 
 TEST_F(RowPullOnGpuTest, IdsOnAnyDevice) {
@@ -117,6 +149,25 @@ TEST_F(RowPullOnGpuTest, IdsOnAGpuForAValueElsewhere) {
       EXPECT_TRUE(at::equal(rows.cpu(), expected_rows)) << key << of_out;
     }
   }
+}
+
+TEST_F(RowPullOnGpuTest, RowsAreOnTheDeviceOfADenseValueInOnePiece) {
+  const at::Tensor large = at::rand({60'000, 3});
+  store_->init(4, on(cuda(1), large));
+  store_->init(5, value_);
+  store_->init(6, value_.to_sparse(1));
+  EXPECT_EQ(store_->row_device(3), cuda(0));
+  EXPECT_EQ(store_->row_device(4), cuda(1));
+  EXPECT_EQ(store_->row_device(5), c10::kCPU);
+  EXPECT_EQ(store_->row_device(6), c10::kCPU);
+  store_->push(4, Tensors::replicas({on(cuda(0), large), on(cuda(1), large)}));
+  EXPECT_EQ(store_->row_device(4), c10::kCPU); // it is sharded
+  store_->push(5, on(cuda(1), value_));
+  EXPECT_EQ(store_->row_device(5), cuda(1)); // it has moved
+  store_->push(5, value_);
+  EXPECT_EQ(store_->row_device(5), cuda(1));
+  EXPECT_NE(
+      refusal([&] { store_->row_device(8); }).find("key 8"), std::string::npos);
 }
 
 // Their values are on streams of their own.

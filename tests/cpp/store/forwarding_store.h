@@ -41,8 +41,8 @@ class ForwardingStore final : public Store {
   void pull_rows(const char* op, c10::ArrayRef<RowPull> pulls) override {
     forward([&] { inner_->pull_rows(op, pulls); });
   }
-  bool reads_row_ids(const Key& key, c10::Device device) const override {
-    return forward([&] { return inner_->reads_row_ids(key, device); });
+  c10::Device row_device(const char* op, const Key& key) const override {
+    return forward([&] { return inner_->row_device(op, key); });
   }
   int64_t num_rows(const char* op, const Key& key) const override {
     return forward([&] { return inner_->num_rows(op, key); });
