@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -180,9 +179,10 @@ void sort_row_ids(
     int64_t num_rows,
     int64_t* sorted,
     int64_t* order) {
-  // Of the largest id.
-  const auto num_bits = static_cast<uint32_t>(
-      std::bit_width(static_cast<uint64_t>(num_rows) - 1));
+  uint32_t num_bits = 0; // of the largest id
+  for (auto id = static_cast<uint64_t>(num_rows) - 1; id != 0; id >>= 1U) {
+    ++num_bits;
+  }
   constexpr int64_t kMostPacked{std::numeric_limits<uint32_t>::max()};
   if (num_bits <= kHalf && num_ids <= kMostPacked) {
     sort_as<PackedId>(ids, num_ids, num_bits, sorted, order);

@@ -78,7 +78,7 @@ struct ApplierListsTest : ::testing::Test {
     return error;
   }
   Floats numbers(size_t part) const {
-    const Blob& bytes = value->part(part)->pieces[0];
+    const Blob bytes = value->part(part)->pieces[0];
     const auto* const first = reinterpret_cast<const float*>(bytes.data());
     return {first, first + bytes.size() / sizeof(float)};
   }
