@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -25,10 +26,38 @@
 namespace torchkv {
 namespace {
 
+// c10 makes an event's device the current one, and then the previous one again
+// with a CUDA call that creates a context there: 0.5 GB of a GPU that the
+// process may not use. Under a guard, which does not, there is nothing to
+// restore; so it is for the functions of the kernels' library.
 struct C10Event final : RuntimeEvent {
-  explicit C10Event(c10::DeviceType type) : event(type) {}
-  c10::Event event;
+  explicit C10Event(c10::DeviceType type)
+      : event(std::make_unique<c10::Event>(type)) {}
+  ~C10Event() override {
+    if (event->device_index() < 0) {
+      return; // never recorded
+    }
+    try {
+      const c10::DeviceGuard guard(event->device());
+      event.reset();
+    } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
+      // The device has failed, or the process ends.
+    }
+  }
+  C10_DISABLE_COPY_AND_ASSIGN(C10Event);
+
+  std::unique_ptr<c10::Event> event;
 };
+
+void unpin(const kernels::cuda::Table& table, c10::Device device, void* data) {
+  const kernels::cuda::BesideCaptures beside;
+  try {
+    const c10::DeviceGuard guard(device);
+    table.unregister_host(device.index(), data);
+  } catch (const c10::Error&) { // NOLINT(bugprone-empty-catch)
+    // As above.
+  }
+}
 
 class C10Runtime final : public Runtime {
  public:
@@ -54,24 +83,22 @@ class C10Runtime final : public Runtime {
     return std::make_unique<C10Event>(device.type());
   }
 
-  // c10 restores the previous device with a CUDA call that creates a context
-  // there. Under a guard, which does not, there is nothing to restore.
   void record(RuntimeEvent& event, c10::Stream stream) override {
     const c10::DeviceGuard guard(stream.device());
-    static_cast<C10Event&>(event).event.record(stream);
+    static_cast<C10Event&>(event).event->record(stream);
   }
 
   void wait(RuntimeEvent& event, c10::Stream stream) override {
     const c10::DeviceGuard guard(stream.device());
-    static_cast<C10Event&>(event).event.block(stream);
+    static_cast<C10Event&>(event).event->block(stream);
   }
 
   bool is_done(RuntimeEvent& event) override {
-    return static_cast<C10Event&>(event).event.query();
+    return static_cast<C10Event&>(event).event->query();
   }
 
   void synchronize(RuntimeEvent& event) override {
-    static_cast<C10Event&>(event).event.synchronize();
+    static_cast<C10Event&>(event).event->synchronize();
   }
 
   void keep_until_done(const at::Tensor& tensor, c10::Stream stream) override {
@@ -148,13 +175,16 @@ class C10Runtime final : public Runtime {
       override {
     const auto* const table =
         device.is_cuda() ? kernels::cuda::table() : nullptr;
-    if (table == nullptr ||
-        table->register_host(device.index(), data, size) != 0) {
+    if (table == nullptr) {
+      return nullptr;
+    }
+    const c10::DeviceGuard guard(device);
+    if (table->register_host(device.index(), data, size) != 0) {
       return nullptr;
     }
     return {data, [=, forks = fork_count()](void* pinned) {
               if (forks == fork_count()) { // a child has no device
-                table->unregister_host(device.index(), pinned);
+                unpin(*table, device, pinned);
               }
             }};
   }
@@ -176,9 +206,15 @@ std::atomic<Access>& access_of(c10::Device device, c10::Device peer) {
 }
 
 bool enable(Runtime& runtime, c10::Device device, c10::Device peer) {
-  if (!may_copy_directly() ||
-      kernels::cuda::table()->enable_peer(device.index(), peer.index()) != 0) {
+  if (!may_copy_directly()) {
     return false; // copies go through the host
+  }
+  {
+    const c10::DeviceGuard guard(device);
+    const auto* const table = kernels::cuda::table();
+    if (table->enable_peer(device.index(), peer.index()) != 0) {
+      return false;
+    }
   }
   // PyTorch's allocator maps expandable segments for the peers that it knows
   // of: a copy by PyTorch gives the source's device access to the destination.

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "../kernels/cuda/library.h"
+
 namespace torchkv::dist {
 namespace {
 
@@ -59,6 +61,7 @@ HostCopy::HostCopy(
 
 std::vector<at::Tensor> HostCopy::wait() {
   Runtime& runtime = streams_->runtime;
+  const kernels::cuda::BesideCaptures beside;
   std::vector<at::Tensor> copies(tensors_.size());
   auto fail =
       c10::make_scope_exit([&copies] { never_free(std::move(copies)); });

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../core/errors.h"
+#include "../kernels/cuda/library.h"
 #include "../memory/layout.h"
 #include "byte_counts.h"
 #include "device_copies.h"
@@ -218,7 +219,22 @@ Receipt::Receipt(
       outs_(std::move(outs)),
       session_(std::move(session)),
       rank_(rank),
-      timeout_(timeout) {}
+      timeout_(timeout) {
+  for (const auto& outs : outs_.tensors) {
+    for (const auto& out : outs) {
+      const c10::Device device = out.device();
+      const bool is_known =
+          std::any_of(before_.begin(), before_.end(), [&](const auto& known) {
+            return known.first == device;
+          });
+      if (!device.is_cpu() && !is_known) {
+        auto event = runtime_.make_event(device);
+        runtime_.record(*event, runtime_.current_stream(device));
+        before_.emplace_back(device, std::move(event));
+      }
+    }
+  }
+}
 
 void Receipt::wait(const CallerValues::OfCall* values) {
   const Return& result = pending_->wait();
@@ -253,6 +269,7 @@ bool Receipt::is_completed() {
 void Receipt::then(std::function<void(std::exception_ptr)> done) {
   pending_->on_finish([self = shared_from_this(), done = std::move(done)] {
     self->session_->run_later([self, done] {
+      const kernels::cuda::BesideCaptures beside;
       std::exception_ptr error;
       try {
         self->wait();
@@ -280,6 +297,9 @@ void Receipt::write(const Return& result, const CallerValues::OfCall* values) {
   const std::vector<Blobs> pieces = pieces_of(outs_, result.results);
   const auto in_outs =
       values == nullptr ? std::unordered_set<const void*>() : values->in_outs();
+  for (const auto& [device, event] : std::exchange(before_, {})) {
+    runtime_.wait(*event, runtime_.current_stream(device));
+  }
   kernels::cpu::CopyBatch batch;
   DeviceCopies copies(runtime_);
   for (size_t i = 0; i < outs_.tensors.size(); ++i) {

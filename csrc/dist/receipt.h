@@ -6,8 +6,10 @@
 #include <mutex>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "../device/runtime.h"
 #include "../device/work.h"
 #include "../memory/entry.h"
 #include "../store/arguments.h"
@@ -87,8 +89,11 @@ class Receipt final : public Completion,
   Runtime& runtime_;
   const std::string op_;
   const PendingPtr pending_;
-  std::mutex mutex_; // guards outs_
+  std::mutex mutex_; // guards the next two
   Outs outs_;
+  // The work on accelerators before the call, after which outs may be written,
+  // by whichever thread waits.
+  std::vector<std::pair<c10::Device, std::unique_ptr<RuntimeEvent>>> before_;
   const std::shared_ptr<Session> session_;
   const int64_t rank_;
   const double timeout_;

@@ -38,6 +38,7 @@ struct Numbered {
   at::Tensor rows;
   at::Tensor begins; // of the keys' rows
   at::Tensor is_bad; // whether an id is not a row of its key
+  at::Tensor table; // which the device may read until the host has waited
 };
 
 Numbered number_rows(const at::Tensor& ids, const Begins& begins) {
@@ -49,7 +50,6 @@ Numbered number_rows(const at::Tensor& ids, const Begins& begins) {
       begins.rows.begin(),
       begins.rows.end(),
       std::copy_n(begins.ids.begin(), num_keys, first));
-  // CUDA copies pageable memory before the call returns.
   const at::Tensor on_device = table.to(ids.device(), /*non_blocking=*/true);
   const auto key_of = [](const at::Tensor& numbers, const at::Tensor& of_keys) {
     return at::bucketize(numbers, of_keys, /*out_int32=*/false, /*right=*/true);
@@ -58,6 +58,7 @@ Numbered number_rows(const at::Tensor& ids, const Begins& begins) {
   const at::Tensor key = key_of(
       at::arange(ids.numel(), ids.options()), on_device.narrow(0, 0, num_keys));
   Numbered result;
+  result.table = table;
   result.begins = on_device.narrow(0, num_keys, num_keys + 1);
   result.rows = ids.add(
       on_device.narrow(0, num_keys - 1, num_keys + 1).index_select(0, key));
@@ -82,7 +83,7 @@ std::vector<MergedIds> merge_ids(c10::ArrayRef<IdsOfKey> keys) {
   const at::Tensor all = given.size() == 1 ? given[0] : at::cat(given);
   const bool is_single = keys.size() == 1;
   const Numbered numbered =
-      is_single ? Numbered{all, {}, {}} : number_rows(all, begins);
+      is_single ? Numbered{all, {}, {}, {}} : number_rows(all, begins);
   // Ids of one row stay in the order of the values. Half the bits are sorted in
   // half the time.
   const bool fits = begins.rows.back() <= std::numeric_limits<int32_t>::max();

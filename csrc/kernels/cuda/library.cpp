@@ -40,12 +40,30 @@ const Table* load_table() {
   const auto get_table =
       reinterpret_cast<GetTable>(dlsym(library, "torchkv_cuda_table"));
   const Table* const table = get_table == nullptr ? nullptr : get_table();
+  if (get_table != nullptr && table == nullptr) {
+    TORCH_WARN(
+        "torchkv: its CUDA kernels need a newer driver: they were built with "
+        "another major version of CUDA than PyTorch; PyTorch's operators are "
+        "used instead. Build torchkv with PyTorch's version of CUDA.");
+    return nullptr;
+  }
   TORCH_CHECK(
       table != nullptr && table->abi == kAbi,
       "torchkv: expected CUDA kernels of this build in ",
       path,
       ", but got others; build torchkv again");
   return table;
+}
+
+// Of the CUDA driver, which is loaded where PyTorch uses it. Null if it is not.
+template <class Function>
+Function driver_function(const char* name) {
+  void* found = dlsym(RTLD_DEFAULT, name);
+  if (found == nullptr) {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    found = driver == nullptr ? nullptr : dlsym(driver, name);
+  }
+  return reinterpret_cast<Function>(found);
 }
 
 // Set by tests.
@@ -107,13 +125,42 @@ bool has_kernels(c10::Device device) {
 bool is_capturing(c10::Stream stream) {
   const Table* const kernels = table();
   void* const handle = stream.native_handle();
-  if (kernels == nullptr || handle == nullptr) {
+  if (handle == nullptr) {
     return false; // CUDA cannot capture the default stream
+  }
+  if (kernels == nullptr) {
+    static const auto ask =
+        driver_function<int (*)(void*, int*)>("cuStreamIsCapturing");
+    int status = 0; // CU_STREAM_CAPTURE_STATUS_NONE
+    const bool has_answer = ask != nullptr && ask(handle, &status) == 0;
+    return has_answer && status != 0;
   }
   const c10::DeviceGuard guard(stream.device());
   bool result = false;
   check(kernels->is_capturing(handle, &result));
   return result;
+}
+
+namespace {
+
+constexpr int kRelaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
+
+// Sets the mode of the calling thread; returns the one before.
+int exchange_capture_mode(int mode) {
+  static const auto exchange =
+      driver_function<int (*)(int*)>("cuThreadExchangeStreamCaptureMode");
+  if (exchange != nullptr) {
+    exchange(&mode);
+  }
+  return mode;
+}
+
+} // namespace
+
+BesideCaptures::BesideCaptures() : before_(exchange_capture_mode(kRelaxed)) {}
+
+BesideCaptures::~BesideCaptures() {
+  exchange_capture_mode(before_);
 }
 
 void check(int error) {

@@ -13,8 +13,9 @@
 // it, PyTorch's operators are used instead. All functions are thread-safe.
 namespace torchkv::kernels::cuda {
 
-// Null if there are no kernels. RuntimeError if the library exists but cannot
-// be loaded or belongs to another build of torchkv.
+// Null if there are no kernels, or none for this driver, with a warning.
+// RuntimeError if the library exists but cannot be loaded or belongs to another
+// build of torchkv.
 TORCHKV_API const Table* table();
 
 // For tests: replaces the library's table from now on; null means no kernels.
@@ -28,6 +29,21 @@ TORCHKV_API bool has_kernels(c10::Device device);
 // Whether the CUDA stream is being captured into a graph. Creates no context on
 // devices other than the stream's.
 TORCHKV_API bool is_capturing(c10::Stream stream);
+
+// While it lives, the calling thread may allocate memory and wait for events
+// although another thread captures a graph, in PyTorch's default mode: else
+// that would fail, and the capture, too. For threads of torchkv's own, of which
+// the capturing one does not know. Does nothing where CUDA is not in use.
+class TORCHKV_API BesideCaptures {
+ public:
+  BesideCaptures();
+  ~BesideCaptures();
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  const int before_; // mode
+};
 
 // Whether kernels may access the memory by words (types.h); null counts as
 // such.

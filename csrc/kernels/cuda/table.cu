@@ -30,6 +30,9 @@ int on_device(int device, Call call) {
   if (error != cudaSuccess) {
     return error;
   }
+  if (before == device) {
+    return call();
+  }
   error = returned(cudaSetDevice(device));
   if (error == cudaSuccess) {
     error = call();
@@ -60,14 +63,16 @@ const char* error_string(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-Table make_table() {
-  int driver = 0;
-  const bool has_driver =
-      returned(cudaDriverGetVersion(&driver)) == cudaSuccess;
+int driver_version() {
+  int version = 0; // also if there is none
+  return returned(cudaDriverGetVersion(&version)) == cudaSuccess ? version : 0;
+}
+
+Table make_table(int driver) {
   return {
       kAbi,
-      has_driver && driver >= 12010 ? static_cast<uint32_t>(kLargeParams)
-                                    : static_cast<uint32_t>(kSmallParams),
+      driver >= 12010 ? static_cast<uint32_t>(kLargeParams)
+                      : static_cast<uint32_t>(kSmallParams),
       &launch_sum,
       &launch_rates,
       &launch_copy,
@@ -88,6 +93,11 @@ Table make_table() {
 } // namespace torchkv::kernels::cuda
 
 const torchkv::kernels::cuda::Table* torchkv_cuda_table() {
-  static const auto table = torchkv::kernels::cuda::make_table();
-  return &table;
+  using namespace torchkv::kernels::
+      cuda; // NOLINT(google-build-using-namespace)
+  static const int driver = driver_version();
+  static const Table table = make_table(driver);
+  // Code of one major version needs a driver of that version.
+  const bool is_too_old = driver != 0 && driver / 1000 < CUDART_VERSION / 1000;
+  return is_too_old ? nullptr : &table;
 }

@@ -79,22 +79,6 @@ StreamState& state_of(c10::Stream stream) {
   return it->second;
 }
 
-// c10's CUDA guard switches to the stream's device and back by a function that
-// creates a context if there is none.
-void check_context(c10::Stream stream) {
-  if (stream.device_index() != thread_device &&
-      devices().contexts.count(thread_device) == 0) {
-    note_mistake(
-        c10::str(
-            "mock_cuda: an event of ",
-            stream.device(),
-            " makes a context on cuda:",
-            int{thread_device},
-            ", which had none"));
-  }
-  devices().contexts.insert(stream.device_index());
-}
-
 // For the host: an event recorded in a capture is invalid.
 const Clock& clock_of(const char* call, void* event) {
   check_not_capturing(call);
@@ -174,7 +158,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
         device,
         " was recorded on a stream of ",
         stream.device());
-    check_context(stream);
+    check_context(stream.device_index());
     StreamState& state = state_of(stream);
     if (*event == nullptr) {
       *event = new Event();
@@ -190,7 +174,7 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     const std::lock_guard lock(mutex());
-    check_context(stream);
+    check_context(stream.device_index());
     const auto& recorded = *static_cast<Event*>(event);
     if (recorded.captured.capture != nullptr || capture_of(stream) != nullptr) {
       Capture::wait(stream, recorded.captured);
@@ -199,9 +183,10 @@ class GuardImpl final : public c10::impl::DeviceGuardImplInterface {
     }
     ++devices().counters.waits;
   }
-  void destroyEvent(void* event, const c10::DeviceIndex /*device*/)
+  void destroyEvent(void* event, const c10::DeviceIndex device)
       const noexcept override {
     const std::lock_guard lock(mutex());
+    check_context(device);
     delete static_cast<Event*>(event);
     --devices().num_events;
   }
@@ -330,6 +315,19 @@ WorkPtr host_work(std::string name) {
 
 const Clock& host_clock() {
   return devices().host;
+}
+
+void check_context(c10::DeviceIndex device) {
+  if (device != thread_device && devices().contexts.count(thread_device) == 0) {
+    note_mistake(
+        c10::str(
+            "mock_cuda: a call for cuda:",
+            int{device},
+            " makes a context on cuda:",
+            int{thread_device},
+            ", which had none"));
+  }
+  devices().contexts.insert(device);
 }
 
 void synchronize(c10::Stream stream) {

@@ -68,6 +68,11 @@ void set_has_code(c10::DeviceIndex device, bool has);
 // For the next check().
 void note_mistake(std::string text);
 
+// Some calls of CUDA and of c10's guard switch to a device and back by a
+// function that creates a context on the thread's current device: a mistake if
+// there is none.
+void check_context(c10::DeviceIndex device);
+
 // The next work on the stream: after the stream's work, and what the host has
 // waited for.
 WorkPtr enqueue(c10::Stream stream, std::string name);

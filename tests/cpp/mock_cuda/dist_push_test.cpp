@@ -124,6 +124,40 @@ class DistPushTest : public mock_cuda::DevicesTest {
   GatedRuntime runtime_;
 };
 
+// Whichever thread and stream waits for it.
+TEST_F(DistPushTest, AnAsynchronousPullWritesAfterEarlierWorkOfTheCaller) {
+  const auto store = make_store();
+  store->init(1, many(3));
+  const c10::Stream side = new_stream(cuda(0));
+  const at::Tensor out = many(1, cuda(0));
+  at::Tensor read;
+  WorkPtr work;
+  mock_cuda::order(mock_cuda::current_stream(cuda(0)), side);
+  {
+    const c10::StreamGuard guard(side);
+    read = out.add(1);
+    work = pull_async(*store, 1, out);
+  }
+  work->wait();
+  EXPECT_TRUE(at::equal(out.cpu(), many(3)));
+  mock_cuda::order(side, mock_cuda::current_stream(cuda(0)));
+  EXPECT_TRUE(at::equal(read.cpu(), many(2)));
+}
+
+TEST_F(DistPushTest, AnUnusedDeviceGetsNoContext) {
+  const auto store = make_store();
+  store->init(1, many(0));
+  const at::Tensor value = many(1, cuda(1));
+  EXPECT_EQ(
+      mock_cuda::refusal([&] {
+        store->push(1, value);
+        store->pull(1, value);
+        pull_async(*store, 1, value)->wait();
+      }),
+      "");
+  EXPECT_TRUE(at::equal(value.cpu(), many(1)));
+}
+
 TEST_F(DistPushTest, ValuesOfAnyDevicesAreSummed) {
   const auto store = make_store();
   const Keys keys{1, 2, 3, 4, 5};

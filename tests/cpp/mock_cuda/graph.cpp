@@ -173,7 +173,15 @@ void carry_out(c10::Stream stream, const StreamWork& work) {
   }
 }
 
+int& capture_mode() {
+  thread_local int mode = 0;
+  return mode;
+}
+
 void check_not_capturing(const char* call) {
+  if (capture_mode() == kRelaxed) {
+    return;
+  }
   const auto mistake =
       c10::str("mock_cuda: ", call, " while a stream is captured");
   for (const auto& capture : captures()) {

@@ -13,7 +13,8 @@
 // recorded instead of executed, and a replay executes it on another stream with
 // the current contents of memory. A stream that waits for an event of a capture
 // joins it. While any stream is captured, the host may neither wait for a
-// device nor query it (cudaStreamCaptureModeGlobal).
+// device, nor query it, nor pin memory (cudaStreamCaptureModeGlobal), but for
+// threads in the relaxed mode.
 //
 // Memory allocated in a capture belongs to the graph until it is destroyed, and
 // is never reused.
@@ -57,13 +58,17 @@ void begin_capture(c10::Stream stream);
 // on.
 std::unique_ptr<Graph> end_capture(c10::Stream stream);
 
+// The calling thread's: as for cudaThreadExchangeStreamCaptureMode.
+constexpr int kRelaxed = 2;
+int& capture_mode();
+
 // REQUIRES for all below: mutex().
 
 // Runs the work, or adds it to the capture of the stream.
 void carry_out(c10::Stream stream, const StreamWork& work);
 
 // Throws c10::Error if any stream is captured: `call` of the host is not
-// allowed then.
+// allowed then, unless the thread is in the relaxed mode.
 void check_not_capturing(const char* call);
 
 // A capture, which may have ended.

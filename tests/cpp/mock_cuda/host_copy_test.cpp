@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "devices_test.h"
@@ -101,6 +102,23 @@ TEST_F(HostCopyTest, MemoryIsUnpinnedBeforeItIsFreed) {
   found.clear();
   EXPECT_TRUE(pinned_host_memory().empty());
   EXPECT_EQ(memory_->num_used(), 0);
+}
+
+// While any is captured, a thread of its own pins, waits and unpins.
+TEST_F(HostCopyTest, AnotherThreadMayCaptureAGraphMeanwhile) {
+  HostCopy copy(streams_, buffers_, {large(1)});
+  const c10::Stream stream = mock_cuda::new_stream(cuda(1));
+  mock_cuda::begin_capture(stream);
+  std::thread([&] {
+    auto found = copy.wait();
+    EXPECT_TRUE(at::equal(found[0], at::ones(kLarge)));
+    EXPECT_EQ(pinned_host_memory().size(), 1);
+    buffers_ = Buffers(memory_, runtime_);
+    copy = HostCopy(streams_, buffers_, {});
+    found.clear();
+    EXPECT_TRUE(pinned_host_memory().empty());
+  }).join();
+  EXPECT_EQ(mock_cuda::refusal([&] { mock_cuda::end_capture(stream); }), "");
 }
 
 TEST_F(HostCopyTest, WhatCannotBePinnedIsCopiedAllTheSame) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulated_table.h"
+#include "graph.h"
 #include "host_memory.h"
 #include "kernels/cuda/code_chunk.h"
 #include "mock_cuda.h"
@@ -367,11 +368,20 @@ int enable_peer(int device, int peer) {
       : kErrorPeerAccessUnsupported;
 }
 
-int register_host(int /*device*/, void* data, uint64_t size) {
+// As table.cu: another current device than `device` gets a context.
+void check_host_call(const char* call, int device) {
+  const std::lock_guard lock(mutex());
+  check_not_capturing(call);
+  check_context(static_cast<c10::DeviceIndex>(device));
+}
+
+int register_host(int device, void* data, uint64_t size) {
+  check_host_call("cudaHostRegister", device);
   return pin_host_memory(data, size) ? 0 : kErrorHostMemoryAlreadyRegistered;
 }
 
-int unregister_host(int /*device*/, void* data) {
+int unregister_host(int device, void* data) {
+  check_host_call("cudaHostUnregister", device);
   return unpin_host_memory(data) ? 0 : kErrorHostMemoryNotRegistered;
 }
 
