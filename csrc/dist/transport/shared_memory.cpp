@@ -113,8 +113,11 @@ std::shared_ptr<void> SharedMemory::allocate(size_t size) {
   try {
     const std::lock_guard lock(mutex_);
     data = take(size);
-  } catch (const c10::Error&) {
-    return nullptr; // no address space, or no descriptor
+  } catch (const c10::Error& error) { // no address space, or no descriptor
+    TORCH_WARN_ONCE(
+        "torchkv: values travel over sockets, as no more memory can be shared: ",
+        error.what_without_backtrace());
+    return nullptr;
   }
   if (data == nullptr) {
     return nullptr;

@@ -1,13 +1,16 @@
 #include "dist/transport/shared_memory.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "../../error_text.h"
@@ -137,6 +140,35 @@ TEST(SharedMemoryTest, SmallBlocksAreRefusedToo) {
   EXPECT_EQ(memory->allocate(1), nullptr);
   available = 64 * kMegabyte;
   EXPECT_NE(memory->allocate(1), nullptr);
+}
+
+struct LastWarning final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override {
+    ++count;
+    text = warning.msg();
+  }
+  int count = 0;
+  std::string text;
+};
+
+TEST(SharedMemoryTest, ALineSaysWhyNoMoreIsShared) {
+  const auto memory = SharedMemory::create();
+  LastWarning warning;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warning);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max}; // another segment needs a descriptor
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto first = memory->allocate(1024 * kMegabyte);
+  const auto second = memory->allocate(1024 * kMegabyte);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(first, nullptr);
+  EXPECT_EQ(second, nullptr);
+  EXPECT_EQ(warning.count, 1);
+  EXPECT_NE(warning.text.find("values travel over sockets"), std::string::npos)
+      << warning.text;
+  EXPECT_NE(warning.text.find("Too many open files"), std::string::npos)
+      << warning.text;
 }
 
 TEST(SharedMemoryTest, AForkedChildReadsAndFreesNothing) {
