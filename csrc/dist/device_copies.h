@@ -20,20 +20,29 @@ class DeviceCopies {
  public:
   explicit DeviceCopies(Runtime& runtime) : runtime_(runtime) {}
 
-  // The pieces as one tensor, for add(). A device reads it while the next one
-  // is made. Throws what check_size() throws.
-  at::Tensor pinned(
+  // Of the pieces of a value to outs of its shape and dtype. A part of it is
+  // pinned once for all outs, which read it while the next part is. No more is
+  // pinned at a time than kMost, unless an out is not contiguous: then it is
+  // the whole value. Throws what check_size() throws.
+  void add(
       c10::ArrayRef<Blob> pieces,
       const Meta& meta,
-      c10::Device device);
-  // To an out of the same shape and dtype.
-  void add(const at::Tensor& out, const at::Tensor& pinned);
+      c10::ArrayRef<at::Tensor> outs);
   // Blocks the host until they are done.
   void wait();
 
+  static constexpr size_t kMost = size_t{64} << 20U; // PyTorch keeps it
+
  private:
+  at::Tensor pinned(
+      c10::ArrayRef<Blob> pieces,
+      c10::IntArrayRef sizes,
+      c10::ScalarType dtype,
+      c10::Device device);
+  void copy(const at::Tensor& out, const at::Tensor& from);
+
   Runtime& runtime_;
-  c10::SmallVector<c10::Device, 4> devices_;
+  c10::SmallVector<c10::Device, 4> devices_; // with copies since wait()
   size_t num_bytes_ = 0; // pinned
 };
 

@@ -349,17 +349,14 @@ void Receipt::write_key(
     c10::ArrayRef<at::Tensor> outs,
     const std::unordered_set<const void*>& in_outs) const {
   at::Tensor value;
-  at::Tensor pinned;
+  c10::SmallVector<at::Tensor, 2> on_devices;
   c10::SmallVector<void*, 2> plain;
   for (const auto& out : outs) {
     const bool is_stored = out.scalar_type() == meta.dtype;
     if (is_plain(out) && is_stored) {
       plain.push_back(out.unsafeGetTensorImpl()->mutable_data());
     } else if (out.is_cuda() && is_stored) {
-      if (!pinned.defined()) {
-        pinned = copies.pinned(pieces, meta, out.device());
-      }
-      copies.add(out, pinned);
+      on_devices.push_back(out);
     } else {
       if (!value.defined()) {
         value = tensor_of(pieces, meta.sizes, meta.dtype, buffers_);
@@ -370,6 +367,9 @@ void Receipt::write_key(
       out.unsafeGetTensorImpl()->bump_version();
     }
     byte_counts().written += static_cast<int64_t>(out.nbytes());
+  }
+  if (!on_devices.empty()) {
+    copies.add(pieces, meta, on_devices);
   }
   size_t begin = 0;
   for (const auto& piece : pieces) {

@@ -352,9 +352,6 @@ TEST_P(CompressedDevicesTest, ResidualsFollowTheValues) {
 }
 
 TEST_P(CompressedDevicesTest, CannotBeCaptured) {
-  if (!GetParam().has_kernels) {
-    GTEST_SKIP() << "only the library of kernels knows of captures";
-  }
   init(3, random());
   compress("2bit");
   const at::Tensor value = random().to(device(0));

@@ -256,6 +256,27 @@ TEST_F(DistPushTest, PulledValuesArePinnedOnceForAllDevices) {
   store->close();
 }
 
+// Of a large value, parts are pinned one after the other.
+TEST_F(DistPushTest, ALargeValueIsNotPinnedAsAWhole) {
+  const auto store = make_store();
+  constexpr int64_t kLarge = (21LL << 20U) + 3; // 84 MiB
+  const at::Tensor value = at::arange(kLarge, at::kFloat);
+  store->init("w", value);
+  Tensors outs;
+  for (const int device : {0, 1}) {
+    outs.append(at::zeros({kLarge}, cuda(device)));
+  }
+  outs.end_group();
+  counters() = {};
+  store->pull("w", outs);
+  // Of both devices, with four parts and with the rest.
+  EXPECT_EQ(counters().synchronizations, 4);
+  for (const auto& out : outs.flat) {
+    EXPECT_TRUE(at::equal(out.cpu(), value));
+  }
+  store->close();
+}
+
 TEST_F(DistPushTest, PushesDoNotWaitForDevices) {
   const auto store = make_store();
   store->init({"w", "v"}, Tensors::one_each({full(0), full(0)}));

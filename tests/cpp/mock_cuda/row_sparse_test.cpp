@@ -469,9 +469,6 @@ TEST_P(RowSparseDevicesTest, RefusesRowsThatTheValueDoesNotHave) {
 }
 
 TEST_P(RowSparseDevicesTest, CannotBeCaptured) {
-  if (!GetParam().has_kernels) {
-    GTEST_SKIP() << "only the library of kernels knows of captures";
-  }
   init(3, random());
   const at::Tensor value = random_rows(true); // in CPU memory
   const std::string error =
