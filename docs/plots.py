@@ -127,16 +127,19 @@ def measure(text: str) -> float:
     return float(number) * UNITS[unit]
 
 
-def sizes(page: Page) -> dict[str, list[tuple[float, float]]]:
-    """Bytes and microseconds of a sum over two ranks, by who makes it."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+Lines = dict[str, list[tuple[float, float]]]
+
+
+def sizes(page: Page) -> dict[str, Lines]:
+    """Bytes and microseconds of a sum, by number of ranks and who makes it."""
+    panels: dict[str, Lines] = {}
     for (part, size), values in page.table("2 ranks").items():
-        if part == "2 ranks":
-            for who, time in values.items():
-                if time.endswith("s"):
-                    name = f"torchkv, {who}" if who in ("sockets", "tcp") else who
-                    lines.setdefault(name, []).append((measure(size), measure(time)))
-    return lines
+        lines = panels.setdefault(part, {})
+        for who, time in values.items():
+            if time.endswith("s"):
+                name = f"torchkv, {who}" if who in ("sockets", "tcp") else who
+                lines.setdefault(name, []).append((measure(size), measure(time)))
+    return panels
 
 
 def draw_bars(bars: list[Bar], pyplot: Any) -> Any:
@@ -159,14 +162,18 @@ def draw_bars(bars: list[Bar], pyplot: Any) -> Any:
     return figure
 
 
-def draw_sizes(lines: dict[str, list[tuple[float, float]]], pyplot: Any) -> Any:
-    """Times by size, both logarithmic."""
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for who, points in lines.items():
-        axes.loglog(*zip(*points, strict=True), marker="o", markersize=4, label=who)
-    axes.set_xlabel("bytes")
-    axes.set_ylabel("microseconds")
-    axes.legend(frameon=False)
+def draw_sizes(panels: dict[str, Lines], pyplot: Any) -> Any:
+    """Times by size, both logarithmic, for each number of ranks."""
+    figure, all_axes = pyplot.subplots(
+        1, len(panels), figsize=(10, 4), sharey=True, layout="constrained"
+    )
+    for axes, (part, lines) in zip(all_axes, panels.items(), strict=True):
+        for who, points in lines.items():
+            axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=who)
+        axes.set_title(part)
+        axes.set_xlabel("bytes")
+    all_axes[0].set_ylabel("microseconds")
+    all_axes[0].legend(frameon=False, fontsize=8)
     return figure
 
 

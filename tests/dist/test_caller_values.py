@@ -44,7 +44,9 @@ def early_return(rank, folder, how):
         del values
         (folder / "returned").touch()
         wait_for(folder / "merged")
+        given, out = out, [torch.zeros(SIZE), torch.zeros(5_000)]
         kv.pull(["a", "b"], out=out)
+        assert not any(each.any() for each in given)  # the update has not written them
     else:
         wait_for(folder / "returned")
         kv.pushpull(["a", "b"], values, out=out)
@@ -155,6 +157,39 @@ def test_outs_may_be_the_values(num_ranks):
     a, b = ([1.0], [3.0]) if num_ranks == 1 else ([3.0], [7.0])
     for results in ranks.run(into_values, num_ranks):
         assert results == [(a, b), (a, b), (b, a), (a, b)]
+
+
+def count_in_outs(rank, num_steps):
+    """The outs' values after each step; the ranks' updates come in any order."""
+    kv = torchkv.create("dist_async")
+    kv.init("a", torch.zeros(SIZE))
+    kv.set_optimizer("sgd", learning_rate=1.0)
+    kv.barrier()
+    seen = []
+    for _ in range(num_steps):
+        out = torch.zeros(SIZE)
+        kv.pushpull("a", torch.ones(SIZE), out=out)
+        # Each server has one half.
+        seen.append([half.unique().tolist() for half in out.chunk(2)])
+    kv.barrier()
+    last = kv.pull("a").unique().tolist()
+    kv.close()
+    return seen, last
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_outs_of_dist_async_are_values_of_one_time(num_ranks):
+    num_steps = 30
+    for seen, last in ranks.run(count_in_outs, num_ranks, num_steps):
+        assert last == [-float(num_ranks * num_steps)]
+        before = [0.0, 0.0]
+        for step, halves in enumerate(seen, 1):
+            for i, values in enumerate(halves):
+                (value,) = values  # no part of another update's
+                others = -value - step
+                assert 0 <= others <= (num_ranks - 1) * num_steps
+                assert others % 1 == 0 and value < before[i]
+                before[i] = value
 
 
 @torch.jit.script

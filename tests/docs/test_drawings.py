@@ -114,10 +114,12 @@ def test_the_data_of_the_page():
     assert len(bars) == 18
     for bar in bars:
         assert f" {bar.ratio:.2f} " in text or f" {bar.ratio} " in text, bar
-    lines = plots.sizes(page)
-    assert {len(points) for points in lines.values()} == {6}
-    assert lines["torchkv, sockets"][0] == (64, 124)
-    assert lines["MXNet"][-1] == (100e6, 228e3)
+    panels = plots.sizes(page)
+    assert list(panels) == ["2 ranks", "3 ranks", "4 ranks"]
+    for lines in panels.values():
+        assert {len(points) for points in lines.values()} == {6}
+    assert panels["2 ranks"]["torchkv, sockets"][0] == (64, 124)
+    assert panels["4 ranks"]["MXNet"][-1] == (100e6, 288e3)
 
 
 def test_plots_are_drawn(tmp_path):
