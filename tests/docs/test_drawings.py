@@ -118,8 +118,8 @@ def test_the_data_of_the_page():
     assert list(panels) == ["2 ranks", "3 ranks", "4 ranks"]
     for lines in panels.values():
         assert {len(points) for points in lines.values()} == {6}
-    assert panels["2 ranks"]["torchkv, sockets"][0] == (64, 124)
-    assert panels["4 ranks"]["MXNet"][-1] == (100e6, 288e3)
+    assert panels["2 ranks"]["torchkv, sockets"][0] == (64, 199)
+    assert panels["4 ranks"]["MXNet"][-1] == (100e6, 499e3)
 
 
 def test_plots_are_drawn(tmp_path):
