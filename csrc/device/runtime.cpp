@@ -28,8 +28,9 @@ namespace {
 
 // c10 makes an event's device the current one, and then the previous one again
 // with a CUDA call that creates a context there: 0.5 GB of a GPU that the
-// process may not use. Under a guard, which does not, there is nothing to
-// restore; so it is for the functions of the kernels' library.
+// process may not use. With a DeviceGuard around it, which creates none, the
+// event's device is the current one already. Functions of the kernels' library
+// need the same.
 struct C10Event final : RuntimeEvent {
   explicit C10Event(c10::DeviceType type)
       : event(std::make_unique<c10::Event>(type)) {}

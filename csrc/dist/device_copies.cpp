@@ -7,11 +7,13 @@
 #include "byte_counts.h"
 
 namespace torchkv::dist {
-
 namespace {
 
-// Large enough for the bus, and small enough that few wait for the first.
+// Large enough to use the bus well, small enough that the first copy begins
+// soon.
 constexpr size_t kPart = size_t{16} << 20U;
+// The host waits when so much is pinned, which PyTorch keeps.
+constexpr size_t kMost = size_t{64} << 20U;
 
 // The bytes [begin, begin + size) of what the pieces are together.
 Blobs range_of(c10::ArrayRef<Blob> pieces, size_t begin, size_t size) {

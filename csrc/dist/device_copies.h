@@ -21,17 +21,15 @@ class DeviceCopies {
   explicit DeviceCopies(Runtime& runtime) : runtime_(runtime) {}
 
   // Of the pieces of a value to outs of its shape and dtype. A part of it is
-  // pinned once for all outs, which read it while the next part is. No more is
-  // pinned at a time than kMost, unless an out is not contiguous: then it is
-  // the whole value. Throws what check_size() throws.
+  // pinned once for all outs, which read it while the next part is. At most 80
+  // MiB are pinned at a time or, if an out is not contiguous, the whole value.
+  // Throws what check_size() throws.
   void add(
       c10::ArrayRef<Blob> pieces,
       const Meta& meta,
       c10::ArrayRef<at::Tensor> outs);
   // Blocks the host until they are done.
   void wait();
-
-  static constexpr size_t kMost = size_t{64} << 20U; // PyTorch keeps it
 
  private:
   at::Tensor pinned(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "../core/errors.h"
@@ -269,7 +270,13 @@ bool Receipt::is_completed() {
 void Receipt::then(std::function<void(std::exception_ptr)> done) {
   pending_->on_finish([self = shared_from_this(), done = std::move(done)] {
     self->session_->run_later([self, done] {
-      const kernels::cuda::BesideCaptures beside;
+      std::optional<kernels::cuda::BesideCaptures> beside;
+      {
+        const std::lock_guard lock(self->mutex_);
+        if (!self->before_.empty()) { // the outs are not all in CPU memory
+          beside.emplace();
+        }
+      }
       std::exception_ptr error;
       try {
         self->wait();
@@ -297,7 +304,7 @@ void Receipt::write(const Return& result, const CallerValues::OfCall* values) {
   const std::vector<Blobs> pieces = pieces_of(outs_, result.results);
   const auto in_outs =
       values == nullptr ? std::unordered_set<const void*>() : values->in_outs();
-  for (const auto& [device, event] : std::exchange(before_, {})) {
+  for (const auto& [device, event] : before_) {
     runtime_.wait(*event, runtime_.current_stream(device));
   }
   kernels::cpu::CopyBatch batch;
@@ -312,6 +319,7 @@ void Receipt::write(const Return& result, const CallerValues::OfCall* values) {
   batch.run();
   copies.wait();
   outs_ = {};
+  before_.clear();
 }
 
 // Small values: a thread of its own would take longer than the copy.

@@ -5,7 +5,6 @@
 #include <ATen/ops/index_select.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "../core/errors.h"

@@ -37,11 +37,11 @@ struct RowPull {
 // ids per key, and a new tensor for each on the device of the ids.
 //
 // Everything is checked before anything is written. TypeError for ids that are
-// neither int32 nor int64, IndexError for the first that is out of range,
-// ValueError for values without dimensions, for outs of other shapes, and for
-// numbers of ids that fit neither. The host waits once for each accelerator
-// with whole values and their ids, for the least and greatest ones, and for a
-// copy of each other tensor of ids on an accelerator.
+// neither int32 nor int64, IndexError for one that is out of range, the first
+// of its tensor, ValueError for values without dimensions, for outs of other
+// shapes, and for numbers of ids that fit neither. The host waits once for each
+// accelerator with whole values and their ids, for the least and greatest ones,
+// and for a copy of each other tensor of ids on an accelerator.
 std::vector<at::Tensor> pull_rows(
     Store& store,
     const char* op,

@@ -281,10 +281,10 @@ class StoreEmbedding(nn.Module):
 
         A coalesced ``torch.sparse_coo`` tensor of the table's dtype, of shape
         ``(num_embeddings, embedding_dim)``; without a number of rows, of as many as a
-        tensor can have. It is where the table is, so that a push does not move the
-        table: a row-sparse one is in CPU memory, and for one that is split over several
-        devices, so is the gradient. Changing ``.grad`` of :meth:`rows_with_grad`
-        changes it.
+        tensor can have. It is on the GPU where the table is, if lookups were on GPUs,
+        so that a push does not move the table; else in CPU memory, as for a row-sparse
+        table, and for one that is split over several devices. Changing ``.grad`` of
+        :meth:`rows_with_grad` changes it.
         """
         with self._gradients.lock:
             rows = self._gradients.merged()

@@ -130,8 +130,10 @@ class RowGradients:
 
 
 def _sum(pulled: list[Rows]) -> Rows:
-    first = pulled[0].values
-    every = torch.cat([rows.ids.to(pulled[0].ids.device) for rows in pulled])
+    # One of no rows (add_empty) is in CPU memory.
+    model = next((rows for rows in pulled if len(rows.ids) != 0), pulled[0])
+    first = model.values
+    every = torch.cat([rows.ids.to(model.ids.device) for rows in pulled])
     ids, position = torch.unique(every, return_inverse=True)
     wide = _C.KVStore.state_dtype(first.dtype)
     shape = (len(ids), *first.shape[1:])

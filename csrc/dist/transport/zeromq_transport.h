@@ -49,10 +49,11 @@ struct ZeromqConfig {
 
   // Of a head or a payload. A barrier's head has all keys.
   int64_t max_part_bytes = int64_t{64} * 1024 * 1024;
-  // A TCP connection is broken whose other end has acknowledged nothing for so
-  // long. That is no proof that its rank is: the cores have heartbeats. (Those
-  // of libzmq 4.3.5 end the process, as out_event() asserts, where one is due
-  // on a connection that has broken while its socket is being closed.)
+  // A TCP connection is broken whose other end has acknowledged, or taken,
+  // nothing for so long. That is no proof that its rank is: the cores have
+  // heartbeats. (Those of libzmq 4.3.5 end the process, as out_event() asserts,
+  // where one is due on a connection that has broken while its socket is being
+  // closed.)
   Time dead = 60;
   Time linger = 0.25; // at close
 };

@@ -42,9 +42,10 @@ const Table* load_table() {
   const Table* const table = get_table == nullptr ? nullptr : get_table();
   if (get_table != nullptr && table == nullptr) {
     TORCH_WARN(
-        "torchkv: its CUDA kernels need a newer driver: they were built with "
-        "another major version of CUDA than PyTorch; PyTorch's operators are "
-        "used instead. Build torchkv with PyTorch's version of CUDA.");
+        "torchkv: its CUDA kernels were built with a newer major version of "
+        "CUDA than the driver supports; PyTorch's operators are used instead. "
+        "Build torchkv with PyTorch's version of CUDA, or install a newer "
+        "driver.");
     return nullptr;
   }
   TORCH_CHECK(
@@ -144,15 +145,19 @@ bool is_capturing(c10::Stream stream) {
 namespace {
 
 constexpr int kRelaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int kUnchanged = -1;
 
-// Sets the mode of the calling thread; returns the one before.
+// Sets the mode of the calling thread. The one before, or kUnchanged: without
+// CUDA, or before its first use, no graph is captured.
 int exchange_capture_mode(int mode) {
-  static const auto exchange =
-      driver_function<int (*)(int*)>("cuThreadExchangeStreamCaptureMode");
-  if (exchange != nullptr) {
-    exchange(&mode);
+  using Exchange = int (*)(int*);
+  static std::atomic<Exchange> known{nullptr}; // once the driver is loaded
+  Exchange exchange = known;
+  if (exchange == nullptr) {
+    exchange = driver_function<Exchange>("cuThreadExchangeStreamCaptureMode");
+    known = exchange;
   }
-  return mode;
+  return exchange != nullptr && exchange(&mode) == 0 ? mode : kUnchanged;
 }
 
 } // namespace
@@ -160,7 +165,9 @@ int exchange_capture_mode(int mode) {
 BesideCaptures::BesideCaptures() : before_(exchange_capture_mode(kRelaxed)) {}
 
 BesideCaptures::~BesideCaptures() {
-  exchange_capture_mode(before_);
+  if (before_ != kUnchanged) {
+    exchange_capture_mode(before_);
+  }
 }
 
 void check(int error) {

@@ -30,10 +30,11 @@ TORCHKV_API bool has_kernels(c10::Device device);
 // devices other than the stream's.
 TORCHKV_API bool is_capturing(c10::Stream stream);
 
-// While it lives, the calling thread may allocate memory and wait for events
+// While it lives, the calling thread may pin memory and wait for events
 // although another thread captures a graph, in PyTorch's default mode: else
-// that would fail, and the capture, too. For threads of torchkv's own, of which
-// the capturing one does not know. Does nothing where CUDA is not in use.
+// that would fail, and the capture, too. For what a store does on its own
+// threads, or when memory is freed, at a time that the capturing thread does
+// not choose. Does nothing where CUDA is not in use.
 class TORCHKV_API BesideCaptures {
  public:
   BesideCaptures();

@@ -93,8 +93,8 @@ Table make_table(int driver) {
 } // namespace torchkv::kernels::cuda
 
 const torchkv::kernels::cuda::Table* torchkv_cuda_table() {
-  using namespace torchkv::kernels::
-      cuda; // NOLINT(google-build-using-namespace)
+  // NOLINTNEXTLINE(google-build-using-namespace)
+  using namespace torchkv::kernels::cuda;
   static const int driver = driver_version();
   static const Table table = make_table(driver);
   // Code of one major version needs a driver of that version.

@@ -144,6 +144,20 @@ TEST_F(DistPushTest, AnAsynchronousPullWritesAfterEarlierWorkOfTheCaller) {
   EXPECT_TRUE(at::equal(read.cpu(), many(2)));
 }
 
+// The store's thread pins memory and waits for the GPU meanwhile.
+TEST_F(DistPushTest, AnotherThreadMayCaptureAGraphDuringAPull) {
+  const auto store = make_store();
+  store->init(1, many(3));
+  const at::Tensor out = many(1, cuda(0));
+  const c10::Stream stream = new_stream(cuda(1));
+  mock_cuda::begin_capture(stream);
+  const auto future = pull_async(*store, 1, out)->get_future();
+  future->wait();
+  EXPECT_FALSE(future->hasError());
+  EXPECT_EQ(mock_cuda::refusal([&] { mock_cuda::end_capture(stream); }), "");
+  EXPECT_TRUE(at::equal(out.cpu(), many(3)));
+}
+
 TEST_F(DistPushTest, AnUnusedDeviceGetsNoContext) {
   const auto store = make_store();
   store->init(1, many(0));

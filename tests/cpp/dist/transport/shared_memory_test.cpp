@@ -1,6 +1,7 @@
 #include "dist/transport/shared_memory.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -155,16 +156,19 @@ TEST(SharedMemoryTest, ALineSaysWhyNoMoreIsShared) {
   const auto memory = SharedMemory::create();
   LastWarning warning;
   const c10::WarningUtils::WarningHandlerGuard guard(&warning);
+  const c10::WarningUtils::WarnAlways always; // it is one line otherwise
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit none{0, before.rlim_max}; // another segment needs a descriptor
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  const auto first = memory->allocate(1024 * kMegabyte);
-  const auto second = memory->allocate(1024 * kMegabyte);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(first, nullptr);
-  EXPECT_EQ(second, nullptr);
-  EXPECT_EQ(warning.count, 1);
+  {
+    const rlimit none{0, before.rlim_max}; // another segment needs a descriptor
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const auto restore =
+        c10::make_scope_exit([&] { setrlimit(RLIMIT_NOFILE, &before); });
+    EXPECT_EQ(memory->allocate(512 * kMegabyte), nullptr);
+    EXPECT_EQ(memory->allocate(512 * kMegabyte), nullptr);
+  }
+  EXPECT_NE(memory->allocate(512 * kMegabyte), nullptr);
+  EXPECT_EQ(warning.count, 2);
   EXPECT_NE(warning.text.find("values travel over sockets"), std::string::npos)
       << warning.text;
   EXPECT_NE(warning.text.find("Too many open files"), std::string::npos)
