@@ -27,7 +27,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -305,6 +305,23 @@ def plan(only: Sequence[str], folder: Path, dry: bool = False) -> list[Step]:
 # --- Steps ------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Delays the handlers of SIGINT and SIGTERM until the block has ended."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
+
+
 def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
     """Runs a step, and ends all of its processes when its time is over.
 
@@ -315,22 +332,10 @@ def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
     log.write(f"\n=== {step.name}: {shlex.join(step.command)}\n")
     log.flush()
     started = time.monotonic()
-    process = subprocess.Popen(
-        step.command,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    output = process.stdout
-    assert output is not None
+    process = None
     last_words = ""
 
-    def listen() -> None:
+    def listen(output: IO[str]) -> None:
         nonlocal last_words
         for said in output:
             log.write(said)
@@ -340,12 +345,27 @@ def run(step: Step, limit_s: float, grace_s: float, log: IO[str]) -> Result:
             elif said.strip():
                 last_words = said.strip("= \n")
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
     try:
+        with signals_held():  # an exception within Popen would lose the process
+            process = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        output = process.stdout
+        assert output is not None
+        listener = threading.Thread(target=listen, args=[output], daemon=True)
+        listener.start()
         outcome = ended(process, limit_s, grace_s)
     except BaseException:  # its process group would continue
-        os.killpg(process.pid, signal.SIGKILL)
+        if process is not None:
+            kill_group(process)
         raise
     listener.join(timeout=grace_s)
     if not listener.is_alive():  # an escaped child may keep the pipe open
@@ -362,12 +382,15 @@ def ended(process: subprocess.Popen[str], limit_s: float, grace_s: float) -> str
         os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=grace_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(
-            process.pid, signal.SIGKILL
-        )  # processes that ignored it, and children
+    kill_group(process)  # processes that ignored it, and children
     process.wait()
     return f"out of time ({limit_s:.0f} s)"
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kills a step's processes that still run."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def reason_not_to_run(

@@ -116,6 +116,34 @@ def test_a_hung_step_ends_with_its_children(run_all, tmp_path):
     assert not child.exists()
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_step_starts_ends_it(run_all, monkeypatch, end):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(end)
+            assert self.poll() is None  # the handler has not run yet
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    previous = signal.signal(end, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all(python("build", "import time; time.sleep(100)"))
+        assert signal.getsignal(end) is handler
+    finally:
+        signal.signal(end, previous)
+    (process,) = started
+    with process:  # waits for it, and closes its output
+        pass
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_time_that_is_left_is_for_the_others(run_all):
     wait = "import time; time.sleep(2.5)"
     results, _ = run_all(
